@@ -35,7 +35,7 @@ from penstock.solvers.planners.avgpipe.partition import Stages, partitions
 from penstock.solvers.planners.avgpipe.planner import orders_of
 from penstock.solvers.planners.avgpipe.predictor import Degrees, Mode
 from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partitions
-from penstock.solvers.planners.simple.data_parallel import data_parallel
+from penstock.solvers.planners.simple.dp import data_parallel
 from penstock.solvers.schedules.advance_forward import advance_forward, climb
 from penstock.solvers.schedules.early_backward import early_backward, policy_a
 from penstock.solvers.schedules.gpipe import gpipe

@@ -7,12 +7,13 @@ and ``M = ceil(GB / Z)``; the rows of the last micro-batches are uneven.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 
+T = TypeVar("T")
 MAX_CANDIDATES = 24
 SMALL_CLUSTER = 16
 
@@ -79,9 +80,14 @@ def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch,
     sizes = set(problem.micro_batch_sizes) or _generated(problem, sorted(set(replicas)))
     batches = {batch_of(problem, size) for size in sizes}
     fed = sorted((b for b in batches if b.least_rows >= problem.min_slice), key=lambda b: b.num_micro_batches)
-    if problem.micro_batch_sizes or len(fed) <= MAX_CANDIDATES:
-        return tuple(fed)
-    return tuple(fed[round(i * (len(fed) - 1) / (MAX_CANDIDATES - 1))] for i in range(MAX_CANDIDATES))
+    return tuple(fed if problem.micro_batch_sizes else evenly(fed, MAX_CANDIDATES))
+
+
+def evenly(values: Sequence[T], most: int) -> list[T]:
+    """Return all values, or ``most`` of them at even distances, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def batches_tried(problem: Problem) -> tuple[Batch, ...]:

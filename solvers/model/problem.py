@@ -279,6 +279,11 @@ class Problem:
         return len(self.layer_names)
 
     @property
+    def num_blocks(self) -> int:
+        """Return the number of blocks of layers that stages can be made of: the places to cut, and one."""
+        return int(self.cuttable.sum()) + 1
+
+    @property
     def step_sums_ns(self) -> np.ndarray:
         """Return ``step_collectives_ns``, zeros where there are none."""
         return 0 * self.update_ns if self.step_collectives_ns is None else self.step_collectives_ns

@@ -22,11 +22,11 @@ from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
 from penstock.solvers.model.allocation import Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.micro_batches import Batch, batch_of, evenly
 from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.solve.driver import judged
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
@@ -90,7 +90,7 @@ def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
                 Stage(first, stop - 1, tuple(devices[s])) for s, (first, stop) in enumerate(pairwise(shape.bounds))
             )
             allocation = single_pipeline(stages, shape.batch.num_micro_batches)
-            yield Proposal(allocation, ("early-backward",), "A", (problem.rules.overlap_all_reduce,))
+            yield under(problem, allocation, ("early-backward",), "A")
 
 
 def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> list[Shape]:
@@ -128,11 +128,9 @@ def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
 
 def _depths(problem: Problem) -> list[int]:
     """Return the numbers of stages whose replicas use nearly all devices."""
-    devices, most = problem.num_devices, int(problem.cuttable.sum()) + 1
-    near = [s for s in range(1, min(most, devices) + 1) if (devices % s) * IDLE <= devices]
-    if len(near) <= MOST_DEPTHS:
-        return near
-    return [near[round(i * (len(near) - 1) / (MOST_DEPTHS - 1))] for i in range(MOST_DEPTHS)]
+    devices = problem.num_devices
+    near = [s for s in range(1, min(problem.num_blocks, devices) + 1) if (devices % s) * IDLE <= devices]
+    return evenly(near, MOST_DEPTHS)
 
 
 def _chains(problem: Problem) -> Iterator[_Chain]:
@@ -148,7 +146,7 @@ def _chains(problem: Problem) -> Iterator[_Chain]:
 
 def _deepest(problem: Problem) -> Shape:
     """Return the shape that comes nearest where nothing fits, so that the shortage can be reported."""
-    depth = min(int(problem.cuttable.sum()) + 1, problem.num_devices)
+    depth = min(problem.num_blocks, problem.num_devices)
     batch = batch_of(problem, max(problem.min_slice, min(problem.micro_batch_sizes, default=problem.min_slice)))
     chain = _Chain(problem, depth, 1, batch)
     return Shape(0, depth, 1, batch, tuple(chain.by_memory()))

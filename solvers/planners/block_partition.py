@@ -30,7 +30,7 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
 
     Raises ``UnsupportedRequest`` where the chain has fewer blocks than stages, or the cluster fewer devices.
     """
-    blocks = int(problem.cuttable.sum()) + 1
+    blocks = problem.num_blocks
     if not 1 <= num_stages <= min(blocks, problem.num_devices):
         kind = "{0} stages need {0} devices and separable blocks of layers; there are {1} devices and {2} blocks"
         raise Refusal(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import partial
 from typing import get_args
 
 from penstock.schemas.coverage import Covers
@@ -32,7 +33,7 @@ from penstock.solvers.planners.many_devices import planner as spread
 from penstock.solvers.planners.pipedream import double_buffered as pipedream_2bw
 from penstock.solvers.planners.pipedream import planner as pipedream
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.simple import dp, gpipe, model_parallel
+from penstock.solvers.planners.simple import dp, gpipe
 from penstock.solvers.planners.simple.candidates import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.planners.spp import planner as spp
 from penstock.solvers.planners.trainer import planner as uniform
@@ -168,24 +169,24 @@ PLANNERS: dict[str, Planner] = {
         ),
         Planner(
             "gpipe",
-            gpipe.proposals,
+            partial(gpipe.proposals, "gpipe", gpipe.BY_TIME),
             "GPipe (Huang et al., NeurIPS 2019)",
             "block partition, one device per stage, all forwards before all backwards",
             ("gpipe", "early-backward", "advance-forward"),
             tier=Tier.SIMPLE,
             makes=planned_apart,
-            options=gpipe.OPTIONS,
+            options=(gpipe.BY_TIME, gpipe.STAGES),
             simple=(Simple("synchronous", flushed("gpipe"), "straight"),),
         ),
         Planner(
             "model-parallel",
-            model_parallel.proposals,
+            partial(gpipe.proposals, "model-parallel", gpipe.BY_PARAMETERS),
             "DAPPLE section VII",
             "the model spread over the devices, one micro-batch in it at a time",
             ("model-parallel",),
             tier=Tier.SIMPLE,
             makes=planned_apart,
-            options=model_parallel.OPTIONS,
+            options=(gpipe.BY_PARAMETERS, gpipe.STAGES),
             simple=(Simple("synchronous", flushed("model-parallel"), "straight"),),
         ),
         Planner(

@@ -42,6 +42,19 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
+def under(problem: Problem, allocation: Allocation, schedules: tuple[str, ...], policy: str = "best") -> Proposal:
+    """Return an allocation to judge under some schedules, with the request's setting of the all-reduce."""
+    return Proposal(allocation, schedules, policy, (problem.rules.overlap_all_reduce,))
+
+
+def in_order(
+    problem: Problem, allocation: Allocation, schedule: Schedule, rule: UpdateRule = "synchronous", note: str = ""
+) -> Proposal:
+    """Return an allocation to judge under one schedule alone, with the request's setting of the all-reduce."""
+    overlaps = (problem.rules.overlap_all_reduce,)
+    return Proposal(allocation, (schedule.name,), "best", overlaps, rule, schedule, note=note)
+
+
 def proposed(plan: JudgedPlan, proven: Bound | None = None) -> Proposal:
     """Return a plan as a proposal that is not timed again; one with a timeline fits."""
     return Proposal(

@@ -30,7 +30,7 @@ def partitions(problem: Problem, batches: Sequence[Batch], asked: int = 0) -> li
     the most that the cluster allows. Blocks of equal time where not one micro-batch fits: the judge then says what is
     lacking. Raises ``InvalidDocument`` for more stages than can be had.
     """
-    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    most = min(problem.num_devices, problem.num_blocks)
     number = _number_of_stages(problem, asked, most)
     order = device_order(problem)
     row, layers = DeviceRow(problem, order[:most]), Layers(problem)
@@ -59,7 +59,7 @@ def _number_of_stages(problem: Problem, asked: int, most: int) -> int:
     if number > most:
         raise InvalidDocument(
             f"{number} stages are asked for (option 'stages', or the ranks of the pipeline profile), but "
-            f"{problem.num_devices} devices and {int(problem.cuttable.sum()) + 1} separable blocks allow {most}",
+            f"{problem.num_devices} devices and {problem.num_blocks} separable blocks allow {most}",
             remedy=f"at most {most} stages",
         )
     return number

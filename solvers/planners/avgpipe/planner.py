@@ -17,7 +17,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.avgpipe.partition import partitions
 from penstock.solvers.planners.avgpipe.predictor import Mode
 from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partitions
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
 
 STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and the most that the cluster allows", low=0)
@@ -52,7 +52,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     joined = [stages for stages in found if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
     if not joined:
         allocation = parallel_pipelines(found[0], 1, batches[-1].num_micro_batches)
-        yield _proposal(problem, allocation, advance_forward(problem, allocation), "")
+        yield in_order(problem, allocation, advance_forward(problem, allocation), "elastic_averaging")
         return
     ranked, before = best_partitions(problem, batches, joined)
     for stages in ranked if tuning == "traverse" else ranked[:1]:
@@ -70,20 +70,9 @@ def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Propos
         for orders in orders_of(tuner, allocation, advance):
             operations += sum(len(row.operations) for row in orders.rows)
             note = f"tuning {name}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}"
-            yield _proposal(tuner.problem, allocation, orders, note)
+            yield in_order(tuner.problem, allocation, orders, "elastic_averaging", note)
         if operations > MOST_OPERATIONS:
             break
-
-
-def _proposal(problem: Problem, allocation: Allocation, orders: Orders, note: str) -> Proposal:
-    return Proposal(
-        allocation,
-        ("advance-forward",),
-        overlaps=(problem.rules.overlap_all_reduce,),
-        update_rule="elastic_averaging",
-        fixed=orders,
-        note=note,
-    )
 
 
 def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterator[Orders]:

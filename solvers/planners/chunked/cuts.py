@@ -90,7 +90,7 @@ def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[in
 
 def _cuttable(problem: Problem, parts: int) -> np.ndarray:
     """Return where the chain may be cut into ``parts`` parts. Raises ``UnsupportedRequest`` for a short chain."""
-    blocks = int(problem.cuttable.sum()) + 1
+    blocks = problem.num_blocks
     if parts > blocks:
         raise Refusal(
             Reason("{0} parts need {0} separable blocks of layers; there are {1}", (parts, blocks)),

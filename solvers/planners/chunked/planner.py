@@ -29,7 +29,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.chunked.cuts import Places, both_ways, chunked, in_a_loop, in_a_v
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
 from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
@@ -135,7 +135,7 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
             with suppress(UnsupportedRequest):  # not for these numbers of pipelines and micro-batches
                 orders = row.orders(problem, allocation)
                 if problem.recompute != "always":
-                    yield _fixed(problem, allocation, orders)
+                    yield in_order(problem, allocation, orders)
                 if problem.recompute != "never":
                     yield _recomputing(problem, allocation, orders)
 
@@ -227,7 +227,7 @@ class Passes:
 
 def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
     """Numbers of ranks, multiples of ``step``, ``least`` parts on each."""
-    blocks = int(problem.cuttable.sum()) + 1
+    blocks = problem.num_blocks
     most = min(problem.num_devices, blocks // least) // step * step
     fewest = max(2, step)
     if most < fewest:
@@ -311,7 +311,7 @@ def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Ite
     with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
         orders = row.orders(problem, allocation)
         if problem.recompute != "always":
-            yield _fixed(problem, allocation, orders)
+            yield in_order(problem, allocation, orders)
         if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):
             yield _recomputing(problem, allocation, orders)
 
@@ -319,7 +319,7 @@ def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Ite
 def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
     found = [] if problem.recompute == "always" else found_overtaking(problem, allocation)[:MAX_OVERTAKING]
     for each in found:
-        yield _fixed(problem, allocation, each.orders)
+        yield in_order(problem, allocation, each.orders)
     if problem.recompute == "always" or (
         problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in found)
     ):
@@ -328,9 +328,9 @@ def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
         room = room_of(problem, again, chained.ranks)
         for each in found_overtaking(problem, again)[:MAX_OVERTAKING]:
             orders = recomputed(again, each.orders)
-            yield _fixed(problem, again, orders)
+            yield in_order(problem, again, orders)
             if chained.fits(orders, room):
-                yield _fixed(problem, again, improved(chained, [orders], room)[0].orders)
+                yield in_order(problem, again, improved(chained, [orders], room)[0].orders)
 
 
 def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
@@ -349,13 +349,9 @@ def _recomputing(problem: Problem, allocation: Allocation, orders: Orders) -> Pr
     is_worth_it = problem.module_sets and _fits(problem, again, whole)
     found = lighter(problem, again, whole, overlap, lambda: False) if is_worth_it else None
     if found is None:
-        return _fixed(problem, again, whole)
+        return in_order(problem, again, whole)
 
     def time_ns(plan: tuple[Allocation, Orders]) -> int:
         return simulate(problem, *plan, overlap=overlap).time_per_global_batch_ns
 
-    return _fixed(problem, *min(found, (again, whole), key=time_ns))
-
-
-def _fixed(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
-    return Proposal(allocation, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
+    return in_order(problem, *min(found, (again, whole), key=time_ns))

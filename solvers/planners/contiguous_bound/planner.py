@@ -25,7 +25,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
-from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
+from penstock.solvers.planners.proposal import Proposal, proposed, under, unreachable
 from penstock.solvers.schedules.support.fitting import best_order
 
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
@@ -156,11 +156,10 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             remedy="planner auto or spread",
         )
     relaxation = Relaxation(problem, EFFORT.of(options) * MILLION)
-    overlaps = (problem.rules.overlap_all_reduce,)
     plain = [
-        Proposal(block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A", overlaps)
+        under(problem, block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A")
         for batch in candidates(problem)[-1:]
-        for stages in [min(problem.num_devices, int(problem.cuttable.sum()) + 1)]
+        for stages in [min(problem.num_devices, problem.num_blocks)]
     ]
     yield from plain
     for _piece in relaxation.run():

@@ -19,7 +19,7 @@ from penstock.solvers.planners.dapple.latency import Formula, Pivot
 from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Found, Rank, Rules, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, shape
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, under
 
 POLICY = Option(
     "policy",
@@ -63,17 +63,14 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for plans in _searches(problem, options):
         for found in plans[:AT_ONCE]:
             seen.add(found.allocation)
-            yield _proposal(problem, found.allocation, policy)
+            yield under(problem, found.allocation, ("early-backward",), policy)
         left += plans[AT_ONCE:]
     left.sort(key=lambda found: found.latency_ns)
     for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
-        yield _proposal(problem, found.allocation, policy)
+        yield under(problem, found.allocation, ("early-backward",), policy)
     if not seen:
-        yield from (_proposal(problem, allocation, policy) for allocation in _thinnest(problem, options))
-
-
-def _proposal(problem: Problem, allocation: Allocation, policy: str) -> Proposal:
-    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
+        thinnest = _thinnest(problem, options)
+        yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest)
 
 
 def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
@@ -171,7 +168,7 @@ def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
 
 def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:
     """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
-    most = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    most = min(problem.num_devices, problem.num_blocks)
     stages = min(most, MAX_STAGES.of(options) or most)
     for batch in candidates(problem)[-1:]:
         yield block_partition(problem, batch, stages, by="parameters")

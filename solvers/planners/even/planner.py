@@ -33,7 +33,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.block_partition import smallest_largest
-from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
+from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
 from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import judged
 from penstock.solvers.schedules.trainer_orders import order_of
@@ -206,7 +206,7 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
     for even in reversed(list(islice(reachable, KEPT))):
         plan = even.leanest()
         with suppress(UnsupportedRequest):  # micro-batches that do not go into groups
-            yield _proposal(problem, plan, even.orders(plan))
+            yield in_order(problem, plan, even.orders(plan))
 
 
 @lru_cache(maxsize=256)
@@ -291,10 +291,6 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
     return tuple(_every(problem))
 
 
-def _proposal(problem: Problem, plan: Allocation, orders: Orders) -> Proposal:
-    return Proposal(plan, (orders.name,), overlaps=(problem.rules.overlap_all_reduce,), fixed=orders)
-
-
 def _ranks(plan: Allocation) -> int:
     return len({stage.devices for stage in plan.stages})
 
@@ -313,7 +309,7 @@ class Blocks(NamedTuple):
         first, number = layers_alike(problem)
         if 2 * number >= problem.num_layers:
             return cls(first, first + number, number + 2, alike=True)
-        return cls(0, problem.num_layers, int(problem.cuttable.sum()) + 1, alike=False)
+        return cls(0, problem.num_layers, problem.num_blocks, alike=False)
 
     def divide(self, ranks: int, parts: int) -> bool:
         """Return whether ranks may have some parts: equal ones, whether ends count as layers or not, else few."""

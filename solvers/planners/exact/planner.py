@@ -13,7 +13,7 @@ from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
-from penstock.solvers.planners.proposal import Proposal, proposed
+from penstock.solvers.planners.proposal import Proposal, proposed, under
 
 CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
 EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans; about seconds, but counted", low=0)
@@ -38,7 +38,6 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
         )
     search = BestFirstSearch(space, EFFORT.of(options))
-    overlaps = (problem.rules.overlap_all_reduce,)
     numbers = [batch.num_micro_batches for batch in space.batches]
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
     latest: Proposal | None = None
@@ -49,7 +48,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     if search.best is None:
         for batch in space.batches[-1:]:
             thinnest = block_partition(problem, batch, space.most_stages, by="parameters")
-            yield Proposal(thinnest, ("early-backward",), "A", overlaps)
+            yield under(problem, thinnest, ("early-backward",), "A")
 
 
 def _proposal(problem: Problem, found: Improvement, covers: Covers) -> Proposal:

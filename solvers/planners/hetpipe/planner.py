@@ -18,7 +18,7 @@ from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, under
 
 WORKERS = Option[str](
     "workers",
@@ -56,9 +56,8 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         if plans:
             break
     ranked = sorted(plans, key=lambda allocation: plans[allocation])
-    overlaps = (problem.rules.overlap_all_reduce,)
     for allocation in ranked[:MAX_JUDGED]:
-        yield Proposal(allocation, ("early-backward",), POLICY.of(options), overlaps)
+        yield under(problem, allocation, ("early-backward",), POLICY.of(options))
 
 
 def _refuse_pins(problem: Problem) -> None:

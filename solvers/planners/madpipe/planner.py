@@ -31,7 +31,7 @@ from penstock.solvers.planners.madpipe.chain import Chain, Group
 from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, thinnest
 from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.schedules.periodic import inside_out, one_f_one_b_star
 from penstock.solvers.schedules.periodic.ilp import NODES, solve
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS, StageLine
@@ -323,16 +323,14 @@ def allocated(setup: Setup, found: Found) -> Allocation:
 def _proposal(problem: Problem, plan: Plan) -> Proposal:
     if plan.pattern is None:
         return Proposal(plan.allocation, ())
-    overlaps = (problem.rules.overlap_all_reduce,)
-    names = (plan.pattern.name,)
-    return Proposal(plan.allocation, names, "best", overlaps, "double_buffered", plan.pattern, note=plan.note)
+    return in_order(problem, plan.allocation, plan.pattern, "double_buffered", plan.note)
 
 
 def _thinnest(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
     """What needs least memory, for the judge to say what is lacking: the most stages, one micro-batch at a time."""
     smallest = sorted(setups, key=lambda setup: (setup.batch.most_rows, -len(setup.groups)))
     for batch, groups, _chain in smallest[:1]:
-        most = min(len(groups), int(problem.cuttable.sum()) + 1)
+        most = min(len(groups), problem.num_blocks)
         stages = []
         for part, group in zip(block_partition(problem, batch, most, by="parameters").stages, groups, strict=False):
             again = () if problem.recompute == "never" else ((part.first, part.last),)

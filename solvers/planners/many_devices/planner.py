@@ -19,7 +19,7 @@ from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, under
 
 BATCHES = Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1)
 OPTIONS = (BATCHES,)
@@ -62,14 +62,14 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             for split in partitions.splits(BETWEEN):
                 yield _proposal(problem, partitions.allocation(split))
     if first:
-        stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+        stages = min(problem.num_devices, problem.num_blocks)
         for batch in candidates(problem)[-1:]:
             yield _proposal(problem, block_partition(problem, batch, stages, by="parameters"))
 
 
 def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
     policy = "best" if problem.num_devices <= MAX_DENSE_DEVICES else "near"
-    return Proposal(allocation, ("early-backward",), policy, (problem.rules.overlap_all_reduce,))
+    return under(problem, allocation, ("early-backward",), policy)
 
 
 def _batches(problem: Problem) -> tuple[Batch, ...]:

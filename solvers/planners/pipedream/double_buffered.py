@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.planners.wpipe.configurations import climb, exhaustive
 from penstock.solvers.planners.wpipe.planner import DEPTH, LAYOUT, MODE, WARMUP, keeping, wanted_by, worth_judging
 from penstock.solvers.schedules.periodic.eager import eager
@@ -25,5 +25,4 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for each in worth_judging(keeping(problem, found)):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]
         pattern = eager(problem, each.allocation, update_rule="double_buffered", depth=depth)
-        overlaps = (problem.rules.overlap_all_reduce,)
-        yield Proposal(each.allocation, ("eager",), "best", overlaps, "double_buffered", pattern)
+        yield in_order(problem, each.allocation, pattern, "double_buffered")

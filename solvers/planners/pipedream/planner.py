@@ -25,7 +25,7 @@ from penstock.solvers.planners.pipedream.device_row import DeviceRow
 from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated
 from penstock.solvers.planners.pipedream.layers import Layers
 from penstock.solvers.planners.pipedream.placed import Settings, placed
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order, under
 from penstock.solvers.schedules.periodic.eager import (
     LONGEST_TURN,
     eager,
@@ -143,7 +143,7 @@ class _Partitions:
 
     def thinnest(self, rule: UpdateRule) -> list[_Plan]:
         """What needs least memory, for the judge to say what is lacking."""
-        most = min(self._problem.num_devices, int(self._problem.cuttable.sum()) + 1)
+        most = min(self._problem.num_devices, self._problem.num_blocks)
         found = []
         for batch in candidates(self._problem)[-1:]:
             for by in ("parameters", "time"):
@@ -194,8 +194,7 @@ class _Partitions:
         rows = -(-self._problem.global_batch_size // allocation.num_micro_batches)
         costs = [stage_costs(self._problem, stage, rows) for stage in allocation.stages]
         through = sum(c.forward_ns + c.backward_ns for c in costs)
-        overlaps = (self._problem.rules.overlap_all_reduce,)
-        proposal = Proposal(allocation, ("early-backward",), self._policy, overlaps)
+        proposal = under(self._problem, allocation, ("early-backward",), self._policy)
         return _Plan((allocation.num_micro_batches - 1) * found.value_ns + through, proposal)
 
     def _stashing(self, allocation: Allocation) -> list[_Plan]:
@@ -208,12 +207,11 @@ class _Partitions:
             variants.append(_recomputing(allocation, short))
         elif problem.recompute == "always":
             variants = [_recomputing(allocation, set(range(len(wanted))))]
-        overlaps = (problem.rules.overlap_all_reduce,)
         plans = []
         for variant in dict.fromkeys(variants):
             for depth in shortest_depths(problem, variant, rule, usual_depths(problem, variant, rule))[1]:
                 pattern = eager(problem, variant, update_rule=rule, depth=depth)
-                proposal = Proposal(variant, ("eager",), "best", overlaps, rule, pattern)
+                proposal = in_order(problem, variant, pattern, rule)
                 plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
         return plans
 

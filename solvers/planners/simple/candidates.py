@@ -24,7 +24,7 @@ from penstock.solvers.model.micro_batches import Batch, candidates, dapple_repli
 from penstock.solvers.model.options import Options
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order, under
 from penstock.solvers.planners.simple.lines import Line, folded_lines, kept_lines, largest_ns, simple_lines
 from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 from penstock.solvers.schedules.early_backward import early_backward
@@ -105,10 +105,8 @@ def _leanest(problem: Problem, simple: Simple, allocation: Allocation) -> Iterat
     Under early backward; the proposals for other rules have it already, and straight lines are for orders of their own.
     """
     if simple.rule == "synchronous" and simple.lines == "any":
-        overlaps = (problem.rules.overlap_all_reduce,)
         for variant in recomputing(problem, allocation):
-            orders = early_backward(problem, variant, warmup=(1,) * len(variant.stages))
-            yield Proposal(variant, (orders.name,), overlaps=overlaps, fixed=orders)
+            yield in_order(problem, variant, early_backward(problem, variant, warmup=(1,) * len(variant.stages)))
 
 
 def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
@@ -166,7 +164,7 @@ def flushed(*schedules: str) -> Judged:
 
 
 def _flushed(schedules: tuple[str, ...], problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    yield Proposal(allocation, schedules, "best", (problem.rules.overlap_all_reduce,))
+    yield under(problem, allocation, schedules)
 
 
 def eagerly(rule: UpdateRule) -> Judged:
@@ -183,7 +181,7 @@ def _eagerly(rule: UpdateRule, problem: Problem, allocation: Allocation) -> Iter
                 pattern = eager(problem, variant, update_rule=rule, depth=depth)
             except PenstockError:  # too few micro-batches for the stages: one in flight is among the depths
                 continue
-            yield Proposal(variant, ("eager",), "best", (problem.rules.overlap_all_reduce,), rule, pattern)
+            yield in_order(problem, variant, pattern, rule)
 
 
 def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Allocation]:
@@ -208,9 +206,7 @@ def starred(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
         line = StageLine.of(problem, variant)
         period_ns = one_f_one_b_star.minimal_period_ns(line)
         if period_ns is not None:
-            pattern = one_f_one_b_star.pattern(line, period_ns)
-            overlaps = (problem.rules.overlap_all_reduce,)
-            yield Proposal(variant, (pattern.name,), "best", overlaps, "double_buffered", pattern)
+            yield in_order(problem, variant, one_f_one_b_star.pattern(line, period_ns), "double_buffered")
 
 
 def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
@@ -220,7 +216,7 @@ def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
             pattern = wpipe(problem, variant)
         except PenstockError:  # fewer micro-batches than places
             return
-        yield Proposal(variant, ("wpipe",), "best", (problem.rules.overlap_all_reduce,), "double_grouped", pattern)
+        yield in_order(problem, variant, pattern, "double_grouped")
 
 
 def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
@@ -233,10 +229,8 @@ def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
         return
     for variant in recomputing(problem, allocation):
         plan = parallel_pipelines(variant.stages, 1, variant.num_micro_batches)
-        overlaps = (problem.rules.overlap_all_reduce,)
         for warmup in (in_flight(plan, 0), (1,) * len(plan.stages)):
-            orders = advance_forward(problem, plan, warmup=warmup)
-            yield Proposal(plan, ("advance-forward",), "best", overlaps, "elastic_averaging", orders)
+            yield in_order(problem, plan, advance_forward(problem, plan, warmup=warmup), "elastic_averaging")
 
 
 def recomputing(problem: Problem, allocation: Allocation) -> Iterator[Allocation]:

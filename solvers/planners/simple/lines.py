@@ -42,7 +42,7 @@ def simple_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
     devices. Of many numbers some are taken. Pins are not looked at.
     """
     order = [device for node in problem.nodes() for device in node]
-    most = min(len(order), int(problem.cuttable.sum()) + 1)
+    most = min(len(order), problem.num_blocks)
     found: list[Line] = []
     for number in _some(most):
         cut = block_partition(problem, batch, number).stages

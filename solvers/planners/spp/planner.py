@@ -21,7 +21,7 @@ from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, by_layers
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.block_partition import block_partition
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
 from penstock.solvers.planners.spp.partition import powers, pruned_replicas
 from penstock.solvers.planners.spp.plans import Found, partitioned
@@ -62,7 +62,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for found in sorted(left, key=_rank)[:AFTERWARDS]:
         yield from _proposed(problem, found.allocation)
     if best == LONGEST_NS:
-        yield from (_proposal(problem, allocation) for allocation in _thinnest(problem))
+        yield from (under(problem, allocation, ("pe", "early-backward")) for allocation in _thinnest(problem))
 
 
 def _limits(problem: Problem, found: Found) -> bool:
@@ -80,13 +80,9 @@ def _rank(found: Found) -> tuple[bool, int]:
     return not found.fits, found.estimate_ns
 
 
-def _proposal(problem: Problem, allocation: Allocation) -> Proposal:
-    return Proposal(allocation, ("pe", "early-backward"), overlaps=(problem.rules.overlap_all_reduce,))
-
-
 def _proposed(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
     """A plan under SPP's and DAPPLE's orders, then under GPipe's."""
-    proposal = _proposal(problem, allocation)
+    proposal = under(problem, allocation, ("pe", "early-backward"))
     yield proposal
     if len(allocation.stages) > 1:
         yield proposal._replace(schedules=("gpipe",))
@@ -154,7 +150,7 @@ def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
 
 def _thinnest(problem: Problem) -> Iterator[Allocation]:
     """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
-    stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    stages = min(problem.num_devices, problem.num_blocks)
     for batch in candidates(problem)[-1:]:
         yield block_partition(problem, batch, stages, by="parameters")
         yield block_partition(problem, batch, stages)

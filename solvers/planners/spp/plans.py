@@ -44,7 +44,7 @@ def partitioned(
     fed = [r for r in replicas if r <= batch.replicas_fed(problem.min_slice)]
     if not fed:
         return []
-    blocks = int(problem.cuttable.sum()) + 1
+    blocks = problem.num_blocks
     most = min(max_stages or blocks, blocks, stages_that_fit(problem.num_layers, problem.num_devices, len(fed)))
 
     def worth(parts: Parts) -> int:

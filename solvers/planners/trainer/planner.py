@@ -24,7 +24,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch, batch_of
+from penstock.solvers.model.micro_batches import Batch, batch_of, evenly
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, centre, last_ends
 from penstock.solvers.model.problem import Problem
@@ -33,7 +33,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.chunked.cuts import Places, chunked
-from penstock.solvers.planners.proposal import Proposal, proposed, unreachable
+from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.support.fitting import Judged, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
@@ -141,9 +141,7 @@ class ShapeSearch:
 
     def proposal(self, allocation: Allocation) -> Proposal:
         """Return a plan in the schedule's usual order."""
-        orders = self._order(allocation)
-        overlaps = (self.problem.rules.overlap_all_reduce,)
-        return Proposal(allocation, (orders.name,), overlaps=overlaps, fixed=orders)
+        return in_order(self.problem, allocation, self._order(allocation))
 
     def _fitted(self, allocation: Allocation, below_ns: int) -> JudgedPlan | Allocation | None:
         """Return the quickest plan that fits, if it is quick enough; the leanest one where none fits.
@@ -202,7 +200,7 @@ class ShapeSearch:
         return wanted == "auto" or way.method == ("none" if wanted == "never" else "uniform")
 
     def _shapes(self) -> Iterator[Shape]:
-        blocks = int(self.cut.cuttable.sum()) + 1
+        blocks = self.cut.num_blocks
         for world in worlds(self.problem):
             for ranks in _divisors(len(world)):
                 if ranks > blocks or self.schedule not in self.within.runs(ranks):
@@ -350,9 +348,7 @@ def batches(problem: Problem, replicas: int) -> list[Batch]:
     else:
         sizes = [rows * replicas for rows in _divisors(whole // replicas) if whole % replicas == 0]
     fed = [size for size in sizes if size % replicas == 0 and size // replicas >= problem.min_slice]
-    if len(fed) > MOST_BATCHES:
-        fed = [fed[round(i * (len(fed) - 1) / (MOST_BATCHES - 1))] for i in range(MOST_BATCHES)]
-    return [batch_of(problem, size) for size in fed]
+    return [batch_of(problem, size) for size in evenly(fed, MOST_BATCHES)]
 
 
 def _divisors(number: int) -> list[int]:

@@ -19,7 +19,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.costs.transfer import transfers_ns
-from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, largest_slice
+from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, evenly, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.cut_search import Found, improved_cuts, priced, rank
 from penstock.solvers.planners.wpipe.layouts import Layout, layouts
@@ -206,9 +206,7 @@ def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[B
     if not problem.micro_batch_sizes and problem.global_batch_size >= least:
         every.add(batch_of(problem, problem.global_batch_size // least))
     fed = sorted(b for b in every if b.num_micro_batches >= least and b.replicas_fed(problem.min_slice) >= width)
-    if problem.micro_batch_sizes or len(fed) <= MAX_BATCHES:
-        return fed
-    return [fed[round(i * (len(fed) - 1) / (MAX_BATCHES - 1))] for i in range(MAX_BATCHES)]
+    return fed if problem.micro_batch_sizes else evenly(fed, MAX_BATCHES)
 
 
 def _ranked(found: list[Found], problem: Problem) -> list[Found]:

@@ -11,7 +11,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
-from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.planners.simple.candidates import unlimited
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
 from penstock.solvers.planners.wpipe.cut_search import Found, priced, rank
@@ -51,8 +51,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
     for each in worth_judging(keeping(problem, found)):
         pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
-        overlaps = (problem.rules.overlap_all_reduce,)
-        yield Proposal(each.allocation, ("wpipe",), "best", overlaps, "double_grouped", pattern)
+        yield in_order(problem, each.allocation, pattern, "double_grouped")
 
 
 def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:

@@ -19,7 +19,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.catalogue import PLANNERS, Planner, refuse_untried, resolve
 from penstock.solvers.planners.proposal import Proposal
-from penstock.solvers.planners.simple.data_parallel import data_parallel
+from penstock.solvers.planners.simple.dp import data_parallel
 from penstock.solvers.schedules.catalogue import SCHEDULES, Parts, ScheduleRow
 from penstock.solvers.schedules.interleaved import looped_bfs
 from penstock.solvers.schedules.support.candidates import candidate_schedules

@@ -29,8 +29,8 @@ class PatternAnswer(NamedTuple):
 def solve(line: StageLine, *, below_ns: int | None = None, nodes: int = NODES, seed: int = 0) -> PatternAnswer:
     """Return the pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
 
-    ``PatternAnswer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair of
-    processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
+    ``PatternAnswer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair
+    of processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
     pattern so far is the answer. The same question has the same answer: one thread, a seed, no clock.
     """
     path = path_of(line)

@@ -13,8 +13,7 @@ from problems import make_problem
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, dapple_replicas
 from penstock.solvers.planners.block_partition import block_partition, smallest_largest, smallest_largest_on
-from penstock.solvers.planners.simple.data_parallel import data_parallel
-from penstock.solvers.planners.simple.device_chain import model_parallel
+from penstock.solvers.planners.simple.dp import data_parallel
 
 
 def by_enumeration(weights: list[int], blocks: int, cuttable: list[bool]) -> list[int]:
@@ -73,7 +72,6 @@ def test_block_partition_by_time_layers_or_parameters() -> None:
     cuts = {by: block_partition(problem, batch, 2, by=by).stages[0].last for by in ("time", "layers", "parameters")}
     assert cuts == {"time": 0, "layers": 2, "parameters": 5}
     assert [s.devices for s in block_partition(problem, batch, 2).stages] == [(0,), (1,)]
-    assert model_parallel(problem, batch, 2).stages == block_partition(problem, batch, 2, by="parameters").stages
 
 
 def test_block_partition_cuts_only_where_the_profile_allows() -> None:
