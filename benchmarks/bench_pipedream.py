@@ -12,10 +12,12 @@ from dataclasses import replace
 from penstock.convert import to_problem
 from penstock.examples.catalogue import cluster, profile
 from penstock.schemas.request import PlanRequest
+from penstock.solvers.grid.device_row import DeviceRow
+from penstock.solvers.grid.row_partition import Settings, placed
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.hetpipe.partitions import Partitions, groupings
-from penstock.solvers.planners.pipedream.device_row import DeviceRow
 from penstock.solvers.planners.pipedream.hierarchy import (
     Level,
     Rules,
@@ -25,8 +27,6 @@ from penstock.solvers.planners.pipedream.hierarchy import (
     levels_of,
     partition,
 )
-from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.placed import Settings, placed
 from penstock.solvers.solve.driver import solve
 
 REPETITIONS = 3

@@ -149,7 +149,8 @@ ROOMS: dict[str, set[str]] = {
     "schedules": {"model", "compiled", "costs", "judge"},
     "bounds": {"model", "compiled", "costs", "schedules"},
     "improve": {"model", "compiled", "costs", "degrees", "judge", "schedules", "bounds"},
-    "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve"},
+    "grid": {"model", "compiled", "costs"},
+    "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid"},
     "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
     "solve": {
         *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "planners"),
@@ -224,6 +225,18 @@ def test_rooms_import_what_lies_below(edges: list[Edge]) -> None:
     """What stands against the order; circles within a room are for ``test_house``."""
     against = [e.place for e in edges if _room(e.target) not in {_room(e.source), *ROOMS[_room(e.source)]}]
     assert against == [], "\n".join(against)
+
+
+@pytest.mark.tier("quick")
+def test_planners_do_not_import_each_other(edges: list[Edge]) -> None:
+    """What packages of planners share lies in ``grid``, or beside the packages."""
+    packages = {path.name for path in (SOLVERS / "planners").iterdir() if (path / "__init__.py").exists()}
+
+    def package(module: str) -> str | None:
+        return module.split(".")[1] if module.startswith("planners.") and module.split(".")[1] in packages else None
+
+    between = [e.place for e in edges if (source := package(e.source)) and package(e.target) not in {source, None}]
+    assert between == [], "\n".join(between)
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

@@ -22,6 +22,7 @@ from penstock.examples.catalogue import cluster, profile
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest
+from penstock.solvers.grid.places import layouts
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import batch_of
@@ -29,7 +30,6 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
-from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, cut
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.periodic.eager import eager

@@ -83,6 +83,23 @@ def candidates(problem: Problem, replicas: Iterable[int] = (1,)) -> tuple[Batch,
     return tuple(fed if problem.micro_batch_sizes else evenly(fed, MAX_CANDIDATES))
 
 
+def equal_batches(problem: Problem, replicas: int) -> list[Batch]:
+    """Return batches of equal micro-batches that give each replica the same number of rows, ``min_slice`` at least."""
+    whole = problem.global_batch_size
+    if problem.micro_batch_sizes:
+        sizes = [size for size in problem.micro_batch_sizes if whole % size == 0]
+    else:
+        sizes = [rows * replicas for rows in divisors(whole // replicas) if whole % replicas == 0]
+    fed = [size for size in sizes if size % replicas == 0 and size // replicas >= problem.min_slice]
+    return [batch_of(problem, size) for size in evenly(fed, MAX_CANDIDATES)]
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
 def evenly(values: Sequence[T], most: int) -> list[T]:
     """Return all values, or ``most`` of them at even distances, the first and the last among them."""
     if len(values) <= most:

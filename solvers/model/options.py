@@ -47,6 +47,9 @@ class Option(Generic[V]):
         return None
 
 
+EFFORTS = ("effort",)
+"""Options that say how long to search."""
+
 Options = tuple[Option[Any], ...]
 """All settings of a planner."""
 
@@ -72,3 +75,8 @@ def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[s
     if faults:
         raise InvalidDocument(f"invalid options for {owner!r}", faults=tuple(faults))
     return {option.name: given.get(option.name, option.default) for option in options}  # type: ignore[misc]
+
+
+def unlimited(options: Options, values: Mapping[str, object]) -> bool:
+    """Return whether no option limits a planner to some of its plans, which options on effort do not."""
+    return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)

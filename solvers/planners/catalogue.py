@@ -30,13 +30,13 @@ from penstock.solvers.planners.exact import planner as exact
 from penstock.solvers.planners.hetpipe import planner as hetpipe
 from penstock.solvers.planners.madpipe import planner as madpipe
 from penstock.solvers.planners.many_devices import planner as spread
-from penstock.solvers.planners.pipedream import double_buffered as pipedream_2bw
 from penstock.solvers.planners.pipedream import planner as pipedream
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple import dp, gpipe
 from penstock.solvers.planners.simple.candidates import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.planners.spp import planner as spp
 from penstock.solvers.planners.trainer import planner as uniform
+from penstock.solvers.planners.wpipe import double_buffered as pipedream_2bw
 from penstock.solvers.planners.wpipe import planner as wpipe
 from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, schedule_row, tried_with
 from penstock.solvers.schedules.names import remedy_for

@@ -37,7 +37,7 @@ from penstock.solvers.improve.neighbourhood import flushed, steady
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.improve.remedies import find_remedy
 from penstock.solvers.improve.selective import lighter
-from penstock.solvers.model.options import checked
+from penstock.solvers.model.options import checked, unlimited
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan, Reason
 from penstock.solvers.model.schedule import Orders
@@ -45,7 +45,7 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
 from penstock.solvers.planners.dapple.planner import LONGEST
 from penstock.solvers.planners.proposal import Proposal, proposed
-from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans, unlimited
+from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
 from penstock.solvers.solve.incumbent import OrderBound, Outcome, State, with_timeline

@@ -14,11 +14,11 @@ from problems import make_problem
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.shortages import shortage_of
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.improve.job_shop import Question, solve, whole_backwards
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.model.schedule import Orders, Row
-from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.proposal import unreachable
 
 

@@ -12,13 +12,13 @@ from itertools import product
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.costs.tables.device_line import device_order
+from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.device_row import DeviceRow
+from penstock.solvers.grid.row_partition import Settings, placed
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import block_partition
-from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.placed import Settings, placed
 
 Stages = tuple[Stage, ...]
 

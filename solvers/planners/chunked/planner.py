@@ -20,6 +20,8 @@ from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.grid.parts_in_turn import Places, both_ways, chunked, in_a_loop, in_a_v
+from penstock.solvers.grid.places import layouts
 from penstock.solvers.improve.selective import lighter
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
@@ -28,9 +30,7 @@ from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.chunked.cuts import Places, both_ways, chunked, in_a_loop, in_a_v
 from penstock.solvers.planners.proposal import Proposal, in_order
-from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
 from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
 from penstock.solvers.schedules.support.chained import Chained

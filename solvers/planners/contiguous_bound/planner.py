@@ -17,13 +17,13 @@ from penstock.solvers.bounds.contiguous.label_search import BatchSearch
 from penstock.solvers.bounds.contiguous.least_bound import further_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.proposal import Proposal, proposed, under, unreachable
 from penstock.solvers.schedules.support.fitting import best_order

@@ -10,11 +10,11 @@ import numpy as np
 
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.dapple.latency import Formula, Pivot
 from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Found, Rank, Rules, search, straight

@@ -25,16 +25,15 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.costs.tables.cut import Cut, Way
+from penstock.solvers.grid.block_partition import smallest_largest
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, divisors, equal_batches
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.block_partition import smallest_largest
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
-from penstock.solvers.planners.trainer.planner import batches
 from penstock.solvers.schedules.support.fitting import judged
 from penstock.solvers.schedules.trainer_orders import order_of
 
@@ -323,10 +322,9 @@ def _every(problem: Problem) -> Iterator[Even]:
     """Yield ranks × parts × micro-batches."""
     blocks = Blocks.of(problem)
     number = 0
-    most = min(problem.num_devices, blocks.most)
-    for ranks in (each for each in range(1, most + 1) if problem.num_devices % each == 0):
+    for ranks in (each for each in divisors(problem.num_devices) if each <= blocks.most):
         known: dict[int, Cut | None] = {}
-        for batch in batches(problem, problem.num_devices // ranks):
+        for batch in equal_batches(problem, problem.num_devices // ranks):
             for parts in _parts(ranks, blocks, batch):
                 if parts not in known:
                     known[parts] = _cut(problem, blocks, ranks, parts)

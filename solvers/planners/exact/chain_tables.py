@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from penstock.solvers.bounds.chain_costs import ChainCosts, Rows
+from penstock.solvers.grid.enumeration import Placement, Space
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.schedule import Orders
-from penstock.solvers.planners.exact.enumeration import Placement, Space
 
 WHOLE_BACKWARDS = Orders("any order", ())
 """Stands for every order of whole backwards where only the kinds of operations count."""

@@ -1,7 +1,7 @@
 """The joint optimum over partition, replication, placement and schedule: SOLVERS F.
 
-Every plan of a small space (``enumeration``) has a proven bound (BOUNDS section 2). By rising bound the usual orders
-are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are left.
+Every plan of a small space (``grid/enumeration.py``) has a proven bound (BOUNDS section 2). By rising bound the usual
+orders are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are left.
 
 Recomputation: a stage that holds all micro-batches whatever the order gains nothing by it; of the others every
 subset recomputes.
@@ -21,13 +21,13 @@ import numpy as np
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of, surely_fits
+from penstock.solvers.grid.enumeration import Placement, Space
 from penstock.solvers.improve.order import OptimisedOrder, optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
-from penstock.solvers.planners.exact.enumeration import Placement, Space
 from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.support.fitting import best_order
 

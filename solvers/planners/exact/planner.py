@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from penstock.schemas.coverage import Covers
 from penstock.solvers.bounds.coverage import class_bound, contiguous
+from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
-from penstock.solvers.planners.block_partition import block_partition
-from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
 from penstock.solvers.planners.proposal import Proposal, proposed, under
 

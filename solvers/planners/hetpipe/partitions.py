@@ -26,12 +26,12 @@ import numpy as np
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.transfer import round_trips_ns
+from penstock.solvers.grid.block_kernel import run_worker
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import by_layers, last_ends
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
-from penstock.solvers.planners.pipedream.layers import Layers
 
 Policy = Literal["node", "equal", "hybrid"]
 POLICIES: tuple[Policy, ...] = ("node", "equal", "hybrid")

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import update_ns
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.madpipe.chain import Chain, Group
 from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, thinnest
 from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum

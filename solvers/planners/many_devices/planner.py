@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices

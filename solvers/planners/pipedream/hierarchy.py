@@ -26,7 +26,8 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import device_order
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, static_sums
 from penstock.solvers.costs.transfer import transfers_ns
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.grid.row_partition import RatedAllocation
+from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.pipedream.partition_kernel import run_level
@@ -79,14 +80,7 @@ class Chain:
     room_bytes: int
 
 
-class Found(NamedTuple):
-    """An allocation, and the value that was minimised: the largest load per micro-batch."""
-
-    allocation: Allocation
-    value_ns: int
-
-
-def allocated(problem: Problem, batch: Batch, rules: Rules) -> Found | None:
+def allocated(problem: Problem, batch: Batch, rules: Rules) -> RatedAllocation | None:
     """The formula's partition of a micro-batch's work over the whole cluster; None where its memory rule leaves none.
 
     Raises ``UnsupportedRequest`` where the devices are of several kinds.
@@ -98,7 +92,7 @@ def allocated(problem: Problem, batch: Batch, rules: Rules) -> Found | None:
     stages = tuple(
         Stage(part.first, part.stop - 1, tuple(sorted(order[p] for p in part.positions))) for part in plan.parts
     )
-    return Found(single_pipeline(stages, batch.num_micro_batches), plan.value_ns)
+    return RatedAllocation(single_pipeline(stages, batch.num_micro_batches), plan.value_ns)
 
 
 def levels_of(problem: Problem) -> tuple[Level, ...]:

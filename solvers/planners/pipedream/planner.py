@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.device_line import device_order, server_classes
+from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.device_row import DeviceRow
+from penstock.solvers.grid.row_partition import RatedAllocation, Settings, placed
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, by_layers, keep_pins
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.block_partition import block_partition
-from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.hierarchy import Found, Rules, allocated
-from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.placed import Settings, placed
+from penstock.solvers.planners.pipedream.hierarchy import Rules, allocated
 from penstock.solvers.planners.proposal import Proposal, in_order, under
 from penstock.solvers.schedules.periodic.eager import (
     LONGEST_TURN,
@@ -149,12 +149,12 @@ class _Partitions:
             for by in ("parameters", "time"):
                 allocation = block_partition(self._problem, batch, most, by=by)
                 if rule == "synchronous":
-                    found.append(self._flushed(Found(allocation, 0)))
+                    found.append(self._flushed(RatedAllocation(allocation, 0)))
                 else:
                     found += self._stashing(allocation)
         return found
 
-    def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
+    def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[RatedAllocation]:
         formulas = self._formulas(batch)
         if not turns:
             fed = max(1, batch.replicas_fed(self._problem.min_slice))
@@ -166,7 +166,7 @@ class _Partitions:
         unique = {each.allocation: each for each in found if turn_of(each.allocation) <= longest}
         return list(unique.values())
 
-    def _formulas(self, batch: Batch) -> list[Found]:
+    def _formulas(self, batch: Batch) -> list[RatedAllocation]:
         """The hierarchical partitions. Asked for by name they may refuse the cluster, else they are left out."""
         if self._mode == "best" and len({device.kind for device in self._problem.devices}) > 1:
             return []
@@ -175,7 +175,7 @@ class _Partitions:
         found = [allocated(self._problem, batch, each) for each in rules]
         return [each for each in found if each is not None]
 
-    def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[Found]:
+    def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[RatedAllocation]:
         """With NOAM's micro-batches in flight; where fewer allow a better partition, also that, and recomputation."""
         again = self._problem.recompute == "always"
         tight = Settings(rule, turns, again, False, self._straight)
@@ -189,7 +189,7 @@ class _Partitions:
                 found += placed(self._problem, row, self._layers, batch, replace(each, recompute=True), 1)
         return found
 
-    def _flushed(self, found: Found) -> _Plan:
+    def _flushed(self, found: RatedAllocation) -> _Plan:
         allocation = found.allocation
         rows = -(-self._problem.global_batch_size // allocation.num_micro_batches)
         costs = [stage_costs(self._problem, stage, rows) for stage in allocation.stages]

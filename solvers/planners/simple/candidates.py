@@ -9,7 +9,7 @@ fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain
@@ -21,7 +21,6 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
-from penstock.solvers.model.options import Options
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, in_order, under
@@ -35,8 +34,6 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 
 MOST_LISTED = 4_000
 """Lines of a request, over all its numbers of micro-batches, that are listed."""
-EFFORTS = ("effort",)
-"""Options that say how long to search."""
 PROMISING = 12
 """Simple plans of an update rule that are judged whatever else is found; without pins at least one of each shape."""
 MOST_DEVICES = 256
@@ -67,11 +64,6 @@ class _Ranked(NamedTuple):
     promise: tuple[int, int]
     number: int
     allocation: Allocation
-
-
-def unlimited(options: Options, values: Mapping[str, object]) -> bool:
-    """Whether no option limits a planner to some of its plans; all but those on effort may, where they are set."""
-    return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)
 
 
 def first_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:

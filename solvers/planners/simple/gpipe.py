@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.schemas.errors import InvalidDocument
+from penstock.solvers.grid.block_partition import By, block_partition
+from penstock.solvers.grid.pinned_cuts import kept_or_as_it_is
 from penstock.solvers.model.micro_batches import candidates, evenly
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import By, block_partition
-from penstock.solvers.planners.chunked.pinned_cuts import kept_or_as_it_is
 from penstock.solvers.planners.proposal import Proposal, under
 
 STAGES = Option("stages", 0, "number of stages; 0 tries each number that the cluster allows", low=0)

@@ -1,7 +1,7 @@
 """The simplest lines of stages of a request, and every line that keeps its pins where these are few enough to list.
 
-A *line* is one pipeline's stages on devices of their own. Of a small request all lines are listed (``enumeration``);
-of a larger one those that are cut exactly where the pins demand it, or at every border of a pin, each piece on its
+A *line* is one pipeline's stages on devices of their own. Of a small request all lines are listed
+(``grid/enumeration.py``); of a larger one those that are cut exactly where the pins demand it, or at every border of a pin, each piece on its
 share of the devices, as one stage or as several even ones.
 """
 
@@ -17,12 +17,12 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.memory_budget import needed_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.tables.stage_table import static_sums
+from penstock.solvers.grid.block_partition import block_partition, smallest_largest
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, matching
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import block_partition, smallest_largest
-from penstock.solvers.planners.exact.enumeration import Space
 
 MOST_COUNTED = 64
 """Devices of requests whose lines are counted."""

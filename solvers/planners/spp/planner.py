@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.costs.tables.device_line import likeness
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, by_layers
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
 from penstock.solvers.planners.spp.partition import powers, pruned_replicas

@@ -23,16 +23,16 @@ from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
+from penstock.solvers.grid.block_partition import smallest_largest
+from penstock.solvers.grid.parts_in_turn import Places, chunked
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch, batch_of, evenly
+from penstock.solvers.model.micro_batches import Batch, divisors, equal_batches
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, centre, last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
-from penstock.solvers.planners.block_partition import smallest_largest
-from penstock.solvers.planners.chunked.cuts import Places, chunked
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.support.fitting import Judged, judged
@@ -47,7 +47,6 @@ OPTIONS = (TRANSFORMER,)
 SMALL = 4
 """Devices of a cluster all of whose worlds are tried."""
 MOST_CHUNKS = 12
-MOST_BATCHES = 24
 LEAST_SHAPES, EFFORT = 16, 320
 """Of each schedule, the least number of shapes that are judged, and of plans that end it."""
 AS_A_PLAN = 2000
@@ -202,12 +201,12 @@ class ShapeSearch:
     def _shapes(self) -> Iterator[Shape]:
         blocks = self.cut.num_blocks
         for world in worlds(self.problem):
-            for ranks in _divisors(len(world)):
+            for ranks in divisors(len(world)):
                 if ranks > blocks or self.schedule not in self.within.runs(ranks):
                     continue
                 replicas = len(world) // ranks
                 places = tuple(tuple(world[r * replicas : (r + 1) * replicas]) for r in range(ranks))
-                for batch in batches(self.problem, replicas):
+                for batch in equal_batches(self.problem, replicas):
                     for chunks in self._chunks(ranks, blocks, batch.num_micro_batches):
                         rank_of = ranks_of_stages(self.schedule, ranks, chunks)
                         yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
@@ -338,22 +337,6 @@ def _fewer(count: int) -> list[int]:
         found.add(half)
         half //= 2
     return sorted(found, reverse=True)
-
-
-def batches(problem: Problem, replicas: int) -> list[Batch]:
-    """Equal micro-batches of which each replica gets the same number of rows, ``min_slice`` at least."""
-    whole = problem.global_batch_size
-    if problem.micro_batch_sizes:
-        sizes = [size for size in problem.micro_batch_sizes if whole % size == 0]
-    else:
-        sizes = [rows * replicas for rows in _divisors(whole // replicas) if whole % replicas == 0]
-    fed = [size for size in sizes if size % replicas == 0 and size // replicas >= problem.min_slice]
-    return [batch_of(problem, size) for size in evenly(fed, MOST_BATCHES)]
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _neighbours(cuts: list[int]) -> Iterator[list[int]]:

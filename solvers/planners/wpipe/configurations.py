@@ -19,10 +19,10 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.costs.transfer import transfers_ns
+from penstock.solvers.grid.places import Layout, layouts
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, evenly, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.cut_search import Found, improved_cuts, priced, rank
-from penstock.solvers.planners.wpipe.layouts import Layout, layouts
 from penstock.solvers.planners.wpipe.shape import Shape, cut
 from penstock.solvers.planners.wpipe.throughput import Links
 from penstock.solvers.schedules.periodic.wpipe import WarmUp, least_micro_batches

@@ -7,12 +7,11 @@ from contextlib import suppress
 from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.grid.pinned_cuts import keeping_pins
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import Option, unlimited
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
 from penstock.solvers.planners.proposal import Proposal, in_order
-from penstock.solvers.planners.simple.candidates import unlimited
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
 from penstock.solvers.planners.wpipe.cut_search import Found, priced, rank
 from penstock.solvers.planners.wpipe.throughput import Links

@@ -11,6 +11,8 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.grid.parts_in_turn import both_ways, in_a_loop, in_a_v
+from penstock.solvers.grid.pinned_cuts import keeping_pins, pinned_bounds
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.options import checked
@@ -20,8 +22,6 @@ from penstock.solvers.model.result import Status
 from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.planners.chunked.cuts import both_ways, in_a_loop, in_a_v
-from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins, pinned_bounds
 from penstock.solvers.planners.hetpipe.partitions import Partitions
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.stage_costs import Pieces

@@ -10,13 +10,13 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
+from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.options import Option, checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.block_partition import block_partition
 from penstock.solvers.planners.catalogue import PLANNERS, Planner, refuse_untried, resolve
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.simple.dp import data_parallel

@@ -11,12 +11,12 @@ from problems import make_problem, straight
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.program import KINDS
 from penstock.solvers.bounds.schedule_bound import schedule_bound
+from penstock.solvers.grid.parts_in_turn import both_ways
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
-from penstock.solvers.planners.chunked.cuts import both_ways
 from penstock.solvers.schedules.chimera import chimera
 from penstock.solvers.schedules.support.recomputed import recomputed
 from penstock.solvers.solve.driver import solve

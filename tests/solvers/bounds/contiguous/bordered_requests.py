@@ -14,13 +14,13 @@ from penstock.solvers.bounds.contiguous.label_search import BatchSearch
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.improve.job_shop import Question, solve
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.planners.exact.enumeration import Space
 
 GIGABYTE = 10**9
 Cables = Sequence[tuple[str, str, int]]

@@ -8,11 +8,11 @@ from split_plans import variants
 from penstock.solvers.bounds.contiguous.label_search import BatchSearch, Path
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
-from penstock.solvers.planners.exact.enumeration import Space
 
 EFFORT = 10**8
 

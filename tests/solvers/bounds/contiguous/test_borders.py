@@ -26,11 +26,11 @@ from penstock.solvers.bounds.contiguous.borders import Border, borders_of
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.transfer import row_pairs
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.contiguous_bound.planner import MILLION, Relaxation
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.planners.exact.enumeration import Space
 
 HIGHER = {20: (845, 1364), 79: (574, 708), 94: (281, 790), 178: (1013, 1458), 313: (553, 1296), 341: (38, 46)}
 """Requests with what the label search proves, and what cables prove: of nodes, of switches, with stages across."""

@@ -17,10 +17,10 @@ from penstock.solvers.bounds.contiguous.label_steps import Pieces
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.stage_costs import make_pieces
 from penstock.solvers.bounds.windows_kernel import FREE
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.exact.enumeration import Space
 
 HIGHER = 49, 98, 134
 """Requests whose bound is higher for what is known of nodes."""

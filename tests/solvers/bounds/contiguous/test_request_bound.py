@@ -25,6 +25,7 @@ from penstock.solvers.bounds.coverage import contiguous, features_of_candidate
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.improve.job_shop import Question, solve
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -32,7 +33,6 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation, proposals
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
 

@@ -15,7 +15,7 @@ from penstock.solvers.bounds.contiguous.least_bound import least_bound_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import features_of_candidate
 from penstock.solvers.bounds.schedule_bound import request_bound, split_apart_bound
-from penstock.solvers.planners.exact.enumeration import Space
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.solve import driver
 
 pytestmark = pytest.mark.tier("ci")

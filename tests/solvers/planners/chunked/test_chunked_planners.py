@@ -10,11 +10,11 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.grid.parts_in_turn import even_sums, in_a_loop, in_a_v
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.planners.chunked.cuts import even_sums, in_a_loop, in_a_v
 from penstock.solvers.solve.driver import solve
 
 pytestmark = pytest.mark.tier("ci")

@@ -13,10 +13,10 @@ from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
-from penstock.solvers.planners.exact.enumeration import Space
 
 NODES = [(1,), (4,), (2, 2), (2, 1, 1), (3, 1), (1, 1, 1, 1), (2, 3)]
 

@@ -12,6 +12,7 @@ from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.shortages import surely_fits
+from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.pins import broken_pin
@@ -19,7 +20,6 @@ from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint
-from penstock.solvers.planners.exact.enumeration import Space
 from penstock.solvers.planners.exact.joint import BestFirstSearch
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve

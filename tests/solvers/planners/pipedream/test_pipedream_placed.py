@@ -16,14 +16,14 @@ from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.tables.device_line import device_order
 from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.grid.device_row import DeviceRow, replica_counts
+from penstock.solvers.grid.row_partition import Settings, placed
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.update_rules import micro_batches_per_update
-from penstock.solvers.planners.pipedream.device_row import DeviceRow, replica_counts
-from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.placed import Settings, placed
 from penstock.solvers.schedules.periodic.eager import bytes_needed
 
 ROUNDING_NS = 8

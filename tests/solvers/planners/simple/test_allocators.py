@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.grid.block_partition import block_partition, smallest_largest, smallest_largest_on
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, dapple_replicas
-from penstock.solvers.planners.block_partition import block_partition, smallest_largest, smallest_largest_on
 from penstock.solvers.planners.simple.dp import data_parallel
 
 

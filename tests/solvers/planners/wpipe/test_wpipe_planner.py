@@ -11,6 +11,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.solvers.grid.places import layouts
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates
@@ -20,7 +21,6 @@ from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive, pairs, resting_place
 from penstock.solvers.planners.wpipe.cut_search import Found
-from penstock.solvers.planners.wpipe.layouts import layouts
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of
 from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.schedules.periodic.wpipe import least_micro_batches, wpipe

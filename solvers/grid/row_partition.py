@@ -1,7 +1,7 @@
 """PipeDream's dynamic program on the devices in a row, with what this request really costs.
 
-As the paper's (``hierarchy``), it minimises the largest load of a stage per micro-batch, transfers between stages
-included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper simplifies: a stage's time
+As the paper's (``planners/pipedream/hierarchy.py``), it minimises the largest load of a stage per micro-batch,
+transfers between stages included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper simplifies: a stage's time
 is that of its slices on its slowest device, transfers and all-reduces take the routes between the very devices, an
 all-reduce is spread over the micro-batches of an update, and memory counts the micro-batches in flight (NOAM:
 ceil(devices from the stage on / replicas)) with the weight versions that the update rule keeps.
@@ -14,19 +14,27 @@ O(L^2 V R + L V R^2) time for V devices and R replica counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
+from penstock.solvers.grid.device_row import DeviceRow
+from penstock.solvers.grid.row_kernel import run_placed
+from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.planners.pipedream.device_row import DeviceRow
-from penstock.solvers.planners.pipedream.hierarchy import Found
-from penstock.solvers.planners.pipedream.layers import Layers
-from penstock.solvers.planners.pipedream.partition_kernel import run_placed
+
+
+class RatedAllocation(NamedTuple):
+    """An allocation, and the time per micro-batch of its slowest stage or transfer, by the search that made it."""
+
+    allocation: Allocation
+    value_ns: int
+
 
 Mark = tuple[int, int, tuple[int, ...]]
 
@@ -47,7 +55,7 @@ class Settings:
 
 def placed(
     problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings, most: int | None = None
-) -> list[Found]:
+) -> list[RatedAllocation]:
     """The best plan for every number of devices from the front of the row and replicas of the last stage.
 
     Ascending by value, then by devices used, the first ``most`` of them. Empty where nothing fits.
@@ -90,7 +98,7 @@ def placed(
     )
     ends = [(int(value[-1, q, r]), q, r) for q in range(1, row.num_devices + 1) for r in range(len(counts))]
     possible = sorted(end for end in ends if end[0] < NEVER_NS)
-    return [Found(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in possible[:most]]
+    return [RatedAllocation(_trace(row, layers, batch, settings, choice, q, r), best) for best, q, r in possible[:most]]
 
 
 def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 
 from penstock.solvers.costs.tables.stage_table import static_sums
+from penstock.solvers.grid.block_kernel import run_worker
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
-from penstock.solvers.planners.hetpipe.partition_kernel import run_worker
 
 By = Literal["time", "layers", "parameters"]
 

@@ -1,4 +1,4 @@
-"""The chain's costs between any two places where it may be cut, as arrays for ``placed``."""
+"""The chain's costs between any two places where it may be cut, as arrays for ``row_partition``."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.grid.block_partition import smallest_largest
+from penstock.solvers.grid.pinned_cuts import keeping_pins
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
-from penstock.solvers.planners.block_partition import smallest_largest
-from penstock.solvers.planners.chunked.pinned_cuts import keeping_pins
 
 Places = Sequence[tuple[int, ...]]
 """The devices of each rank, in replica order."""
