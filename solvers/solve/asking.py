@@ -47,9 +47,9 @@ def chosen(setting: Setting, excluded: set[str]) -> Chosen:
     of_size = [row for row in fit if _oversized(setting, row) is None and row.supports & setting.problem.update_rules]
     rows = [row for row in of_size or fit if _mismatched(setting, row) is None]
     reasons = {row.name: _reason(setting, row) for row in every if row not in rows and row.name not in excluded}
-    reasons |= {name: reason for name, reason in setting.without.items() if reason}
+    reasons |= {name: reason for name, reason in setting.excluded.items() if reason}
     by_name = Reason(f"option {EXCLUDE.name} names them")
-    reasons |= dict.fromkeys(sorted(excluded - set(setting.without)), by_name)
+    reasons |= dict.fromkeys(sorted(excluded - set(setting.excluded)), by_name)
     wide = any(row.least_devices > 1 for row in rows)
 
     def turn(row: Planner) -> tuple[bool, bool, Tier]:
@@ -134,7 +134,7 @@ def why_unsearched(setting: Setting) -> Reason | None:
 
 
 def excluded_by(setting: Setting, names: str) -> set[str]:
-    """Return the planners and phases that are left out: those named, and those that the setting is ``without``.
+    """Return the planners and phases that are left out: those named, and those that the setting is ``excluded``.
 
     Raises ``UnsupportedRequest`` for a name that is not contained.
     """
@@ -146,7 +146,7 @@ def excluded_by(setting: Setting, names: str) -> set[str]:
             f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}",
             remedy=f"did you mean {near[0]!r}?" if near else None,
         )
-    return excluded | set(setting.without)
+    return excluded | set(setting.excluded)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
@@ -209,6 +209,6 @@ def left_out(each: Searched) -> dict[str, Reason | None]:
     return {**dict.fromkeys(each.asked), **unfit}
 
 
-def without(asked: Mapping[str, Any], others: Mapping[str, Reason | None]) -> dict[str, Any]:
+def excluding(asked: Mapping[str, Any], others: Mapping[str, Reason | None]) -> dict[str, Any]:
     """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
-    return {**asked, "without": {**asked.get("without", {}), **others}}
+    return {**asked, "excluded": {**asked.get("excluded", {}), **others}}

@@ -30,7 +30,7 @@ from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resol
 from penstock.solvers.planners.even.planner import least_layout_ns
 from penstock.solvers.planners.proposal import Proposal, proposed_again
 from penstock.solvers.solve import asking, driver
-from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, left_out, without
+from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, excluding, left_out
 from penstock.solvers.solve.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.setting import Setting
@@ -91,7 +91,7 @@ def quick(problem: Problem) -> Result:
     Choices that are far from the best plan are left out, as in the first round of planner ``auto``, and nothing is
     proven of single ones. Raises UnsupportedRequest where no choice can be made.
     """
-    asked = {"planner": QUICK, "workers": 1, "closely": False}
+    asked = {"planner": QUICK, "workers": 1, "prove_bounds": False}
     search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
     search.rank()
     return search.outcome()
@@ -217,7 +217,7 @@ class Search:
             ranked = [each for each in left if each.value_ns is not None and each.value_ns <= limit_ns]
             self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans)
         others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name))
-        self._search(self.best, {**without(self.asked, others), "workers": 1, "closely": False}, counts=False)
+        self._search(self.best, {**excluding(self.asked, others), "workers": 1, "prove_bounds": False}, counts=False)
         return self._nearest(left, near, untried=True)
 
     def rank(self) -> None:
@@ -265,7 +265,7 @@ class Search:
             limit_ns = self.deadline.share_ns(4 * len(self.choices))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, closely=False).best
+                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, prove_bounds=False).best
             known[each.choice] = NEVER_NS if found is None else found.value_ns
         return known[each.choice]
 
@@ -301,11 +301,11 @@ class Search:
             if (quick or self.is_open(each)) and not self.deadline.passed:
                 limits = {"time_limit_ns": limit_ns, "max_plans": most}
                 if not (quick or final):
-                    limits["longest_ns"] = self._longest_ns
-                self._search(each, {**asked, **limits, "closely": final})
+                    limits["upper_bound_ns"] = self._upper_bound_ns
+                self._search(each, {**asked, **limits, "prove_bounds": final})
 
     @property
-    def _longest_ns(self) -> int | None:
+    def _upper_bound_ns(self) -> int | None:
         """How long plans may take that choices are compared by, with an effort that ends planners.
 
         Others would be far from the best plan, so that their choice does not go on.
@@ -385,7 +385,7 @@ class Search:
             self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
         if resolve(asked["planner"]).asks_others:
-            asked = without(asked, left_out(each))
+            asked = excluding(asked, left_out(each))
         try:
             result = driver.solve(
                 each.problem,
@@ -402,7 +402,7 @@ class Search:
         each.take(result)
         if counts and asked["planner"] not in result.unfinished:
             each.asked.add(asked["planner"])
-        each.closely = asked["closely"]
+        each.prove_bounds = asked["prove_bounds"]
         if counts and resolve(asked["planner"]).asks_others:
             each.not_asked = result.not_asked
         if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
@@ -415,7 +415,7 @@ class Search:
         """
         proofs = asking.EXACT if self._ends_planners else ()
         others = dict.fromkeys(PHASES) | dict.fromkeys(proofs, Reason("proofs are looked for at the best choice alone"))
-        return {**without(self.asked, others), "workers": 1}
+        return {**excluding(self.asked, others), "workers": 1}
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
@@ -482,7 +482,7 @@ class Search:
     def _with_remedy(self, nearest: Searched) -> Result:
         """Return the result of the choice that lacks least, with what would help; of no other choice is that asked."""
         assert nearest.result is not None
-        if nearest.closely or nearest.result.shortage is None or self.deadline.passed:
+        if nearest.prove_bounds or nearest.result.shortage is None or self.deadline.passed:
             return nearest.result
         limits = {"time_limit_ns": self.deadline.share_ns(), "schedule": self.asked.get("schedule", "auto")}
         with suppress(UnsupportedRequest):  # plans with a flush are not asked for

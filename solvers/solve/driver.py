@@ -41,9 +41,9 @@ def solve(
     gap: float = 0.0,
     workers: int | None = None,
     known: JudgedPlan | None = None,
-    closely: bool = True,
-    without: Mapping[str, Reason | None] | None = None,
-    longest_ns: int | None = None,
+    prove_bounds: bool = True,
+    excluded: Mapping[str, Reason | None] | None = None,
+    upper_bound_ns: int | None = None,
     on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -53,8 +53,8 @@ def solve(
     before that. ``on_incumbent`` is called with every improvement,
     ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
     many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
-    ``closely``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
-    plan, changes of the request where ``auto`` has one. ``without`` and ``longest_ns``: as in ``Setting``.
+    ``prove_bounds``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
+    plan, changes of the request where ``auto`` has one. ``excluded`` and ``upper_bound_ns``: as in ``Setting``.
     Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
     the request.
     """
@@ -67,10 +67,10 @@ def solve(
         gap,
         schedule,
         max_plans,
-        closely=closely,
+        prove_bounds=prove_bounds,
         effort=effort_of(effort),
-        without=without or {},
-        longest_ns=longest_ns,
+        excluded=excluded or {},
+        upper_bound_ns=upper_bound_ns,
     )
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
@@ -83,7 +83,7 @@ def solve(
             state.offer(quick.incumbent.best)
     with workers_for(state, 0 if small else workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
-        if closely and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
+        if prove_bounds and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
     return _answer(state, asks_others=row.asks_others)

@@ -35,13 +35,14 @@ MOST_RAISED = 32
 class Searched:
     """What is known of one choice: the bound on all of its plans, and the result of its best search.
 
-    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be asked;
-    ``far``: whether no plain layout was near the best plan of all choices; ``closely``: whether its last search was, so
-    that it tried remedies where it found no plan. ``not_asked``: the planners that its last search by many did not ask,
-    with the reasons; None where there was no such search, and ``dropped`` is why, if no bound is. ``asked``: the
-    planners whose searches came to their end. ``known``: what was made of the choices on other nodes of the same kinds
-    (``degrees.contract``). ``bounds_all``: whether its bound is needed for all plans: plans that leave a kind out are
-    among those on all devices, unless one stage is shared out over all devices, or these are in other cells or in none.
+    ``gpus``: the request; ``load_ns``: what its load alone takes; ``tightest``: whether no bound is left to be
+    asked; ``far``: whether no plain layout was near the best plan of all choices; ``prove_bounds``: whether its
+    last search looked for bounds, and for remedies where it found no plan. ``not_asked``: the planners that its
+    last search by many did not ask, with the reasons; None where there was no such search, and ``dropped`` is why,
+    if no bound is. ``asked``: the planners whose searches came to their end. ``known``: what was made of the
+    choices on other nodes of the same kinds (``degrees.contract``). ``bounds_all``: whether its bound is needed for
+    all plans: plans that leave a kind out are among those on all devices, unless one stage is shared out over all
+    devices, or these are in other cells or in none.
     """
 
     gpus: Problem
@@ -51,7 +52,7 @@ class Searched:
     result: Result | None = None
     tightest: bool = False
     far: bool = False
-    closely: bool = False
+    prove_bounds: bool = False
     not_asked: Mapping[str, Reason] | None = None
     asked: set[str] = field(default_factory=set)
     dropped: str = ""

@@ -17,11 +17,10 @@ class Setting:
 
     ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
     enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
-    machine. ``first_feasible``: stop at the first plan that fits. ``closely``: look for bounds of classes of plans.
-    ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
-    themselves. ``without``: planners and phases that ``auto`` does not ask, each with the reason that the answer gives,
-    None where it gives none. ``longest_ns``: plans that take longer need not be looked for, which
-    planners of ``auto`` get as an option; None: no limit.
+    machine. ``first_feasible``: stop at the first plan that fits. ``prove_bounds``: look for bounds of classes of
+    plans. ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
+    themselves. ``excluded``: planners and phases that ``auto`` does not ask, each with the reason that the answer
+    gives, None where it gives none. ``upper_bound_ns``: plans that take longer need not be looked for; None: no limit.
     """
 
     problem: Problem
@@ -30,8 +29,8 @@ class Setting:
     schedule: str = "auto"
     max_plans: int | None = None
     first_feasible: bool = False
-    closely: bool = True
+    prove_bounds: bool = True
     whole: Bound | None = None
     effort: Effort = THOROUGH
-    without: Mapping[str, Reason | None] = field(default_factory=dict)
-    longest_ns: int | None = None
+    excluded: Mapping[str, Reason | None] = field(default_factory=dict)
+    upper_bound_ns: int | None = None

@@ -270,7 +270,7 @@ class Remedy:
         """Try changes until one works, or the limit; return the one that works."""
 
         def feasible(changed: Problem) -> bool:
-            tried = replace(setting, problem=changed, gap=0.0, closely=True, whole=None, first_feasible=True)
+            tried = replace(setting, problem=changed, gap=0.0, prove_bounds=True, whole=None, first_feasible=True)
             return not setting.deadline.passed and self.feasible(tried, self.planner, self.values)
 
         return Outcome(remedy=find_remedy(setting.problem, feasible))
@@ -282,7 +282,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     Raises ``UnsupportedRequest`` where a planner that is asked alone cannot take the request.
     """
     setting = state.setting
-    proves = setting.closely and not setting.first_feasible
+    proves = setting.prove_bounds and not setting.first_feasible
     bounds: list[Task] = [Prove()] if proves else []
     of_split: list[Task] = [Prove(split=True)] if proves and _may_split(setting.problem) else []
     if planner.proposals is not None:
@@ -342,7 +342,7 @@ def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
 
 def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
     """Return the planners with their default options, the limit of the setting, and the schedules that name them."""
-    limit = {} if setting.longest_ns is None else {LONGEST: setting.longest_ns}
+    limit = {} if setting.upper_bound_ns is None else {LONGEST: setting.upper_bound_ns}
     tasks: list[Task] = []
     for row in rows:
         also = [each for each in tried_with(row.name) if each.for_any_stages]

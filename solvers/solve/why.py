@@ -66,7 +66,7 @@ def _found(state: State, best: JudgedPlan, replan: Replan | None) -> list[str]:
         parts.append(state.codec_note)
     bounds = state.proofs.shown(best)
     parts += [_distance(best, bound, _whose(state, bound)) for bound in bounds if bound.bound_ns > 0]
-    if state.setting.closely and not state.setting.deadline.passed:
+    if state.setting.prove_bounds and not state.setting.deadline.passed:
         parts += hints(state.problem, best, replan, bounds[0].bound_ns)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
@@ -198,7 +198,7 @@ def _lacking(state: State, short: Shortage) -> list[str]:
     need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
     lack = shortage(short.needed_bytes, short.available_bytes, f"device {problem.devices[short.device].name!r}")
     clause = f"in the nearest one, {need} {lack}"
-    if not state.setting.closely:
+    if not state.setting.prove_bounds:
         return [clause]
     if state.remedy:
         return [clause, f"this works: {state.remedy}"]
@@ -249,11 +249,11 @@ def idle(whole: Searched, best: Searched) -> tuple[str, ...]:
     """Return the clauses on a plan that leaves a kind of devices out, and how long plans on all of them take."""
     assert best.result is not None
     assert best.value_ns is not None
-    without = f"all devices of kind {best.choice.excluded} stay idle"
+    clause = f"all devices of kind {best.choice.excluded} stay idle"
     if whole.value_ns is not None:
         longer = 100 * (whole.value_ns / best.value_ns - 1)
-        without += f", as the best plan found that may use them takes {longer:.1f} % longer"
-    return (without, *best.result.why)
+        clause += f", as the best plan found that may use them takes {longer:.1f} % longer"
+    return (clause, *best.result.why)
 
 
 def _gap(search: Search, best_ns: int, bound: Bound) -> str:

@@ -185,14 +185,15 @@ def _by_value(found: Found) -> tuple[bool, int, int]:
 def _planned(choice: Choice, cells: Problem, bound_ns: int, planner: str | None, max_plans: int) -> Found:
     """Plan one choice; where planner ``even`` finds nothing, with all planners, and if need be say what it lacks."""
     if planner is not None:
-        return Found(choice, cells, bound_ns, planner, driver.solve(cells, planner, max_plans=max_plans, closely=False))
+        result = driver.solve(cells, planner, max_plans=max_plans, prove_bounds=False)
+        return Found(choice, cells, bound_ns, planner, result)
     quick: Result | None = None
     with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-        quick = driver.solve(cells, QUICK, workers=1, closely=False)
+        quick = driver.solve(cells, QUICK, workers=1, prove_bounds=False)
     if quick is not None and (quick.best is not None or quick.status is Status.INFEASIBLE):
         return Found(choice, cells, bound_ns, QUICK, quick)
     options = {EXCLUDE.name: ",".join(PHASES)}
-    every = driver.solve(cells, "auto", max_plans=max_plans, options=options, workers=1, closely=False)
+    every = driver.solve(cells, "auto", max_plans=max_plans, options=options, workers=1, prove_bounds=False)
     if every.best is None and quick is not None:
         return Found(choice, cells, bound_ns, QUICK, replace(quick, status=every.status))
     return Found(choice, cells, bound_ns, "auto", every)
