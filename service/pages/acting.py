@@ -13,6 +13,7 @@ from fastapi import Request
 
 from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
+from penstock.report.words import alternative_words
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
@@ -144,10 +145,12 @@ def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
     except Conflict:
         return None
     shown = timelines.plan_view(sources, address)
+    answer = sources.answer_with(plan_or_job, address, shown["plan"].request_hash)
     return {
         **shown,
         "id": address,
-        "found_how": sources.why(plan_or_job, address, shown["plan"].request_hash),
+        "found_how": answer.why if answer else (),
+        "alternatives": [(alternative_words(each), each) for each in answer.alternatives] if answer else [],
         "timeline": fetched_figure(f"/plans/{address}/timeline"),
     }
 

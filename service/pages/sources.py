@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from penstock.examples import catalogue
 from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.explanation import Explanation
-from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, RunEvent, RunOut
+from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, ResultOut, RunEvent, RunOut
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.schemas.plan import PlanFile
@@ -163,14 +163,13 @@ class Sources:
             self.service.sizes.check(file.request)
         return self.service.planning.of(self.tenant).keep(file)
 
-    def why(self, plan_or_job: str, plan_hash: str, request_hash: str) -> tuple[str, ...]:
-        """What the search said of a plan: of a job's, or of the answer to its request; empty where that is not kept."""
+    def answer_with(self, plan_or_job: str, plan_hash: str, request_hash: str) -> ResultOut | None:
+        """Return the answer that a plan is from: a job's, or the one kept for its request; None where none is kept."""
         if not plan_or_job.startswith("sha256:"):
-            result = self.job(plan_or_job).result
-            return () if result is None else result.why
+            return self.job(plan_or_job).result
         answer = self.store.answer(cache_key(request_hash, planner_versions()))
-        kept: dict[str, Any] = {} if answer is None else json.loads(answer).get("result") or {}
-        return tuple(kept["why"]) if kept.get("plan_hash") == plan_hash else ()
+        kept = None if answer is None else json.loads(answer).get("result")
+        return ResultOut.model_validate(kept) if kept and kept.get("plan_hash") == plan_hash else None
 
     def plan_file(self, plan_or_job: str) -> PlanFile:
         """A plan with its request. Raises NotFound and Conflict."""

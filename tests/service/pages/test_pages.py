@@ -12,6 +12,8 @@ from service_process import Server
 
 import penstock
 from penstock.client import Client
+from penstock.examples import catalogue
+from penstock.planning.documents import with_open_degrees
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.request import PlanRequest
 from penstock.service.http.samples import tiny_profile, tiny_request
@@ -260,6 +262,18 @@ def test_a_plan_says_how_it_was_found(http: httpx.Client, planned: JobOut, clien
             text = "".join(read(http, address).text)
             assert "How it was found" in text
             assert all(clause in text for clause in said), address
+
+
+def test_a_plan_lists_the_degrees_that_were_compared(http: httpx.Client, client: Client):
+    profile, cluster = catalogue.profile("gpt2-small"), catalogue.cluster("1x2xV100")
+    request = PlanRequest(profile=profile, topology=cluster, global_batch_size=4, planner="even")
+    result = client.plans.create(with_open_degrees(request)).result
+    assert result is not None
+    assert len(result.alternatives) > 4
+    text = "".join(read(http, f"/plans/{result.plan_hash}").text)
+    assert "Degrees compared" in text
+    assert all(row.why in text for row in result.alternatives)
+    assert "TP 2, optimizer sharded" in text
 
 
 def test_timelines_and_finer_parts(http: httpx.Client, planned: JobOut):
