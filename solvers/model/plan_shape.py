@@ -70,9 +70,13 @@ def micro_batches(number: int, rows: int) -> str:
 
 
 def recomputing(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Return how many stages recompute, and what if not whole layers: ``3 of them recomputing``, ``2 … norm``."""
-    found = Counter(" and ".join(stage.modules) for stage in stages if stage.recomputes)
-    return tuple(f"{number} of them recomputing{what and ' '}{what}" for what, number in found.items())
+    """Return how many stages recompute, and what if not whole layers: ``3 of them recomputing``, ``2 … norm``.
+
+    Of one stage alone no number is said.
+    """
+    counts = Counter(" and ".join(stage.modules) for stage in stages if stage.recomputes)
+    what = {each: "recomputing" + (each and f" {each}") for each in counts}
+    return tuple(what[each] if len(stages) == 1 else f"{counts[each]} of them {what[each]}" for each in counts)
 
 
 def layers(first: int, last: int, names: Sequence[str] | None = None) -> str:

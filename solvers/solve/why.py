@@ -127,7 +127,7 @@ def _shape(state: State, best: JudgedPlan) -> str:
         kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
         if state.problem.choice is not None and state.problem.choice.in_one_stage:
             kind = f"one stage shared out over {state.problem.samples_per_row:,} replicas"
-        return f"{beside}{kind}{again.replace(', 1 of them', ',')}, {size}"
+        return f"{beside}{kind}{again}, {size}"
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
