@@ -12,7 +12,6 @@ from chains import chain, star, unequal
 
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import NetworkRules, Problem
-from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Rules, search
 from penstock.solvers.planners.dapple.tables import shape
 from penstock.solvers.solve.driver import solve
@@ -35,7 +34,7 @@ def main() -> None:
 def _speed(name: str, problem: Problem, micro_batches: int, target_s: float) -> None:
     """Best of some runs of the search with its tables, warm, for one number of micro-batches and for a whole solve."""
     batch = batch_of(problem, problem.global_batch_size // micro_batches)
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     search(problem, batch, None, base)
     best = min(_seconds(problem, batch) for _ in range(REPETITIONS))
     print(
@@ -57,7 +56,7 @@ def _seconds(problem: Problem, batch: Batch) -> float:
 def _same_value(name: str, problem: Problem) -> None:
     for micro_batches in (2, 8, 32):
         batch = batch_of(problem, problem.global_batch_size // micro_batches)
-        base = shape(problem, POLICIES, False)
+        base = shape(problem)
         values = [search(problem, batch, Rules(prune=prune), base).plans[0].latency_ns for prune in (True, False)]
         verdict = "ok" if values[0] == values[1] else "MISSED"
         print(f"{name}, M = {micro_batches} {values[0]} ns {values[1]} {verdict}", flush=True)

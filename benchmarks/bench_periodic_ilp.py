@@ -17,6 +17,7 @@ import chains
 import numpy as np
 
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
+from penstock.solvers.planners.madpipe import planner as madpipe
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum
 from penstock.solvers.planners.madpipe.labels import portfolio
@@ -222,10 +223,13 @@ def judged(seeds: Sequence[int]) -> None:
     ratios, worse, alone, neither = [], 0, 0, 0
     for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0)):
         problem = fresh_problem(seed, processors, memory)
-        both, contiguous = (
-            driver.solve(problem, "madpipe", options={"width": 1, "mode": mode}).best
-            for mode in ("exact", "contiguous")
-        )
+        both = driver.solve(problem, "madpipe", options={"width": 1}).best
+        optima = [
+            plan
+            for setup, optimum in madpipe._contiguous(madpipe._setups(problem, 1))
+            for plan in madpipe._made(problem, setup, [] if optimum is None else [optimum])
+        ]
+        contiguous = driver.judged(problem, "madpipe", (madpipe._proposal(problem, plan) for plan in optima)).best
         if both is not None and contiguous is not None:
             ratios.append(both.value_ns / contiguous.value_ns)
         worse += contiguous is not None and (both is None or both.value_ns > contiguous.value_ns)

@@ -34,7 +34,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.avgpipe.partition import Stages, partitions
 from penstock.solvers.planners.avgpipe.planner import orders_of
 from penstock.solvers.planners.avgpipe.predictor import Degrees, Mode
-from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partitions
+from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.simple.dp import data_parallel
 from penstock.solvers.schedules.advance_forward import advance_forward, climb
 from penstock.solvers.schedules.early_backward import early_backward, policy_a
@@ -319,7 +319,7 @@ def figures_18_and_19(models: list[str]) -> Section:
         problem, stages, batches = case(model)
         best = tuned(problem, stages, batches, "traverse")
         assert best is not None
-        checks: list[tuple[Tuning, Mode, str, float, float]] = [
+        checks: list[tuple[str, Mode, str, float, float]] = [
             ("profile", "wall", "nearly 1.0", 0.0, 1.1),
             ("profile", "paper", "nearly 1.0", 0.0, 1.2),
             ("max_num", "wall", slower[model][0], 1.0, np.inf),
@@ -355,16 +355,29 @@ class Found(NamedTuple):
     time_ns: int
 
 
+def settings(tuner: Tuner, tuning: str) -> list[Degrees]:
+    """Return the settings of a tuning.
+
+    The two guidelines have the most micro-batches, or the largest, and then as many pipelines as fit.
+    """
+    if tuning == "traverse":
+        return tuner.settings()
+    if tuning == "profile":
+        return [tuner.predicted()]
+    number = tuner.batches[-1 if tuning == "max_num" else 0].num_micro_batches
+    return [tuner.first_that_fits(Degrees(number, n) for n in range(tuner.most_pipelines, 0, -1))]
+
+
 @cache
 def tuned(
-    problem: Problem, stages: Stages, batches: tuple[Batch, ...], tuning: Tuning, mode: Mode = "wall"
+    problem: Problem, stages: Stages, batches: tuple[Batch, ...], tuning: str, mode: Mode = "wall"
 ) -> Found | None:
     """What a tuning finds, with the best number of forwards in advance that fits."""
     tuner = Tuner(problem, batches, stages, MOST_PIPELINES, mode)
     found = []
-    for degrees in tuner.settings(tuning):
+    for degrees in settings(tuner, tuning):
         allocation = tuner.allocation(degrees)
-        times = [tuner.time_ns(allocation, orders) for orders in orders_of(tuner, allocation, "best")]
+        times = [tuner.time_ns(allocation, orders) for orders in orders_of(tuner, allocation)]
         found += [Found(degrees, time) for time in times if time is not None]
     return min(found, key=lambda each: (each.time_ns, each.degrees[::-1]), default=None)
 
@@ -373,7 +386,7 @@ def tuning_cost_ns(problem: Problem, stages: Stages, batches: tuple[Batch, ...])
     """What trying every setting takes, and what the profile takes, on the simulated GPUs."""
     tuner = Tuner(problem, batches, stages, MOST_PIPELINES)
     spent = 0
-    for degrees in tuner.settings("traverse"):
+    for degrees in tuner.settings():
         allocation = tuner.allocation(degrees)
         timeline = simulate_sharing(problem, allocation, advance_forward(problem, allocation))
         spent += BATCHES_PER_SETTING * timeline.window_ns[1]

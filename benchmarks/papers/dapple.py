@@ -154,6 +154,8 @@ def _two_layers(ratio: float) -> ModelProfile:
             "layers": [layer | {"name": "first"}, layer | {"name": "second"}],
             "boundaries": [[{"name": "x", "bytes_per_sample": bytes_each, "gradient_bytes_per_sample": bytes_each}]],
             "shared_parameters": [],
+            "variants": [],
+            "classes": None,
             "measurements": [
                 {
                     "device_kind": "V100",
@@ -193,7 +195,7 @@ def table_v(quick: bool, profiles: Path | None) -> Section:
 
 
 def _cell(what: str, problem: Problem, printed: str) -> Row:
-    result = _solve(problem, "dapple", allow_unused=False)
+    result = _solve(problem, "dapple", paper=True)
     if result.best is None:
         return Row(what, printed, result.sentence, False)
     found = family(result.best.allocation)
@@ -337,6 +339,8 @@ def _stretched(blocks: int) -> ModelProfile:
             "layers": tuple(layers),
             "boundaries": (base.boundaries[1],) * (blocks + 1),
             "measurements": measurements,
+            "variants": (),
+            "classes": None,
         }
     )
 

@@ -1,7 +1,7 @@
 """SPP (Luo et al., INFOCOM 2022): Table III's ratios, the six sweeps of section V-B, figure 11, and its theorems.
 
 Costs come from the shipped analytic profiles. The paper's network: private half-duplex channels over all k k' links of
-two stages, a flat ring all-reduce after the last backward. SPP is the paper's (``orientation id``, all devices used,
+two stages, a flat ring all-reduce after the last backward. SPP is the paper's (``paper``: all devices used,
 schedule ``pe``); PipeDream has its own partition and a barrier, data parallelism one micro-batch per device.
 """
 
@@ -41,10 +41,10 @@ MICRO_BATCH = 6
 GRAINS = 64
 UNLIMITED = 2**50
 SYSTEMS: dict[str, tuple[str, str, dict[str, object]]] = {
-    "SPP": ("spp", "pe", {"orientation": "id", "allow_unused": False}),
+    "SPP": ("spp", "pe", {"paper": True}),
     "DP": ("dp", "early-backward", {"overlap": "no"}),
     "GPipe": ("gpipe", "gpipe", {}),
-    "PipeDream": ("pipedream", "early-backward", {"mode": "paper", "policy": "A"}),
+    "PipeDream": ("pipedream", "early-backward", {"paper": True}),
     "HetPipe": ("hetpipe", "early-backward", {}),
 }
 Printed = dict[str, tuple[float, ...]]
@@ -153,7 +153,7 @@ def table_iii(testbed: str, quick: bool) -> Section:
 
 def _why_slower(problem: Problem, systems: list[str]) -> str:
     """Data parallelism has one micro-batch; what ``spp`` takes when the number of micro-batches is free, too."""
-    best = solve(replace(problem, micro_batch_sizes=()), "spp", options={"orientation": "id"}).best
+    best = solve(replace(problem, micro_batch_sizes=()), "spp", options={"paper": True}).best
     free = "" if best is None else f"; spp with any size takes {best.value_ns / 1e6:.0f} ms"
     return f"{' and '.join(systems)} faster here: the whole batch at once runs at a better rate{free}"
 

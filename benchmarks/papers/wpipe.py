@@ -29,12 +29,15 @@ from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
+from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
+from penstock.solvers.planners.wpipe.cut_search import Found
+from penstock.solvers.planners.wpipe.planner import worth_judging
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, cut
 from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.schedules.periodic.wpipe import wpipe
-from penstock.solvers.solve.driver import solve
+from penstock.solvers.solve.driver import judged, solve
 
 ENV_1, ENV_2 = "wpipe-env-1", "wpipe-env-2"
 RULES: dict[str, UpdateRule] = {
@@ -152,13 +155,26 @@ def mean_peak(timeline: Timeline) -> float:
     return mean(use.memory.total for use in timeline.uses.values())
 
 
-def planned(problem: Problem, system: str, **options: object) -> Judged:
-    """A planner's best plan; of GPipe that of all d:w, M and recomputations in layout A."""
+def planned(problem: Problem, system: str, layout: str = "all", depth: int = 0) -> Judged:
+    """A planner's best plan, with the paper's warm-up; of GPipe that of all d:w, M and recomputations in layout A."""
     if system == "gpipe":
         return _best_gpipe(problem)
-    own = {"warmup": "A"} if system in ("wpipe", "pipedream-2bw") else {}
-    best = solve(problem, system, options=own | options).best
+    groups = {"wpipe": 2, "pipedream-2bw": 1}.get(system)
+    if groups is None:
+        best = solve(problem, system).best
+    else:
+        found = exhaustive(problem, Wanted(groups, ("A",), layout, depth))
+        best = judged(problem, system, (_proposal(problem, system, each) for each in worth_judging(found))).best
     return Judged(None) if best is None else Judged(best.value_ns, best.allocation)
+
+
+def _proposal(problem: Problem, system: str, each: Found) -> Proposal:
+    rule, depths = RULES[system], [each.shape.ahead(i) for i in range(each.shape.depth)]
+    if system == "wpipe":
+        schedule: Any = wpipe(problem, each.allocation, policy=each.shape.policy)
+    else:
+        schedule = eager(problem, each.allocation, update_rule=rule, depth=depths)
+    return Proposal(each.allocation, (schedule.name,), "best", (problem.rules.overlap_all_reduce,), rule, schedule)
 
 
 def _best_gpipe(problem: Problem) -> Judged:

@@ -49,6 +49,8 @@ class Option(Generic[V]):
 
 EFFORTS = ("effort",)
 """Options that say how long to search."""
+PAPER = Option("paper", False, "run the algorithm as its paper prints it, without what was added since")
+"""The option of every planner that improves on its paper."""
 
 Options = tuple[Option[Any], ...]
 """All settings of a planner."""

@@ -288,7 +288,6 @@ PLANNERS: dict[str, Planner] = {
             makes=planned_apart,
             least_devices=MOST_LABELLED + 1,
             most_devices=sys.maxsize,
-            options=spread.OPTIONS,
             simple=(Simple("synchronous", flushed("early-backward")),),
         ),
         Planner(

@@ -10,7 +10,6 @@ to 0 at the last one. δ = 0 is 1F1B (DAPPLE's P_A), δ = K - 1 DAPPLE's P_B; ``
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.allocation import Allocation
@@ -18,9 +17,6 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 from penstock.solvers.schedules.early_backward import depths
 from penstock.solvers.schedules.support.rows import flushed_rows
-
-Advance = Literal["best", "climb", "1f1b", "afab"]
-"""Which δ: the best of all, by algorithm 1, none, or all forwards first."""
 
 
 def advance_forward(

@@ -74,7 +74,7 @@ def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
             "planner": "avgpipe",
             "schedule": "auto",
             "update_rules": ["elastic_averaging"],
-            "options": {"tuning": "profile"},
+            "options": {"paper": True},
         }
     )
     result = solve(request)

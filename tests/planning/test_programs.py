@@ -29,7 +29,7 @@ def planned(planner: str, rule: str, **more: object) -> PlanFile:
 
 @pytest.fixture(scope="module")
 def averaging() -> PlanFile:
-    options = {"tuning": "max_size", "advance": "1f1b", "stages": 4, "pipelines": 2}
+    options = {"stages": 4, "pipelines": 2}
     return planned("avgpipe", "elastic_averaging", options=options, micro_batch_sizes=[1])
 
 

@@ -1,7 +1,8 @@
 """AvgPipe: parallel pipelines on the same devices, averaged elastically (ALGORITHMS 6).
 
-The partition is PipeDream's, the order advance forward propagation, the numbers of micro-batches and of pipelines come
-from one of the paper's tunings. By default every setting is judged, which takes the judge seconds and the paper hours.
+The partition is PipeDream's, the order advance forward propagation. Every setting of the numbers of micro-batches and
+of pipelines is judged, which takes the judge seconds and the paper hours. ``paper`` takes the setting that the paper's
+predictor finds from one profile, with its formulas as printed, and the forwards in advance that its algorithm 1 finds.
 """
 
 from __future__ import annotations
@@ -11,33 +12,17 @@ from collections.abc import Iterator, Mapping
 from penstock.solvers.judge.shared_processor import disconnected, parallel_pipelines
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import candidates
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import PAPER, Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.avgpipe.partition import partitions
-from penstock.solvers.planners.avgpipe.predictor import Mode
-from penstock.solvers.planners.avgpipe.tuning import Tuner, Tuning, best_partitions
+from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.proposal import Proposal, in_order
-from penstock.solvers.schedules.advance_forward import Advance, advance_forward, climb, deltas
+from penstock.solvers.schedules.advance_forward import advance_forward, climb, deltas
 
 STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and the most that the cluster allows", low=0)
 PIPELINES = Option("pipelines", 8, "most parallel pipelines", low=1, high=64)
-TUNING = Option[Tuning](
-    "tuning",
-    "traverse",
-    "how micro-batches and pipelines are set: all judged, from one profile, or by a guideline",
-    choices=("traverse", "profile", "max_num", "max_size"),
-)
-MODE = Option[Mode](
-    "mode", "wall", "the predictor's formulas: consistent ones, or as printed", choices=("wall", "paper")
-)
-ADVANCE = Option[Advance](
-    "advance",
-    "best",
-    "forwards in advance: the best of all, by the paper's algorithm 1, none, or all forwards first",
-    choices=("best", "climb", "1f1b", "afab"),
-)
-OPTIONS = (STAGES, PIPELINES, TUNING, MODE, ADVANCE)
+OPTIONS = (PAPER, STAGES, PIPELINES)
 MOST_OPERATIONS = 2_000_000
 """Judged at most, over all proposals with one partition: a few seconds."""
 
@@ -47,7 +32,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     batches = candidates(problem)
     if not batches or "elastic_averaging" not in problem.update_rules:
         return
-    tuning, mode, advance = TUNING.of(options), MODE.of(options), ADVANCE.of(options)
+    paper = PAPER.of(options)
     found = partitions(problem, batches, STAGES.of(options))
     joined = [stages for stages in found if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
     if not joined:
@@ -55,19 +40,19 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         yield in_order(problem, allocation, advance_forward(problem, allocation), "elastic_averaging")
         return
     ranked, before = best_partitions(problem, batches, joined)
-    for stages in ranked if tuning == "traverse" else ranked[:1]:
-        tuner = Tuner(problem, batches, stages, PIPELINES.of(options), mode, before)
-        yield from _settings(tuner, tuning, advance)
+    for stages in ranked[:1] if paper else ranked:
+        tuner = Tuner(problem, batches, stages, PIPELINES.of(options), "paper" if paper else "wall", before)
+        yield from _settings(tuner, paper)
         before = tuner.simulations
 
 
-def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Proposal]:
+def _settings(tuner: Tuner, paper: bool) -> Iterator[Proposal]:
     operations = 0
-    simulated = tuning == "profile" and tuner.problem.pipeline_run is None
-    name = f"{tuning} by simulation" if simulated else tuning
-    for number, degrees in enumerate(tuner.settings(tuning), start=1):
+    simulated = tuner.problem.pipeline_run is None
+    name = ("profile by simulation" if simulated else "profile") if paper else "traverse"
+    for number, degrees in enumerate([tuner.predicted()] if paper else tuner.settings(), start=1):
         allocation = tuner.allocation(degrees)
-        for orders in orders_of(tuner, allocation, advance):
+        for orders in [_by_algorithm_1(tuner, allocation)] if paper else orders_of(tuner, allocation):
             operations += sum(len(row.operations) for row in orders.rows)
             note = f"tuning {name}: {_count(number, 'setting')}, {_count(tuner.simulations, 'simulation')}"
             yield in_order(tuner.problem, allocation, orders, "elastic_averaging", note)
@@ -75,21 +60,23 @@ def _settings(tuner: Tuner, tuning: Tuning, advance: Advance) -> Iterator[Propos
             break
 
 
-def orders_of(tuner: Tuner, allocation: Allocation, advance: Advance) -> Iterator[Orders]:
-    """The orders to judge, each once; by algorithm 1 the one that it ends with."""
+def _by_algorithm_1(tuner: Tuner, allocation: Allocation) -> Orders:
+    """Return the orders that the paper's algorithm 1 ends with."""
     problem = tuner.problem
-    if advance == "climb":
-        delta, _judged = climb(lambda d: tuner.time_ns(allocation, advance_forward(problem, allocation, delta=d)))
-        yield advance_forward(problem, allocation, delta=delta)
-        return
+    delta, _judged = climb(lambda d: tuner.time_ns(allocation, advance_forward(problem, allocation, delta=d)))
+    return advance_forward(problem, allocation, delta=delta)
+
+
+def orders_of(tuner: Tuner, allocation: Allocation) -> Iterator[Orders]:
+    """Yield the orders to judge, each once: with ever more forwards in advance, then with all forwards first."""
+    problem = tuner.problem
     seen = set()
-    for delta in deltas(len(tuner.stages)) if advance == "best" else [0] if advance == "1f1b" else []:
+    for delta in deltas(len(tuner.stages)):
         orders = advance_forward(problem, allocation, delta=delta)
         if orders.warmup not in seen:
             seen.add(orders.warmup)
             yield orders
-    if advance in ("best", "afab"):
-        yield advance_forward(problem, allocation, afab=True)
+    yield advance_forward(problem, allocation, afab=True)
 
 
 def _count(number: int, what: str) -> str:

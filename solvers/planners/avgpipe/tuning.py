@@ -1,18 +1,16 @@
-"""How AvgPipe sets its two degrees: from one profile, by trying all, or by one of two guidelines (sections 5.2, 7.3).
+"""How AvgPipe sets its two degrees: from one profile, or by trying all (sections 5.2, 7.3).
 
-``profile``: one run at many micro-batches and one pipeline, the predictor for all other settings, the best that fits.
-The run is the request's pipeline profile. Without one the profile is by *simulation*: one pipeline (1F1B) is judged
-with each number of micro-batches, because the judge knows their costs, and the predictor changes the number of
-pipelines only; the utilisation is the judge's, a whole processor. ``traverse``: every setting. ``max_num``: the
-smallest micro-batches, then as many pipelines as memory allows. ``max_size``: the largest micro-batches, then likewise.
+From a profile: one run at many micro-batches and one pipeline, the predictor for all other settings, the best one that
+fits. The run is the request's pipeline profile. Without one the profile is by *simulation*: one pipeline (1F1B) is
+judged with each number of micro-batches, because the judge knows their costs, and the predictor changes the number of
+pipelines only; the utilisation is the judge's, a whole processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
 
 from penstock.solvers.costs.memory import fits, free_bytes, static_bytes, weight_bytes
 from penstock.solvers.costs.utilisation import utilisation_ppm
@@ -25,7 +23,6 @@ from penstock.solvers.planners.avgpipe.partition import Stages
 from penstock.solvers.planners.avgpipe.predictor import Degrees, Measured, Mode, Rank, choose, predict
 from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 
-Tuning = Literal["profile", "traverse", "max_num", "max_size"]
 MOST_OPERATIONS = 1_000_000
 """Simulated at most to compare partitions: a second or two."""
 
@@ -70,18 +67,18 @@ class Tuner:
     simulations: int = 0
     _fits: dict[Allocation, bool] = field(default_factory=dict)
 
-    def settings(self, tuning: Tuning) -> Iterator[Degrees]:
-        """The setting that a tuning finds, or all, the most promising first. Always at least one, if none fits too."""
-        if tuning == "traverse":
-            yield from self._ranked((2**62,) * len(self.stages))
-            return
-        if tuning == "profile":
-            wanted = self._ranked(self._free_bytes())
-        else:
-            batch = self.batches[-1 if tuning == "max_num" else 0]
-            wanted = [Degrees(batch.num_micro_batches, n) for n in range(self.most_pipelines, 0, -1)]
+    def settings(self) -> list[Degrees]:
+        """Return every setting, the most promising first."""
+        return self._ranked((2**62,) * len(self.stages))
+
+    def predicted(self) -> Degrees:
+        """Return the setting that the predictor finds."""
+        return self.first_that_fits(self._ranked(self._free_bytes()))
+
+    def first_that_fits(self, wanted: Iterable[Degrees]) -> Degrees:
+        """Return the first setting that fits; if none does, one pipeline of the smallest micro-batches."""
         fitting = (degrees for degrees in wanted if self.fits(self.allocation(degrees)))
-        yield next(fitting, Degrees(self.batches[-1].num_micro_batches, 1))
+        return next(fitting, Degrees(self.batches[-1].num_micro_batches, 1))
 
     def allocation(self, degrees: Degrees) -> Allocation:
         """Equal pipelines; they recompute where the request wants it, or where nothing else fits and it may be."""

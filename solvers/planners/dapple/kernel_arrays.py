@@ -85,9 +85,6 @@ class Settings(NamedTuple):
     total: int
     unused: bool
     labels: bool
-    largest: bool
-    printed: bool
-    by_bound: bool
     prune: bool
 
 

@@ -1,10 +1,11 @@
 """DAPPLE's latency for the search's kernel: as four numbers that grow with a plan, or over arrays of stages.
 
-A prefix of stages is summed up by four numbers from which the latency (``latency.py``, corrected, over
-all pivots) of any completion follows: X = sum of the forwards; C = largest latency closed so far; R = largest start
+A prefix of stages is summed up by four numbers from which the latency over all pivots
+(docs/theory/algorithms.md, section 2.1) of any completion
+follows: X = sum of the forwards; C = largest latency closed so far; R = largest start
 of a pivot's ending, less the backwards after it; P = largest all-reduce plus the backwards from its stage on. The
 latency rises with each of them, so domination is exact; X, C and P never fall along a plan, so pruning by them is.
-With formula (3) or the printed formula no such numbers exist, and the stages themselves are needed.
+With the pivot of formula (3) no such numbers exist, and the stages themselves are needed.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -36,22 +37,9 @@ def push(label: Label, forward: int, backward: int, reduce: int, load: int, may_
 
 @plain
 def latency_of(
-    forward: np.ndarray,
-    backward: np.ndarray,
-    reduce: np.ndarray,
-    load: np.ndarray,
-    legal: np.ndarray,
-    count: int,
-    largest: bool,
-    printed: bool,
+    forward: np.ndarray, backward: np.ndarray, reduce: np.ndarray, load: np.ndarray, legal: np.ndarray, count: int
 ) -> int:
-    """``latency.latency`` on arrays, for the pivot rules and formulas that have no label."""
-    if largest:
-        best = -NEVER_NS
-        for q in range(count):
-            if legal[q]:
-                best = max(best, _latency_at(forward, backward, reduce, load, count, q, printed))
-        return best
+    """Return the latency of a line of ``count`` stages at the pivot of formula (3)."""
     q = count - 1
     for s in range(count - 2, -1, -1):
         if legal[s]:
@@ -60,29 +48,16 @@ def latency_of(
                 limit += forward[a] + backward[a]
             if load[s] > limit:
                 q = s
-    return _latency_at(forward, backward, reduce, load, count, q, printed)
-
-
-@plain
-def _latency_at(
-    forward: np.ndarray, backward: np.ndarray, reduce: np.ndarray, load: np.ndarray, count: int, q: int, printed: bool
-) -> int:
     warmup = 0
     for s in range(q + 1):
         warmup += forward[s]
     ending = -NEVER_NS
     after = 0
-    if printed:
-        for s in range(q, count):
-            after -= backward[s]
-            ending = max(ending, reduce[s] + after)
-    else:
-        for s in range(q + 1, count):
-            ending = max(ending, reduce[s] + after)
-            after -= backward[s]
+    for s in range(q + 1, count):
+        ending = max(ending, reduce[s] + after)
+        after -= backward[s]
     after = 0
     for s in range(q, -1, -1):
         after += backward[s]
-        if s < q or not printed:
-            ending = max(ending, reduce[s] + after)
+        ending = max(ending, reduce[s] + after)
     return warmup + load[q] + ending

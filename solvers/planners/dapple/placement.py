@@ -2,8 +2,7 @@
 
 *Fresh* servers have no used device, *used* ones some used and some free. ``fresh`` fills fresh servers first,
 ``append`` used ones first, ``scatter`` takes one device at a time from all used servers (from all fresh ones when
-none is used). R-7: a policy whose servers do not suffice goes on with the others; ``strict`` gives no placement
-instead, and scatters over all servers, as the released planner does.
+none is used). R-7: a policy whose servers do not suffice goes on with the others.
 
 Devices of a server are taken in index order, so an occupancy is a count per server. Servers of one class are
 interchangeable, so their counts are kept in falling order: of several used servers the most used comes first.
@@ -11,7 +10,6 @@ interchangeable, so their counts are kept in falling order: of several used serv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -23,28 +21,13 @@ POLICIES: tuple[Policy, ...] = ("fresh", "append", "scatter")
 Counts = tuple[int, ...]
 
 
-def place(
-    policy: Policy, servers: Sequence[Sequence[int]], occupied: Collection[int], need: int, *, strict: bool = False
-) -> tuple[int, ...] | None:
-    """The devices that a policy gives to a stage of ``need`` replicas, sorted; None where it has none."""
-    free = [[device for device in server if device not in occupied] for server in servers]
-    sizes = tuple(len(server) for server in servers)
-    taken = take(policy, sizes, tuple(s - len(f) for s, f in zip(sizes, free, strict=True)), need, strict)
-    if taken is None:
-        return None
-    return tuple(sorted(device for f, count in zip(free, taken, strict=True) for device in f[:count]))
-
-
-def take(policy: Policy, sizes: Counts, used: Counts, need: int, strict: bool) -> Counts | None:
-    """How many devices a policy takes from each server; None where it cannot."""
+def take(policy: Policy, sizes: Counts, used: Counts, need: int) -> Counts | None:
+    """Return how many devices a policy takes from each server; None where it cannot."""
     fresh = [n for n, count in enumerate(used) if count == 0]
     partly = [n for n, count in enumerate(used) if 0 < count < sizes[n]]
     if policy == "scatter":
-        first = partly or fresh
-        pools = [[n for n in range(len(sizes)) if used[n] < sizes[n]]] if strict else [first, [*partly, *fresh]]
-        return _one_by_one(pools, sizes, used, need)
-    first, then = (fresh, partly) if policy == "fresh" else (partly, fresh)
-    return _fill(first if strict else first + then, sizes, used, need)
+        return _one_by_one([partly or fresh, [*partly, *fresh]], sizes, used, need)
+    return _fill(fresh + partly if policy == "fresh" else partly + fresh, sizes, used, need)
 
 
 def _fill(order: list[int], sizes: Counts, used: Counts, need: int) -> Counts | None:
@@ -90,7 +73,7 @@ class Geometry:
 
 @lru_cache(maxsize=32)
 def geometry(
-    sizes: Counts, classes: Counts, replicas: Counts, strict: bool, policies: tuple[Policy, ...], limit: int
+    sizes: Counts, classes: Counts, replicas: Counts, policies: tuple[Policy, ...], limit: int
 ) -> Geometry | None:
     """All reachable occupancies for stages of the given replica counts; None beyond ``limit`` transitions."""
     total = sum(sizes)
@@ -103,7 +86,7 @@ def geometry(
         for need in replicas:
             if need > total - sum(state):
                 break
-            for taken in {take(p, sizes, state, need, strict): None for p in policies}:
+            for taken in {take(p, sizes, state, need): None for p in policies}:
                 if taken is None:
                     continue
                 mark = tuple(sorted(zip(classes, state, taken, strict=True)))

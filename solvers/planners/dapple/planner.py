@@ -13,39 +13,13 @@ from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.latency import Formula, Pivot
-from penstock.solvers.planners.dapple.placement import POLICIES
-from penstock.solvers.planners.dapple.search import Found, Rank, Rules, search, straight
+from penstock.solvers.planners.dapple.search import Found, Rules, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, shape
 from penstock.solvers.planners.proposal import Proposal, under
 
-POLICY = Option(
-    "policy",
-    "best",
-    "warm-up: P_A, P_B, by the ratio, or what the judge finds best",
-    choices=("A", "B", "acr", "best"),
-)
-PLACEMENT = Option[str]("placement", "all", "placement policies to try", choices=("all", *POLICIES))
-PIVOT = Option[Pivot]("pivot", "max", "latency over all pivots, or formula (3)'s pivot", choices=("max", "formula"))
-FORMULA = Option[Formula](
-    "formula",
-    "corrected",
-    "the ending as corrected (ALGORITHMS R-4), or as the paper prints it",
-    choices=("corrected", "paper_literal"),
-)
-STRICT = Option("strict", False, "a policy whose servers do not suffice gives no placement, as in the released planner")
-RANK = Option[Rank](
-    "rank",
-    "bound",
-    "which prefix a memo entry keeps: smallest bound of its completions, or latency with the rest as one stage",
-    choices=("bound", "latency"),
-)
-BEAM = Option("beam", 1, "prefixes kept per memo entry", low=1, high=256)
-MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
-ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
-OPTIONS = (POLICY, PLACEMENT, PIVOT, FORMULA, STRICT, RANK, BEAM, MAX_STAGES, ALLOW_UNUSED)
+OPTIONS = (PAPER,)
 LONGEST = "longest_ns"
 """The latency by the formula beyond which no plan is looked for: ``auto`` gives it where it compares problems."""
 AT_ONCE = 2
@@ -57,7 +31,7 @@ WORTH_JUDGING = 8
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
-    policy = POLICY.of(options)
+    policy = "acr" if PAPER.of(options) else "best"
     left: list[Found] = []
     seen: set[Allocation] = set()
     for plans in _searches(problem, options):
@@ -69,8 +43,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
         yield under(problem, found.allocation, ("early-backward",), policy)
     if not seen:
-        thinnest = _thinnest(problem, options)
-        yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest)
+        yield from (under(problem, allocation, ("early-backward",), policy) for allocation in _thinnest(problem))
 
 
 def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
@@ -78,23 +51,10 @@ def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[
 
     When nothing fits by the memory estimate, once more without buffers in it, unless the latency is limited.
     """
-    placement, strict = PLACEMENT.of(options), STRICT.of(options)
-    policies = POLICIES if placement == "all" else tuple(p for p in POLICIES if p == placement)
-    base = shape(problem, policies, strict)
-    singles = shape(problem, policies, strict, (1,))
+    base, singles = shape(problem), shape(problem, (1,))
     longest = cast(int, options.get(LONGEST, NEVER_NS))
     for lenient in (False, True) if longest == NEVER_NS else (False,):
-        rules = Rules(
-            policies,
-            PIVOT.of(options),
-            FORMULA.of(options),
-            strict,
-            RANK.of(options),
-            BEAM.of(options),
-            MAX_STAGES.of(options),
-            ALLOW_UNUSED.of(options),
-            lenient,
-        )
+        rules = Rules(paper=PAPER.of(options), lenient=lenient)
         best_of: dict[Batch, Found] = {}
         yield from _every_batch(problem, rules, base, singles, best_of, longest)
         if best_of:
@@ -109,7 +69,7 @@ def _every_batch(
     best = longest
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
         plans = straight(problem, batch, _limited(rules, best), singles).plans
-        plans = tuple(p for p in plans if rules.allow_unused or len(p.allocation.stages) == problem.num_devices)
+        plans = tuple(p for p in plans if not rules.paper or len(p.allocation.stages) == problem.num_devices)
         best = min([best, *(found.latency_ns for found in plans)])
         plans += search(problem, batch, _limited(rules, best), base).plans
         best = min([best, *(found.latency_ns for found in plans)])
@@ -126,14 +86,13 @@ def _by_stages(
     The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
     """
     ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
-    most = rules.max_stages or problem.num_devices
     best = longest
     for batch, found in ranked:
         if not _is_tight(problem, batch, found.allocation):
             continue
         length = len(found.allocation.stages)
         totals = dict.fromkeys((length, length // 2, length * 2, length // 4, length * 4))
-        for total in (t for t in totals if 1 < t <= min(most, problem.num_layers, problem.num_devices)):
+        for total in (t for t in totals if 1 < t <= min(problem.num_layers, problem.num_devices)):
             plans = search(problem, batch, replace(_limited(rules, best), total_stages=total), base).plans
             best = min([best, *(plan.latency_ns for plan in plans)])
             yield _ascending(plans)
@@ -166,10 +125,9 @@ def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
     return work // problem.num_devices + fill + longest, batch.num_micro_batches
 
 
-def _thinnest(problem: Problem, options: Mapping[str, object]) -> Iterator[Allocation]:
+def _thinnest(problem: Problem) -> Iterator[Allocation]:
     """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
-    most = min(problem.num_devices, problem.num_blocks)
-    stages = min(most, MAX_STAGES.of(options) or most)
+    stages = min(problem.num_devices, problem.num_blocks)
     for batch in candidates(problem)[-1:]:
         yield block_partition(problem, batch, stages, by="parameters")
         yield block_partition(problem, batch, stages)

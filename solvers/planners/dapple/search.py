@@ -27,43 +27,34 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import search_kernel as kernel
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Memo, Scratch, Settings
-from penstock.solvers.planners.dapple.latency import Channel, Formula, Pivot
 from penstock.solvers.planners.dapple.latency_kernel import R
-from penstock.solvers.planners.dapple.placement import POLICIES, Policy
 from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
 STRAIGHT_BEAM = 64
 KEPT_PLANS = 16
 MAX_PREFIXES = 2_000_000
+Channel = Literal["half", "full", "none"]
 MODES = {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}
 CHANNELS: dict[Channel, int] = {"half": 0, "full": 1, "none": 2}
 RECOMPUTE = {"never": 0, "auto": 1, "always": 2}
 
 
-Rank = Literal["bound", "latency"]
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How to search. ``allow_unused``: devices may be left over (the paper uses all); ``max_stages`` 0: no limit.
+    """How to search.
 
-    ``rank``: which prefix a memo entry keeps, the one with the smallest bound of its completions (then latency), or,
-    as the paper, with the smallest latency when all other layers are one stage. ``prune`` skips what a proven bound
-    rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
+    ``paper``: latencies are those at the pivot of formula (3), no device is left over, and a memo entry keeps the
+    prefix with the smallest latency when all other layers are one stage; else latencies are the largest over all
+    pivots, and it keeps the prefix with the smallest bound of its completions (then latency). ``prune`` skips what a
+    proven bound rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
     ``total_stages``: exactly S stages; then the memory test is for P_A's min(S - i, M) micro-batches in
     flight (0: any number of stages, one micro-batch in flight).
     ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
     ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
     """
 
-    policies: tuple[Policy, ...] = POLICIES
-    pivot: Pivot = "max"
-    formula: Formula = "corrected"
-    strict: bool = False
-    rank: Rank = "bound"
+    paper: bool = False
     beam: int = 1
-    max_stages: int = 0
-    allow_unused: bool = True
     lenient: bool = False
     prune: bool = True
     kept: int = KEPT_PLANS
@@ -97,9 +88,9 @@ def channel_of(problem: Problem) -> Channel:
 
 
 def search(problem: Problem, batch: Batch, rules: Rules | None = None, base: Shape | None = None) -> SearchResult:
-    """The memoised search over all replications. ``base``: the problem's ``shape`` for these policies, if at hand."""
+    """Return the memoised search over all replications. ``base``: the problem's ``shape``, if at hand."""
     rules = rules or Rules()
-    base = base or shape(problem, rules.policies, rules.strict)
+    base = base or shape(problem)
     return _run(problem, batch, rules, base, batch.replicas_fed(problem.min_slice))
 
 
@@ -109,12 +100,14 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
     Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
     overflows ``STRAIGHT_BEAM``.
     """
-    return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM, allow_unused=True), base, 1)
+    return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM), base, 1, unused=True)
 
 
-def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int) -> SearchResult:
+def _run(
+    problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int, *, unused: bool = False
+) -> SearchResult:
     table = layers(problem, base, batch)
-    settings = _settings(problem, batch, rules, most_replicas)
+    settings = _settings(problem, batch, rules, most_replicas, unused or not rules.paper)
     keys = len(base.places.keys_of) * (settings.total + 1)
     beam = max(1, min(rules.beam, MAX_PREFIXES // (keys * (problem.num_layers + 1)))) if settings.labels else 1
     memo = _memo(keys, settings.total + 1, problem.num_layers, beam, settings.labels)
@@ -142,10 +135,8 @@ def _run(problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replica
     return SearchResult(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
 
 
-def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) -> Settings:
+def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int, unused: bool) -> Settings:
     stages = min(problem.num_layers, problem.num_devices)
-    labels = rules.pivot == "max" and rules.formula == "corrected"
-    by_bound = labels and rules.rank == "bound"
     return Settings(
         mode=0 if problem.rules.shared else MODES[problem.rules.transfer],
         channel=CHANNELS[channel_of(problem)],
@@ -158,14 +149,11 @@ def _settings(problem: Problem, batch: Batch, rules: Rules, most_replicas: int) 
         buffers=problem.memory.count_buffers,
         overlap=problem.rules.overlap_all_reduce,
         bucket=problem.rules.bucket_bytes,
-        max_stages=min(rules.total_stages or rules.max_stages or stages, stages),
+        max_stages=min(rules.total_stages or stages, stages),
         total=min(rules.total_stages, stages),
-        unused=rules.allow_unused,
-        labels=labels,
-        largest=rules.pivot == "max",
-        printed=rules.formula == "paper_literal",
-        by_bound=by_bound,
-        prune=by_bound and rules.prune,
+        unused=unused,
+        labels=not rules.paper,
+        prune=rules.prune and not rules.paper,
     )
 
 

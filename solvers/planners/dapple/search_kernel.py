@@ -165,7 +165,7 @@ def _extend(
         v, whole = _with_rest(layers, settings, scratch, remaining, places.target[t], j2, free, after, n, away)
         if whole and settings.total in (0, stages + 2):
             _record(found, by_length, v, key, j, slot, t, j2, stages + 2)
-        rank = bound if settings.by_bound else v
+        rank = bound if settings.labels else v
         into_key = places.key_of[t] * (settings.total + 1) + min(settings.total, stages + 1)
         _remember(memo, settings, into_key, j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
 
@@ -228,7 +228,7 @@ def _put(
 @plain
 def _latency(settings: Settings, scratch: Scratch, count: int) -> int:
     line = scratch.line
-    return latency_of(line[0], line[1], line[2], line[3], scratch.legal, count, settings.largest, settings.printed)
+    return latency_of(line[0], line[1], line[2], line[3], scratch.legal, count)
 
 
 @plain

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce, server_classes
 from penstock.solvers.costs.tables.routes import Routes, routes_of
@@ -16,7 +15,7 @@ from penstock.solvers.costs.tables.stage_table import layer_sums, static_between
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Places, SetCosts
-from penstock.solvers.planners.dapple.placement import Geometry, Policy, geometry
+from penstock.solvers.planners.dapple.placement import POLICIES, Geometry, Policy, geometry
 
 MAX_TRANSITIONS = 30_000
 SERVER_VISITS = 240_000
@@ -40,24 +39,17 @@ class Shape:
 
 
 @lru_cache(maxsize=4)
-def shape(
-    problem: Problem, policies: tuple[Policy, ...], strict: bool, replicas: tuple[int, ...] = (), by_set: bool = True
-) -> Shape:
-    """Placements and network of a problem.
+def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True) -> Shape:
+    """Return placements and network of a problem.
 
     ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
     ``by_set``: the last stage's set is part of the memo key, as long as there are at most ``MAX_SET_KEYS`` of them;
-    otherwise the occupancy alone is the key. Raises ``UnsupportedRequest`` where no policy can place a first stage.
+    otherwise the occupancy alone is the key.
     """
     nodes = problem.nodes()
     sizes = tuple(len(node) for node in nodes)
     classes = server_classes(problem)
-    found, restricted = _placements(sizes, classes, strict, policies, replicas)
-    if len(found.source) == 0:
-        raise UnsupportedRequest(
-            f"strict placement by {' and '.join(policies)} has no servers for the first stage: none is in use yet",
-            remedy="placement all, or strict false",
-        )
+    found, restricted = _placements(sizes, classes, replicas)
     kinds = tuple(sorted({device.kind for device in problem.devices}))
     before = found.states[found.source]
     static = static_between(problem, np.arange(problem.num_layers + 1))
@@ -103,13 +95,7 @@ def _places(problem: Problem, found: Geometry, by_set: bool) -> Places:
     )
 
 
-def _placements(
-    sizes: tuple[int, ...],
-    classes: tuple[int, ...],
-    strict: bool,
-    policies: tuple[Policy, ...],
-    replicas: tuple[int, ...],
-) -> tuple[Geometry, bool]:
+def _placements(sizes: tuple[int, ...], classes: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[Geometry, bool]:
     """All replica counts if that stays searchable; else those that divide or fill servers, or only fill them."""
     total, largest = sum(sizes), max(sizes)
     limit = max(2_500, min(MAX_TRANSITIONS, SERVER_VISITS // len(sizes)))
@@ -117,22 +103,22 @@ def _placements(
     whole = tuple(sorted({*range(largest, total + 1, largest), total}))
     doubled = tuple(sorted({total, *(largest * 2**e for e in range(total.bit_length()) if largest * 2**e <= total)}))
     tries = [
-        (tuple(range(1, total + 1)), policies),
-        (tuple(sorted({*inside, *whole})), policies),
-        (tuple(sorted({*inside, *whole})), policies[:1]),
-        (whole, policies[:1]),
-        (doubled, policies[:1]),
+        (tuple(range(1, total + 1)), POLICIES),
+        (tuple(sorted({*inside, *whole})), POLICIES),
+        (tuple(sorted({*inside, *whole})), POLICIES[:1]),
+        (whole, POLICIES[:1]),
+        (doubled, POLICIES[:1]),
     ]
     occupancies = math.comb(len(sizes) + largest, largest)
     start = 0 if occupancies <= limit // 4 else 1 if occupancies <= limit else 3
     if replicas:
-        filling: tuple[Policy, ...] = ("append",) if "append" in policies else policies[:1]
-        start, tries = 0, [(replicas, policies if total <= FEW_DEVICES else filling), (replicas, filling)]
+        filling: tuple[Policy, ...] = ("append",)
+        start, tries = 0, [(replicas, POLICIES if total <= FEW_DEVICES else filling), (replicas, filling)]
     for number, (counts, kept) in enumerate(tries[start:], start):
-        found = geometry(sizes, classes, counts, strict, kept, limit)
+        found = geometry(sizes, classes, counts, kept, limit)
         if found is not None:
             return found, number > 0
-    found = geometry(sizes, classes, (total,), strict, policies[:1], limit)
+    found = geometry(sizes, classes, (total,), POLICIES[:1], limit)
     assert found is not None
     return found, True
 

@@ -15,9 +15,10 @@ from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
 from penstock.solvers.planners.proposal import Proposal, proposed, under
 
-CONFIGURATIONS = Option("max_configurations", 30_000, "partitions × placements × micro-batch numbers, at most", low=1)
+MOST_PLANS = 30_000
+"""Partitions × placements × numbers of micro-batches at most: some seconds of bounds, and a queue that memory holds."""
 EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans; about seconds, but counted", low=0)
-OPTIONS = (CONFIGURATIONS, EFFORT)
+OPTIONS = (EFFORT,)
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -27,15 +28,15 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     ``UnsupportedRequest`` where there are too many plans to list.
     """
     space = Space.of(problem)
-    count, most = space.count(), CONFIGURATIONS.of(options)
-    if count > most:
+    count = space.count()
+    if count > MOST_PLANS:
         kind = (
             "planner 'exact' enumerates all plans: {} layers on {} devices in {} numbers of micro-batches make {} "
             "partitions and placements; at most {}"
         )
         raise Refusal(
-            Reason(kind, (problem.num_layers, problem.num_devices, len(space.batches), count, most)),
-            remedy="planner auto; or fewer micro_batch_sizes, or a larger option max_configurations",
+            Reason(kind, (problem.num_layers, problem.num_devices, len(space.batches), count, MOST_PLANS)),
+            remedy="planner auto, or fewer micro_batch_sizes",
         )
     search = BestFirstSearch(space, EFFORT.of(options))
     numbers = [batch.num_micro_batches for batch in space.batches]

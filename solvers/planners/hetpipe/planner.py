@@ -26,9 +26,7 @@ WORKERS = Option[str](
     "how virtual workers are made of nodes: inside them, equally of all, or of fast and slow ones in pairs",
     choices=("best", *POLICIES),
 )
-SIZE = Option("size", 0, "devices per virtual worker; 0 tries each", low=0)
-POLICY = Option("policy", "best", "warm-up: P_A, P_B, or what the judge finds best", choices=("best", "A", "B"))
-OPTIONS = (WORKERS, SIZE, POLICY)
+OPTIONS = (WORKERS,)
 MAX_JUDGED = 48
 
 Grouping = tuple[tuple[int, ...], ...]
@@ -38,7 +36,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     """Every grouping of the devices with every number of micro-batches, the shortest expected first.
 
     Raises ``UnsupportedRequest`` for a cluster of one node, for fewer micro-batches than workers and for pins to a
-    single device, ``InvalidDocument`` for a size that no grouping has.
+    single device, ``InvalidDocument`` for nodes of which no such workers can be made.
     """
     _refuse_pins(problem)
     wanted = _groupings(problem, options)
@@ -57,7 +55,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             break
     ranked = sorted(plans, key=lambda allocation: plans[allocation])
     for allocation in ranked[:MAX_JUDGED]:
-        yield under(problem, allocation, ("early-backward",), POLICY.of(options))
+        yield under(problem, allocation, ("early-backward",))
 
 
 def _refuse_pins(problem: Problem) -> None:
@@ -102,17 +100,15 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
             Reason("HetPipe forms virtual workers across several nodes; there is one, of {} devices", (len(nodes[0]),)),
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
         )
-    workers, size = WORKERS.of(options), SIZE.of(options)
+    workers = WORKERS.of(options)
     chosen = POLICIES if workers == "best" else tuple(p for p in POLICIES if p == workers)
     every = list(dict.fromkeys(grouping for policy in chosen for grouping in groupings(problem, policy)))
     if workers == "best":
         every = list(dict.fromkeys((*every, *groupings_for_pins(problem))))
-    found = [grouping for grouping in every if size in (0, len(grouping[0]))]
-    if not found:
-        sizes = sorted({len(grouping[0]) for grouping in every})
+    if not every:
         raise InvalidDocument(
-            f"no virtual workers of {size or 'one'} size can be made by {workers!r} of nodes with "
+            f"no virtual workers of one size can be made by {workers!r} of nodes with "
             f"{', '.join(str(len(node)) for node in nodes)} devices",
-            remedy=f"size {', '.join(map(str, sizes))}" if sizes else "workers 'best'",
+            remedy="workers 'best'",
         )
-    return found
+    return every

@@ -1,4 +1,4 @@
-"""Algorithm 1 as the paper has it: MadPipe-DP on its grid at K target periods (section 4.2, ``mode: paper``).
+"""Algorithm 1 as the paper has it: MadPipe-DP on its grid at K target periods (section 4.2, option ``paper``).
 
 R-21: the upper bound sums C over the boundaries 1 … L - 1.
 """
@@ -31,7 +31,7 @@ def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[Found]:
             raise UnsupportedRequest(
                 f"the paper's grid over {chain.size} layers and {chain.processors} processors has more than "
                 f"{MOST_STATES} states",
-                remedy="option mode: exact",
+                remedy="paper false",
             )
         if status == FOUND:
             parts = tuple(Part(k, j, how % SPECIAL, how >= SPECIAL) for k, j, how in stages.tolist())

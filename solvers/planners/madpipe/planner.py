@@ -4,7 +4,7 @@ Every number of micro-batches and every uniform width (the replicas of each stag
 a chain of its own. On it: the exact contiguous optimum under 1F1B*, and allocations with a special processor at
 several target periods, whose patterns are placed from the inside out, and then by the periodic ILP of section 4.3
 where that may be shorter than what is known. (1F1B* is the ILP's optimum for contiguous ones.) The result is the
-best of all of them by the judge, hence never worse than the contiguous optimum. ``mode: paper`` has Algorithm 1's
+best of all of them by the judge, hence never worse than the contiguous optimum. ``paper`` has Algorithm 1's
 allocations only.
 
 .. [1] Beaumont, Eyraud-Dubois, Shilova, MadPipe: Memory Aware Dynamic Programming Algorithm for Pipelined Model
@@ -24,7 +24,7 @@ from penstock.solvers.costs.stage import update_ns
 from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import PAPER, Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.planners.madpipe.chain import Chain, Group
@@ -33,20 +33,11 @@ from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.schedules.periodic import inside_out, one_f_one_b_star
-from penstock.solvers.schedules.periodic.ilp import NODES, solve
+from penstock.solvers.schedules.periodic.ilp import solve
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS, StageLine
 
-MODE = Option(
-    "mode",
-    "exact",
-    "contiguous optimum and exact label search; the contiguous optimum alone; or Algorithm 1 on the paper's grid",
-    choices=("exact", "contiguous", "paper"),
-)
 WIDTH = Option("width", 0, "replicas of every stage; 0 tries each number that divides the cluster", low=0)
-NODES_EACH = Option(
-    "nodes", NODES, "of the periodic ILP's search tree, for each allocation; 0: inside-out alone", low=0
-)
-OPTIONS = (MODE, WIDTH, NODES_EACH)
+OPTIONS = (PAPER, WIDTH)
 PROMISING = 4
 ENOUGH_LABELS = 60_000
 """Chains whose allocations with a special processor are searched, and after how many labels no further one is."""
@@ -89,7 +80,6 @@ class SecondPhase:
     """
 
     problem: Problem
-    nodes: int
     left: int = MOST_SOLVED
     best_ns: int = NEVER_NS
     any_solved: bool = False
@@ -106,7 +96,7 @@ class SecondPhase:
         Every allocation that was tried is among them, as ``max_plans`` counts them all.
         Of contiguous allocations only that first one: no pattern is shorter than 1F1B*.
         """
-        made = [allocated(setup, each) for each in found if self.nodes]
+        made = [allocated(setup, each) for each in found]
         lines = [(StageLine.of(self.problem, allocation, halves), allocation) for allocation in made]
         for line, allocation in sorted(lines, key=lambda pair: pair[0].load_bound_ns()):
             rest_ns = self.best_ns - _updates_ns(self.problem, allocation)
@@ -115,7 +105,7 @@ class SecondPhase:
             if known or line.size > MOST_STAGES or not self.left:
                 continue
             self.left -= 1
-            answer = solve(line, below_ns=below_ns, nodes=self.nodes, seed=self.problem.seed)
+            answer = solve(line, below_ns=below_ns, seed=self.problem.seed)
             if answer.pattern is None:
                 yield Plan(NEVER_NS, allocation, None)
             else:
@@ -131,13 +121,8 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     that no micro-batch feeds.
     """
     refuse_kinds(problem)
-    mode = MODE.of(options)
     setups = _setups(problem, WIDTH.of(options))
-    second = SecondPhase(problem, NODES_EACH.of(options))
-    if mode == "paper":
-        plans = _paper_plans(problem, setups, second)
-    else:
-        plans = _plans(problem, setups, second, mode == "exact")
+    plans = (_paper_plans if PAPER.of(options) else _plans)(problem, setups, SecondPhase(problem))
     any_plan = False
     for plan in plans:
         any_plan = any_plan or plan.pattern is not None
@@ -195,7 +180,7 @@ def _setups(problem: Problem, asked: int) -> list[Setup]:
     return sorted(made, key=lambda setup: (setup.time_ns(setup.chain.least_period_ns()), len(setup.groups)))
 
 
-def _plans(problem: Problem, setups: list[Setup], second: SecondPhase, special: bool) -> Iterator[Plan]:
+def _plans(problem: Problem, setups: list[Setup], second: SecondPhase) -> Iterator[Plan]:
     known = _contiguous(setups)
     optima = [_made(problem, setup, [found])[0] for setup, found in known if found is not None]
     yield from second.note(_by_promise(optima))
@@ -205,7 +190,7 @@ def _plans(problem: Problem, setups: list[Setup], second: SecondPhase, special: 
         yield from second.solved(setup, [] if contiguous is None else [contiguous])
     promising += [pair for pair in known if pair[1] is None][:PROMISING]
     spent = 0
-    for setup, contiguous in promising if special else ():
+    for setup, contiguous in promising:
         if spent > ENOUGH_LABELS:
             break
         searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
@@ -215,7 +200,7 @@ def _plans(problem: Problem, setups: list[Setup], second: SecondPhase, special: 
         both = chain(plans, second.solved(setup, searched.found))
         yield from (plan._replace(note=note) for plan in both)
     for setup, contiguous in promising:
-        for halves, found in _with_fewer_buffers(problem, setup, contiguous, special):
+        for halves, found in _with_fewer_buffers(problem, setup, contiguous):
             yield from _by_promise(_made(problem, setup, found, halves))
             yield from second.solved(setup, found, halves)
     for setup, contiguous in promising:
@@ -239,10 +224,8 @@ def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
     return sorted(known, key=lambda pair: 2**62 if pair[1] is None else pair[0].time_ns(pair[1].period_ns))
 
 
-def _with_fewer_buffers(
-    problem: Problem, setup: Setup, contiguous: Found | None, special: bool
-) -> Iterator[tuple[int, list[Found]]]:
-    """What may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far.
+def _with_fewer_buffers(problem: Problem, setup: Setup, contiguous: Found | None) -> Iterator[tuple[int, list[Found]]]:
+    """Yield what may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far.
 
     The best allocation so far is among it, at the shortest period that fewer buffers let it have.
     """
@@ -257,8 +240,7 @@ def _with_fewer_buffers(
             found.append(thin)
         if contiguous is not None:
             found.append(contiguous._replace(period_ns=best.period_ns))
-        if special:
-            found += special_optimum(roomier, below_ns=best.period_ns, extra=LOOSER).found
+        found += special_optimum(roomier, below_ns=best.period_ns, extra=LOOSER).found
         yield halves, found
 
 

@@ -14,15 +14,14 @@ from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
-from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
 from penstock.solvers.planners.proposal import Proposal, under
 
-BATCHES = Option("batches", 6, "numbers of micro-batches that are looked into, the most promising first", low=1)
-OPTIONS = (BATCHES,)
+BATCHES = 6
+"""Numbers of micro-batches that are looked into, the most promising first; a few seconds on thousands of devices."""
 BETWEEN, MOST_CLOSE = 0.75, 256
 """A further share of idling, tried last, for more devices than that: memory that holds some of the stages in full."""
 
@@ -32,13 +31,13 @@ class _Found(NamedTuple):
     allocation: Allocation
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The first partition as soon as there is one, then the best estimate of each share of idling, the second best, …
+def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
+    """Yield the first partition as soon as there is one, then the best of each share of idling, the second best, …
 
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
     """
     line = line_of(problem)
-    batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[: BATCHES.of(options)]
+    batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[:BATCHES]
     every: list[Partitions] = []
     found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
     first = True

@@ -60,7 +60,6 @@ class Rules:
     """The formula. ``compression``: divides the released optimizer's boundary transfers; 0 leaves them out."""
 
     released: bool = False
-    straight: bool = False
     compression: float = 0.0
 
 
@@ -115,7 +114,7 @@ def chain_of(problem: Problem, batch: Batch) -> Chain:
     if len(kinds) > 1:
         raise UnsupportedRequest(
             f"PipeDream's formula takes devices of one kind; the cluster has {', '.join(kinds)}",
-            remedy="mode 'best', which places stages on the devices that there are",
+            remedy="paper false, which places stages on the devices that there are",
         )
     places = cut_places(problem)
     table = StageTable(problem, kinds, batch.most_rows, places)
@@ -142,7 +141,6 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
             1 if final else len(chain.places),
             rules.released,
             levels[number - 2].machines if number > 1 else 1,
-            rules.straight,
         )
         solved.append(choice)
         work = np.ascontiguousarray(value[:, :, level.machines])

@@ -37,7 +37,6 @@ def run_level(
     starts: int,
     released: bool,
     inside: int,
-    straight: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A^k and where it splits, for layers [places[i], places[j]) on m machines of one level.
 
@@ -51,17 +50,16 @@ def run_level(
     n = len(places)
     value = np.full((starts, n, machines + 1), NEVER_NS, dtype=np.int64)
     choice = np.full((starts, n, machines + 1, 2), -1, dtype=np.int64)
-    widest = 1 if straight else machines
     for i in range(starts):
         for j in range(i + 1, n):
             for m in range(1, machines + 1):
                 best, split, following = NEVER_NS, -1, -1
                 after = machines - m if released else machines
-                if m <= widest and divided(after, m) * stashed_bytes[i, j] <= room_bytes:
+                if divided(after, m) * stashed_bytes[i, j] <= room_bytes:
                     shared = divided(reduce_ns[i, j], inside) if released else reduce_ns[i, j]
                     best = replicated_ns(work[i, j], shared, m, released)
                 for s in range(i + 1, j):
-                    for last in range(1, min(widest, m - 1) + 1):
+                    for last in range(1, m):
                         before = value[i, s, m - last]
                         if before >= best:
                             continue

@@ -1,6 +1,7 @@
 """PipeDream: its partition, run without a flush (1F1B, weight stashing) or with one (P_A), as the request allows.
 
-Both of the papers that compare with it flush: DAPPLE section VI-F and SPP section V run its partition with P_A.
+Both of the papers that compare with it flush: DAPPLE section VI-F and SPP section V run its partition with P_A. So does
+``paper``, which partitions by the paper's formula alone; without a flush its replicas take micro-batches in turn.
 
 .. [1] Narayanan et al., PipeDream (SOSP 2019), sections 3.1 to 3.3.
 """
@@ -20,7 +21,7 @@ from penstock.solvers.grid.row_partition import RatedAllocation, Settings, place
 from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.pins import broken_pin, by_layers, keep_pins
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
@@ -36,29 +37,7 @@ from penstock.solvers.schedules.periodic.eager import (
     usual_depths,
 )
 
-MODE = Option(
-    "mode",
-    "best",
-    "partition by the paper's formula, by the released optimizer's, or by these and the real costs",
-    choices=("best", "paper", "released"),
-)
-STRAIGHT = Option("straight", False, "one device per stage only")
-DISPATCH = Option(
-    "dispatch",
-    "best",
-    "without a flush: replicas take whole micro-batches in turn (1F1B-RR), or rows of each",
-    choices=("best", "round_robin", "rows"),
-)
-POLICY = Option(
-    "policy",
-    "best",
-    "with a flush: warm-up by P_A, P_B, by the ratio, or what the judge finds best",
-    choices=("best", "A", "B", "acr"),
-)
-COMPRESSION = Option(
-    "compression", 0.0, "released: what boundary transfers are divided by; 0 leaves them out, as its default", low=0
-)
-OPTIONS = (MODE, STRAIGHT, DISPATCH, POLICY, COMPRESSION)
+OPTIONS = (PAPER,)
 AT_ONCE = 2
 AFTERWARDS = 16
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
@@ -67,7 +46,7 @@ RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
 class _Plan(NamedTuple):
     """A proposal with what a global batch is expected to take, by the planner's own estimate.
 
-    ``always``: judged whatever is expected of it, so that no mode finds a better flushed plan than ``best``.
+    ``always``: judged whatever is expected of it, so that no formula's flushed plan is better than the answer.
     """
 
     expected_ns: int
@@ -101,16 +80,15 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
 
 
 class _Partitions:
-    """The partitions of one request, by the modes and dispatches that were asked for."""
+    """The partitions of one request."""
 
     def __init__(self, problem: Problem, options: Mapping[str, object]) -> None:
         self._problem = problem
-        self._mode, self._straight = MODE.of(options), STRAIGHT.of(options)
-        self._policy, self._compression = POLICY.of(options), COMPRESSION.of(options)
-        self._turns = {"best": (True, False), "round_robin": (True,), "rows": (False,)}[DISPATCH.of(options)]
+        self._paper = PAPER.of(options)
+        self._turns = (True,) if self._paper else (True, False)
         order = device_order(problem)
         uneven = len(set(server_classes(problem))) > 1
-        orders = ((order, order[::-1]) if uneven else (order,)) if self._mode == "best" else ()
+        orders = () if self._paper else (order, order[::-1]) if uneven else (order,)
         self._rows = [DeviceRow(problem, devices) for devices in orders]
         if problem.pins and orders:
             self._rows += [
@@ -167,18 +145,20 @@ class _Partitions:
         return list(unique.values())
 
     def _formulas(self, batch: Batch) -> list[RatedAllocation]:
-        """The hierarchical partitions. Asked for by name they may refuse the cluster, else they are left out."""
-        if self._mode == "best" and len({device.kind for device in self._problem.devices}) > 1:
+        """Return the hierarchical partitions: by the paper's formula, and by the released optimizer's.
+
+        The paper's own system may refuse the cluster; else they are left out.
+        """
+        if not self._paper and len({device.kind for device in self._problem.devices}) > 1:
             return []
-        modes = ("paper", "released") if self._mode == "best" else (self._mode,)
-        rules = [Rules(mode == "released", self._straight, self._compression) for mode in modes]
-        found = [allocated(self._problem, batch, each) for each in rules]
+        formulas = (False,) if self._paper else (False, True)
+        found = [allocated(self._problem, batch, Rules(released)) for released in formulas]
         return [each for each in found if each is not None]
 
     def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[RatedAllocation]:
         """With NOAM's micro-batches in flight; where fewer allow a better partition, also that, and recomputation."""
         again = self._problem.recompute == "always"
-        tight = Settings(rule, turns, again, False, self._straight)
+        tight = Settings(rule, turns, again)
         loose = replace(tight, lenient=True)
         first, second = (placed(self._problem, row, self._layers, batch, each, AT_ONCE) for each in (tight, loose))
         if first and second[0].value_ns >= first[0].value_ns:
@@ -194,7 +174,7 @@ class _Partitions:
         rows = -(-self._problem.global_batch_size // allocation.num_micro_batches)
         costs = [stage_costs(self._problem, stage, rows) for stage in allocation.stages]
         through = sum(c.forward_ns + c.backward_ns for c in costs)
-        proposal = under(self._problem, allocation, ("early-backward",), self._policy)
+        proposal = under(self._problem, allocation, ("early-backward",), "A" if self._paper else "best")
         return _Plan((allocation.num_micro_batches - 1) * found.value_ns + through, proposal)
 
     def _stashing(self, allocation: Allocation) -> list[_Plan]:

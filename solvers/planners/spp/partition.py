@@ -66,12 +66,6 @@ def pruned_replicas(problem: Problem) -> tuple[int, ...]:
     return tuple(sorted(r for r in chosen if 0 < r <= devices))
 
 
-def powers(problem: Problem) -> tuple[int, ...]:
-    """Powers of two, and the whole cluster."""
-    devices = problem.num_devices
-    return tuple(sorted({devices, *(1 << e for e in range(devices.bit_length()))}))
-
-
 def stages_that_fit(layers: int, devices: int, replica_counts: int) -> int:
     """Numbers of stages whose table stays within ``MAX_TABLE_BYTES``; at least one word of them."""
     words = max(1, MAX_TABLE_BYTES // (8 * devices * replica_counts * (layers + 1)))

@@ -1,16 +1,15 @@
 """SPP: order the devices, partition for every number of stages, execute, keep the best (Algorithm 3; ALGORITHMS 3.4).
 
-Beyond the paper: every number of micro-batches that the request allows; both orders and their reversals
-(``orientation: best``), since the paper says of no cut which side comes first; devices may be left over; memory (O-2):
-what does not fit is partitioned again with stages that hold the micro-batches which P_A keeps in flight, from the last
+Beyond the paper: every number of micro-batches that the request allows; both orders and their reversals, since the
+paper says of no cut which side comes first; replica counts are pruned; devices may be left over; memory (O-2): what
+does not fit is partitioned again with stages that hold the micro-batches which P_A keeps in flight, from the last
 stage to the first, so that their number is known; and the judge chooses between SPP's order, DAPPLE's and GPipe's.
-The paper's own system: ``schedule pe``, options ``orientation id``, ``replicas all``, ``allow_unused false``.
+``paper`` is the paper's own system: one order of the devices, all replica counts, all devices, PE alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,51 +17,38 @@ from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.grid.block_partition import block_partition
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
-from penstock.solvers.model.options import Option
+from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.pins import broken_pin, by_layers
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
-from penstock.solvers.planners.spp.partition import powers, pruned_replicas
+from penstock.solvers.planners.spp.partition import pruned_replicas
 from penstock.solvers.planners.spp.plans import Found, partitioned
 from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS
 from penstock.solvers.planners.spp.tables import Windows, windows
 
-ORIENTATION = Option(
-    "orientation",
-    "best",
-    "which side of a minimum cut comes first: that with the smallest device, the wider joint, or all of both",
-    choices=("id", "bandwidth", "best"),
-)
-REPLICAS = Option(
-    "replicas",
-    "pruned",
-    "replica counts of a stage: all, powers of two, or 1-8, multiples of 8 and 64, and whole nodes",
-    choices=("all", "pruned", "powers"),
-)
-MAX_STAGES = Option("max_stages", 0, "largest number of stages; 0: no limit", low=0)
-ALLOW_UNUSED = Option("allow_unused", True, "whether devices may be left over; the paper uses all")
-OPTIONS = (ORIENTATION, REPLICAS, MAX_STAGES, ALLOW_UNUSED)
+OPTIONS = (PAPER,)
 AT_ONCE = 3
 AFTERWARDS = 48
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
-    lines = list(_orders(problem, ORIENTATION.of(options)))
+    paper = PAPER.of(options)
+    lines = list(_orders(problem, paper))
     left: list[Found] = []
     best = LONGEST_NS
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
-        plans = _plans(problem, lines, batch, options, best)
+        plans = _plans(problem, lines, batch, paper, best)
         best = min([best, *(found.estimate_ns for found in plans if _limits(problem, found))])
         for each in _by_pins(problem, plans):
             for found in each[:AT_ONCE]:
-                yield from _proposed(problem, found.allocation)
+                yield from _proposed(problem, found.allocation, paper)
             left += each[AT_ONCE:]
     for found in sorted(left, key=_rank)[:AFTERWARDS]:
-        yield from _proposed(problem, found.allocation)
+        yield from _proposed(problem, found.allocation, paper)
     if best == LONGEST_NS:
-        yield from (under(problem, allocation, ("pe", "early-backward")) for allocation in _thinnest(problem))
+        yield from (_proposal(problem, allocation, paper) for allocation in _thinnest(problem))
 
 
 def _limits(problem: Problem, found: Found) -> bool:
@@ -80,23 +66,26 @@ def _rank(found: Found) -> tuple[bool, int]:
     return not found.fits, found.estimate_ns
 
 
-def _proposed(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    """A plan under SPP's and DAPPLE's orders, then under GPipe's."""
-    proposal = under(problem, allocation, ("pe", "early-backward"))
+def _proposal(problem: Problem, allocation: Allocation, paper: bool) -> Proposal:
+    return under(problem, allocation, ("pe",) if paper else ("pe", "early-backward"))
+
+
+def _proposed(problem: Problem, allocation: Allocation, paper: bool) -> Iterator[Proposal]:
+    """Yield a plan under SPP's and DAPPLE's orders, then under GPipe's; as the paper has it, under SPP's alone."""
+    proposal = _proposal(problem, allocation, paper)
     yield proposal
-    if len(allocation.stages) > 1:
+    if len(allocation.stages) > 1 and not paper:
         yield proposal._replace(schedules=("gpipe",))
 
 
-def _orders(problem: Problem, orientation: str) -> Iterator[Windows]:
-    """The device orders to partition along, each once; orders on which nothing differs count as one.
+def _orders(problem: Problem, paper: bool) -> Iterator[Windows]:
+    """Yield the device orders to partition along, each once; orders on which nothing differs count as one.
 
     With pins also the first one, and that of the layers which pins name, with stages that keep them.
     """
     graph = graph_of(problem)
-    names: tuple[Any, ...] = ORIENTATIONS if orientation == "best" else (orientation,)
-    orders = [device_order(graph, name) for name in names]
-    if orientation == "best":
+    orders = [device_order(graph, name) for name in (ORIENTATIONS[:1] if paper else ORIENTATIONS)]
+    if not paper:
         orders += [order[::-1] for order in orders]
     bandwidth = dense_bandwidths(problem)
     seen: set[object] = set()
@@ -119,25 +108,15 @@ def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...])
     return bandwidth[np.ix_(index, index)].tobytes(), facts
 
 
-def _plans(
-    problem: Problem, lines: Iterable[Windows], batch: Batch, options: Mapping[str, object], best: int
-) -> list[Found]:
-    """Plans of every number of stages on every order, those that fit first, then the most promising."""
-    counts = _replicas(problem, options)
-    stages, unused = MAX_STAGES.of(options), ALLOW_UNUSED.of(options)
+def _plans(problem: Problem, lines: Iterable[Windows], batch: Batch, paper: bool, best: int) -> list[Found]:
+    """Return plans of every number of stages on every order, those that fit first, then the most promising."""
+    counts = tuple(range(1, problem.num_devices + 1)) if paper else pruned_replicas(problem)
     plans: dict[Allocation, Found] = {}
     for line in lines:
-        for found in partitioned(problem, line, batch, counts, max_stages=stages, unused=unused, best_ns=best):
+        for found in partitioned(problem, line, batch, counts, unused=not paper, best_ns=best):
             plans.setdefault(found.allocation, found)
         best = min([best, *(found.estimate_ns for found in plans.values() if _limits(problem, found))])
     return sorted(plans.values(), key=_rank)
-
-
-def _replicas(problem: Problem, options: Mapping[str, object]) -> tuple[int, ...]:
-    wanted = REPLICAS.of(options)
-    if wanted == "all":
-        return tuple(range(1, problem.num_devices + 1))
-    return powers(problem) if wanted == "powers" else pruned_replicas(problem)
 
 
 def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:

@@ -27,25 +27,18 @@ class Found(NamedTuple):
 
 
 def partitioned(
-    problem: Problem,
-    line: Windows,
-    batch: Batch,
-    replicas: Sequence[int],
-    *,
-    max_stages: int = 0,
-    unused: bool = True,
-    best_ns: int,
+    problem: Problem, line: Windows, batch: Batch, replicas: Sequence[int], *, unused: bool = True, best_ns: int
 ) -> list[Found]:
-    """PRM without regard to memory; where its best plan is short of it, with stages that fit, then with any that do.
+    """Run PRM without regard to memory; if its best plan is short of it, with stages that fit, then with any that do.
 
-    ``best_ns``: the best estimate known; ``max_stages`` 0: no limit. W counts all of an all-reduce, so one stage on
+    ``best_ns``: the best estimate known. W counts all of an all-reduce, so one stage on
     all devices is taken whatever its W where all-reduces overlap.
     """
     fed = [r for r in replicas if r <= batch.replicas_fed(problem.min_slice)]
     if not fed:
         return []
     blocks = problem.num_blocks
-    most = min(max_stages or blocks, blocks, stages_that_fit(problem.num_layers, problem.num_devices, len(fed)))
+    most = min(blocks, stages_that_fit(problem.num_layers, problem.num_devices, len(fed)))
 
     def worth(parts: Parts) -> int:
         return _limit(found_of(problem, line, batch, parts).estimate_ns)

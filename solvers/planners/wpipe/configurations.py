@@ -1,7 +1,7 @@
 """WPipe's search over recomputation × (d:w) × layouts × M (equation 3), and the paper's climb (section 3.4, R-26).
 
 Every point is cut into parts and priced by the throughput model; which of them are judged, and first, follows from
-that. ``mode="paper"`` changes d:w by one divisor at a time: with the time of model parallelism, four activations or
+that. The paper's climb changes d:w by one divisor at a time: with the time of model parallelism, four activations or
 gradients per micro-batch and link in WPipe and two in PipeDream-2BW, against the time of data parallelism, the
 all-reduce of S_m / d bytes over w devices, both per period and device.
 """
@@ -42,7 +42,7 @@ WORTH_CUTTING = 8
 
 
 class Wanted(NamedTuple):
-    """What a planner's options ask for. ``depth`` 0: any; ``by_group``: one group may recompute alone."""
+    """The configurations to search. ``depth`` 0: any; ``by_group``: one group may recompute alone."""
 
     groups: int
     policies: tuple[WarmUp, ...]

@@ -9,56 +9,38 @@ from functools import lru_cache
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.grid.pinned_cuts import keeping_pins
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.options import Option, unlimited
+from penstock.solvers.model.options import PAPER, Option, unlimited
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
 from penstock.solvers.planners.wpipe.cut_search import Found, priced, rank
 from penstock.solvers.planners.wpipe.throughput import Links
-from penstock.solvers.schedules.periodic.wpipe import WarmUp, wpipe
+from penstock.solvers.schedules.periodic.wpipe import wpipe
 
 DEPTH = Option("depth", 0, "devices of a pipeline; 0 tries each depth that chain and cluster allow", low=0)
-LAYOUT = Option(
-    "layout",
-    "all",
-    "A: a pipeline's neighbours in one node; B: a stage's replicas; mixed: some of both",
-    choices=("all", "A", "B", "mixed"),
-)
-WARMUP = Option(
-    "warmup",
-    "best",
-    "micro-batches ahead: A, the paper's N - i; B, 2 (N - i) - 1, which hides transfers; or what the judge finds best",
-    choices=("best", "A", "B"),
-)
-MODE = Option(
-    "mode",
-    "exhaustive",
-    "search every d:w, layout, recomputation and M; or climb by C_WPipe against C_DP with warm-up A, as the paper does",
-    choices=("exhaustive", "paper"),
-)
-OPTIONS = (MODE, LAYOUT, DEPTH, WARMUP)
+OPTIONS = (PAPER, DEPTH)
 MAX_JUDGED = 32
 MAX_OPERATIONS = 30_000
 SHORT = 3
 
 
 def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The configurations that promise most; none of layers that stay together, which one stage runs (``simple``)."""
+    """Yield the configurations that promise most; none of layers that stay together, which one stage runs."""
     if not problem.cuttable.any() and unlimited(OPTIONS, options):
         return
-    wanted = wanted_by(options, groups=2)
-    found = climb(problem, wanted) if MODE.of(options) == "paper" else exhaustive(problem, wanted)
-    for each in worth_judging(keeping(problem, found)):
+    for each in configurations(problem, options, groups=2):
         pattern = wpipe(problem, each.allocation, policy=each.shape.policy)
         yield in_order(problem, each.allocation, pattern, "double_grouped")
 
 
-def wanted_by(options: Mapping[str, object], groups: int) -> Wanted:
-    """The search that the options ask for; the paper's mode has the paper's warm-up and recomputation."""
-    paper = MODE.of(options) == "paper"
-    policies: dict[str, tuple[WarmUp, ...]] = {"best": ("A",) if paper else ("A", "B"), "A": ("A",), "B": ("B",)}
-    policy = policies[WARMUP.of(options)]
-    return Wanted(groups, policy, LAYOUT.of(options), DEPTH.of(options), by_group=not paper)
+def configurations(problem: Problem, options: Mapping[str, object], groups: int) -> Iterator[Found]:
+    """Yield the configurations to judge; the paper climbs, with its warm-up, and recomputes everything or nothing."""
+    depth = DEPTH.of(options)
+    if PAPER.of(options):
+        found = climb(problem, Wanted(groups, ("A",), depth=depth, by_group=False))
+    else:
+        found = exhaustive(problem, Wanted(groups, ("A", "B"), depth=depth))
+    yield from worth_judging(keeping(problem, found))
 
 
 def keeping(problem: Problem, found: list[Found]) -> list[Found]:

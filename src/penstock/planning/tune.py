@@ -57,7 +57,7 @@ def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
     problem = at_choice_of(to_problem(file.request), file.plan)
     allocation, _ = from_plan(file.plan, problem)
     tuner = Tuner(problem, candidates(problem), allocation.pipelines[0].stages, max_pipelines)
-    chosen = next(tuner.settings("profile"))
+    chosen = tuner.predicted()
     found = []
     for batch in tuner.batches:
         for pipelines in range(1, max_pipelines + 1):

@@ -126,7 +126,7 @@ def test_a_form_goes_to_its_plan(http: httpx.Client):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    "request_more", [{"planner": "dp"}, {"planner": "dapple", "options": {"beam": 4}, "recompute": "always"}]
+    "request_more", [{"planner": "dp"}, {"planner": "dapple", "options": {"paper": True}, "recompute": "always"}]
 )
 def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Client, request_more: dict[str, Any]):
     more: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Cli
         ({"profile_text": "{"}, ["profile_text"]),
         ({"profile_text": '{"name": 3}', "headroom": "much"}, ["profile_text", "headroom"]),
         ({"topology_text": '{"name": "x"}'}, ["topology_text"]),
-        ({"planner": "dapple", "option.dapple.beam": "wide"}, ["option.dapple.beam"]),
+        ({"planner": "gpipe", "option.gpipe.stages": "wide"}, ["option.gpipe.stages"]),
         ({"from": "sha256:" + "0" * 64}, []),
         ({"planner": "nobody"}, []),
         ({"planner": "wpipe"}, []),

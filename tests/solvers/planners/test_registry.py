@@ -120,37 +120,20 @@ def test_unknown_options_are_refused_before_anything_is_solved() -> None:
         solve(problem, "dp", options={"overlp": "yes"})
     assert refused.value.remedy == "did you mean 'overlap'?"
     with pytest.raises(InvalidDocument):
-        solve(problem, "dapple", options={"beam": 0})
+        solve(problem, "dapple", options={"paper": 0})
 
 
-POLICIES = {"A": (2, 1), "acr": (2, 1), "B": (3, 1), "best": (3, 1)}
-"""Warm-up forwards of two stages by policy; B, which the last takes, is the faster one here."""
-PLACEMENTS = ("all", "fresh", "append", "scatter")
-
-
-@pytest.mark.parametrize("number", range(16))
-def test_dapple_takes_all_its_options(number: int) -> None:
-    """Every pair of values of two options is met; weights so large that two stages of one device are best."""
-    i, j = divmod(number, 4)
-    policy, placement = list(POLICIES)[i], PLACEMENTS[j]
-    options: dict[str, object] = {"policy": policy, "placement": placement, "beam": 2, "max_stages": 2}
-    options |= {"pivot": ("max", "formula")[(i + j) % 2], "rank": ("bound", "latency")[(i + j // 2) % 2]}
-    options |= {"strict": placement != "append", "formula": "paper_literal"}
-    problem = make_problem([5] * 4, boundary_bytes=1, parameter_bytes=300, nodes=(2, 2), global_batch_size=8)
-    best = solve(problem, "dapple", options=options).best
+@pytest.mark.parametrize(("paper", "warmup", "value_ns"), [(True, (2, 1), 278), (False, (3, 1), 272)])
+def test_dapple_chooses_the_warm_up_by_the_ratio_as_the_paper_does(
+    paper: bool, warmup: tuple[int, ...], value_ns: int
+) -> None:
+    """Weights so large that two stages are best; the deeper warm-up, against which the ratio advises, is faster."""
+    problem = make_problem([5] * 4, boundary_bytes=1, parameter_bytes=300, nodes=(2,), global_batch_size=8)
+    best = solve(problem, "dapple", options={"paper": paper}).best
     assert best is not None
     assert isinstance(best.schedule, Orders)
-    assert best.schedule.warmup == POLICIES[policy]
-    assert best.value_ns == {(2, 1): 278, (3, 1): 272}[best.schedule.warmup]
-    devices = [0, 2] if placement == "fresh" else [0, 1]
-    assert [stage.devices for stage in best.allocation.stages] == [(d,) for d in devices], (
-        "fresh: on a server of its own"
-    )
-
-
-def test_a_strict_policy_that_cannot_start_is_said() -> None:
-    with pytest.raises(UnsupportedRequest, match="strict placement by append has no servers for the first stage"):
-        solve(make_problem([5, 5]), "dapple", options={"placement": "append", "strict": True})
+    assert (best.schedule.warmup, best.value_ns) == (warmup, value_ns)
+    assert [stage.devices for stage in best.allocation.stages] == [(0,), (1,)]
 
 
 def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Pin, PipelineRun, Problem, RankRun
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.planners.avgpipe.partition import partitions
-from penstock.solvers.planners.avgpipe.planner import MOST_OPERATIONS, proposals
+from penstock.solvers.planners.avgpipe.planner import MOST_OPERATIONS, orders_of, proposals
 from penstock.solvers.planners.avgpipe.predictor import Degrees
 from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.catalogue import PLANNERS
@@ -82,25 +82,24 @@ def test_by_default_every_setting_is_judged() -> None:
     assert "pipelines on the same devices, each 4 stages" in found.sentence
 
 
-def test_the_guidelines_go_to_their_ends() -> None:
-    """``max_num`` 8 micro-batches of one sample, ``max_size`` one of 8, both with all pipelines that there may be."""
-    problem = a_problem()
-    assert setting_of(solve(problem, tuning="max_num", pipelines=5)) == (8, 5)
-    assert setting_of(solve(problem, tuning="max_size", pipelines=5)) == (1, 5)
+def guideline(tuner: Tuner, number: int) -> Degrees:
+    """Return the most pipelines that fit with this number of micro-batches, as the paper's guidelines have them."""
+    return tuner.first_that_fits(Degrees(number, n) for n in range(tuner.most_pipelines, 0, -1))
 
 
-def test_guidelines_stop_where_memory_ends() -> None:
+def test_as_many_pipelines_as_fit_are_those_that_memory_has_room_for() -> None:
     """Of 3000 bytes a device has 4 · 2 · 150 for a pipeline of one and a half layers, so fewer than 8 pipelines fit."""
     problem = a_problem(memory_bytes=3000, recompute="never")
-    for tuning, number in (("max_num", 8), ("max_size", 1)):
-        found = solve(problem, tuning=tuning, stages=4)
-        assert found.best is not None
-        assert found.best.allocation.num_micro_batches == number
-        most = len(found.best.allocation.pipelines)
-        assert 1 <= most < 8
-        more = parallel_pipelines(found.best.allocation.pipelines[0].stages, most + 1, number)
-        tuner = Tuner(problem, candidates(problem), more.pipelines[0].stages, 8)
+    batches = candidates(problem)
+    (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
+    tuner = Tuner(problem, batches, stages, 8)
+    for number in (8, 1):
+        found = guideline(tuner, number)
+        assert found.num_micro_batches == number
+        assert 1 <= found.num_pipelines < 8
+        more = parallel_pipelines(stages, found.num_pipelines + 1, number)
         assert tuner.time_ns(more, advance_forward(problem, more)) is None
+    assert guideline(replace(tuner, problem=a_problem(), most_pipelines=5, _fits={}), 8) == (8, 5)
 
 
 def test_the_profile_finds_what_the_predictor_prefers() -> None:
@@ -111,13 +110,13 @@ def test_the_profile_finds_what_the_predictor_prefers() -> None:
     (stages,), _ = best_partitions(problem, batches, partitions(problem, batches))
     assert len(stages) == 4
     tuner = Tuner(problem, batches, stages, 4)
-    (chosen,) = tuner.settings("profile")
-    assert chosen == next(iter(tuner.settings("traverse")))
-    found = solve(problem, tuning="profile", pipelines=4)
-    assert setting_of(found) == chosen
-    assert "tuning profile: 1 setting, " in found.sentence
+    chosen = tuner.predicted()
+    assert chosen == tuner.settings()[0]
     assert chosen.num_pipelines > 1
     printed = Tuner(problem, batches, stages, 4, "paper")
+    found = solve(problem, paper=True, pipelines=4)
+    assert setting_of(found) == printed.predicted()
+    assert "tuning profile: 1 setting, " in found.sentence
     assert printed.measured(batches[0]) == tuner.measured(batches[-1])
 
 
@@ -126,9 +125,9 @@ def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None
     batches = candidates(problem)
     (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
     tuner = Tuner(problem, batches, stages, 4)
-    next(iter(tuner.settings("profile")))
+    tuner.predicted()
     assert tuner.simulations == len(batches) + 1
-    assert "tuning profile by simulation: 1 setting, " in solve(problem, tuning="profile", stages=4).sentence
+    assert "tuning profile by simulation: 1 setting, " in solve(problem, paper=True, stages=4).sentence
     measured = tuner.measured(batches[-1])
     assert [rank.compute_ns for rank in measured.ranks] == [
         8 * 3 * sum([10, 12, 9, 11, 10, 8][stage.first : stage.last + 1]) + 3 * (stage.last + 1 - stage.first)
@@ -147,39 +146,38 @@ def test_the_tuned_setting_is_near_the_best_and_the_guidelines_are_not() -> None
         update_rules=("elastic_averaging",),
     )
     problem = to_problem(request)
-    values = {}
-    for tuning in ("traverse", "profile", "max_num", "max_size"):
-        found = solve(problem, tuning=tuning)
-        assert found.best is not None
-        values[tuning] = found.best.value_ns
-    assert values["profile"] <= 1.1 * values["traverse"]
-    assert values["max_num"] > 1.1 * values["profile"]
-    assert values["max_size"] > 1.1 * values["profile"]
+    batches = candidates(problem)
+    (stages, *_), _ = best_partitions(problem, batches, partitions(problem, batches))
+    tuner = Tuner(problem, batches, stages, 8)
+    best = solve(problem).best
+    assert best is not None
+    ratios = []
+    ends = [guideline(tuner, batch.num_micro_batches) for batch in (batches[-1], batches[0])]
+    for degrees in (tuner.predicted(), *ends):
+        allocation = tuner.allocation(degrees)
+        times = [tuner.time_ns(allocation, orders) for orders in orders_of(tuner, allocation)]
+        ratios.append(min(time for time in times if time is not None) / best.value_ns)
+    assert ratios[0] <= 1.1
+    assert min(ratios[1:]) > 1.1 * ratios[0]
 
 
-def test_algorithm_1_and_the_ends_of_the_schedule() -> None:
+def test_the_best_order_is_never_slower_than_that_of_algorithm_1() -> None:
     problem = a_problem()
-    found = {}
-    for advance in ("best", "climb", "1f1b", "afab"):
-        result = solve(problem, tuning="profile", stages=4, advance=advance)
-        assert result.best is not None
-        found[advance] = result.best
-    assert found["best"].value_ns <= min(each.value_ns for each in found.values())
-    assert found["climb"].value_ns <= found["1f1b"].value_ns
-    assert found["1f1b"].schedule.warmup[:4] == (4, 3, 2, 1)  # type: ignore[union-attr]
-    batches = found["afab"].allocation.num_micro_batches
-    assert found["afab"].schedule.warmup[:4] == (batches,) * 4  # type: ignore[union-attr]
+    best, printed = (solve(problem, paper=paper, stages=4).best for paper in (False, True))
+    assert best is not None
+    assert printed is not None
+    assert best.value_ns <= printed.value_ns
 
 
 def test_recomputes_only_where_nothing_else_fits() -> None:
-    roomy = solve(a_problem(recompute="auto"), tuning="max_size", stages=4, pipelines=2)
+    roomy = solve(a_problem(recompute="auto"), stages=4, pipelines=2)
     assert roomy.best is not None
     assert not any(stage.recompute for stage in roomy.best.allocation.stages)
     small = a_problem(recompute="auto", memory_bytes=1600, stash_bytes=300)
-    tight = solve(small, tuning="max_num", stages=4, pipelines=1)
+    tight = solve(small, stages=4, pipelines=1)
     assert tight.best is not None
     assert all(stage.recompute for stage in tight.best.allocation.stages)
-    always = solve(a_problem(recompute="always"), tuning="profile", stages=4)
+    always = solve(a_problem(recompute="always"), paper=True, stages=4)
     assert always.best is not None
     assert all(stage.recompute for stage in always.best.allocation.stages)
 
@@ -194,7 +192,7 @@ def test_says_what_is_missing_where_nothing_fits() -> None:
 
 def test_keeps_pins_in_every_pipeline() -> None:
     problem = replace(a_problem(), pins=(Pin(0, 0, frozenset({3})),))
-    found = solve(problem, tuning="profile", stages=4)
+    found = solve(problem, paper=True, stages=4)
     assert found.best is not None
     assert all(pipeline.stages[0].devices == (3,) for pipeline in found.best.allocation.pipelines)
 
@@ -303,5 +301,5 @@ def test_ranked_settings_are_the_whole_grid() -> None:
     problem = a_problem()
     batches = candidates(problem)
     (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
-    settings = list(Tuner(problem, batches, stages, 3).settings("traverse"))
+    settings = Tuner(problem, batches, stages, 3).settings()
     assert sorted(settings) == sorted(Degrees(b.num_micro_batches, n) for b in batches for n in (1, 2, 3))

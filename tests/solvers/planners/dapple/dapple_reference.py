@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dapple_latency import latency
+
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit, static_bytes
@@ -17,7 +19,6 @@ from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.latency import latency
 from penstock.solvers.planners.dapple.search import Rules, channel_of
 from penstock.solvers.planners.dapple.tables import Shape
 
@@ -90,7 +91,7 @@ class Plain:
     def max_stages(self) -> int:
         """The largest number of stages."""
         most = min(self.problem.num_layers, self.problem.num_devices)
-        return min(self.rules.total_stages or self.rules.max_stages or most, most)
+        return min(self.rules.total_stages or most, most)
 
     def extensions(self, prefix: Prefix) -> Iterator[tuple[int, Prefix]]:
         """Each stage that can follow a prefix, with the memo key of what arises."""
@@ -106,7 +107,7 @@ class Plain:
                 last = end == problem.num_layers
                 if not last and (free == 0 or not problem.cuttable[end - 1]):
                     continue
-                if last and not (free == 0 and prefix.last is None) and not (free > 0 and self.rules.allow_unused):
+                if last and not (free == 0 and prefix.last is None) and not (free > 0 and not self.rules.paper):
                     continue
                 stage = Stage(prefix.end, end - 1, devices)
                 times = self.stage_times(stage, self.flying(prefix.stages))
@@ -157,7 +158,7 @@ class Plain:
         times = self.stage_times(rest, 1, whatever_fits=True) or Times(0, 0, 0, False)
         link = self.link_times(prefix.last, rest) or (Times(0, 0, 0, True),)
         value = self.value((*prefix.times, *link, times))
-        return (self.bound(prefix) if self.rules.rank == "bound" else 0), value, prefix.stages
+        return (0 if self.rules.paper else self.bound(prefix)), value, prefix.stages
 
     def bound(self, prefix: Prefix) -> int:
         """No completion is faster: the prefix's own latency, and the work left evenly on the free devices after it."""
@@ -177,8 +178,7 @@ class Plain:
             backward,
             reduce,
             self.batch.num_micro_batches,
-            pivot=self.rules.pivot,
-            formula=self.rules.formula,
+            pivot="formula" if self.rules.paper else "max",
             network=network,
             channel=channel_of(self.problem),
         ).value_ns

@@ -18,7 +18,6 @@ from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import cost_kernel as dapple_costs
-from penstock.solvers.planners.dapple.placement import POLICIES
 from penstock.solvers.planners.dapple.search import Rules, SearchResult, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, layers, shape
 
@@ -68,24 +67,14 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
-@pytest.mark.parametrize("rank", ["bound", "latency"])
-def test_kernel_finds_what_the_reference_finds(changes: dict[str, Any], rank: Any) -> None:
+@pytest.mark.parametrize("paper", [False, True], ids=["bounds", "paper"])
+def test_kernel_finds_what_the_reference_finds(changes: dict[str, Any], paper: bool) -> None:
     for seed in range(3):
         problem = random_problem(seed, **changes)
-        base = shape(problem, POLICIES, False)
+        base = shape(problem)
         for size in (4, 12):
-            batch, rules = batch_of(problem, size), Rules(rank=rank)
+            batch, rules = batch_of(problem, size), Rules(paper=paper)
             assert same(best(search(problem, batch, rules, base)), Plain(problem, batch, rules, base).memoised())
-
-
-@pytest.mark.parametrize("rules", [Rules(pivot="formula"), Rules(formula="paper_literal"), Rules(allow_unused=False)])
-def test_other_rules_find_what_the_reference_finds(rules: Rules) -> None:
-    for seed in range(3):
-        problem = random_problem(seed)
-        base = shape(problem, POLICIES, rules.strict)
-        batch = batch_of(problem, 6)
-        plain = replace(rules, rank="latency" if rules.pivot != "max" or rules.formula != "corrected" else "bound")
-        assert same(best(search(problem, batch, rules, base)), Plain(problem, batch, plain, base).memoised())
 
 
 @pytest.mark.cases(5)
@@ -97,7 +86,7 @@ def test_search_against_all_plans_that_the_policies_reach(changes: dict[str, Any
         problem = random_problem(
             seed, count=5, **(changes | ({"cuttable": [True, False, True, True]} if "cuttable" in changes else {}))
         )
-        base = shape(problem, POLICIES, False)
+        base = shape(problem)
         batch = batch_of(problem, 4)
         everything = Plain(problem, batch, Rules(), base).exhaustive()
         one, wide = (search(problem, batch, Rules(beam=beam), base) for beam in (1, 64))
@@ -116,7 +105,7 @@ def test_search_against_all_plans_that_the_policies_reach(changes: dict[str, Any
 def test_pruning_changes_no_value(nodes: tuple[int, ...], beam: int) -> None:
     for seed in range(4):
         problem = random_problem(seed, count=14, nodes=nodes, global_batch_size=64)
-        base = shape(problem, POLICIES, False)
+        base = shape(problem)
         for micro_batches in (2, 8, 16):
             batch = batch_of(problem, 64 // micro_batches)
             pruned, full = (search(problem, batch, Rules(prune=p, beam=beam), base) for p in (True, False))
@@ -131,7 +120,7 @@ def test_pruning_changes_no_value(nodes: tuple[int, ...], beam: int) -> None:
 def test_straight_plans_are_searched_exactly() -> None:
     for seed in range(4):
         problem = random_problem(seed, count=8, nodes=(2, 2), global_batch_size=16)
-        base = shape(problem, POLICIES, False, (1,))
+        base = shape(problem, (1,))
         batch = batch_of(problem, 2)
         found = straight(problem, batch, Rules(), base)
         assert found.exact
@@ -145,7 +134,7 @@ def test_a_given_number_of_stages_is_searched_with_its_memory(changes: dict[str,
     """Stage i holds min(S - i, M) micro-batches, as P_A asks."""
     for seed in range(3):
         problem = random_problem(seed, **changes)
-        base = shape(problem, POLICIES, False)
+        base = shape(problem)
         batch = batch_of(problem, 6)
         for total in (1, 2, 3, 4):
             rules = Rules(total_stages=total)
@@ -170,18 +159,18 @@ def test_data_parallelism_is_among_the_plans() -> None:
 
 def test_every_two_stage_plan_of_the_policies_is_tried() -> None:
     problem = random_problem(2, count=7)
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     batch = batch_of(problem, 6)
-    rules = Rules(max_stages=2, allow_unused=False)
+    rules = Rules(total_stages=2)
     assert same(best(search(problem, batch, rules, base)), Plain(problem, batch, rules, base).exhaustive())
 
 
-def test_unused_devices_only_where_allowed() -> None:
+def test_the_paper_leaves_no_device_over() -> None:
     """Three layers that nothing can split among replicas leave a fourth device over."""
     problem = random_problem(0, count=3, global_batch_size=2, micro_batch_sizes=(1,))
     batch = batch_of(problem, 1)
     assert search(problem, batch, Rules()).plans
-    assert not search(problem, batch, Rules(allow_unused=False)).plans
+    assert not search(problem, batch, Rules(paper=True)).plans
 
 
 def test_one_device_is_one_stage() -> None:
@@ -204,7 +193,7 @@ def test_stage_tables_are_the_memory_model() -> None:
         3, workspace_bytes=50_000, state_factor=2, shard_states=True, shared_parameters=(("w", (1, 4), 700_000),)
     )
     batch = batch_of(problem, 12)
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     for room in range(2_000_000, 60_000_000, 3_000_000):
         for recompute in ("never", "auto", "always"):
             sized = replace(
@@ -223,7 +212,7 @@ def _fits(problem: Problem, base: Shape, batch: Batch, i: int, j: int, replicas:
     from penstock.solvers.planners.dapple.search import _settings
 
     table = layers(problem, base, batch)
-    settings = _settings(problem, batch, Rules(), 4)
+    settings = _settings(problem, batch, Rules(), 4, True)
     share = table.share_of[replicas]
     widest = table.workspace_bytes[:, share, i:j].max(axis=1)
     room = problem.devices[0].memory_bytes
@@ -232,7 +221,7 @@ def _fits(problem: Problem, base: Shape, batch: Batch, i: int, j: int, replicas:
 
 def test_static_bytes_of_tied_weights() -> None:
     problem = random_problem(3, state_factor=2, shared_parameters=(("w", (1, 4), 700_000),))
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     for i in range(6):
         for j in range(i + 1, 7):
             whole = static_bytes(problem, Stage(i, j - 1, (0,))).total
@@ -246,7 +235,7 @@ def test_static_bytes_of_tied_weights() -> None:
 def test_hops_are_the_transfers_of_the_cost_model(form: Any, changes: dict[str, Any]) -> None:
     problem = random_problem(5, nodes=(4, 4), form=form, latency_ns=300, boundary_bytes=250_001, **changes)
     rows = 12
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     mode = 0 if problem.rules.shared else {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}[problem.rules.transfer]
     load = np.zeros(len(base.routes.bandwidth), dtype=np.int64)
     for source, target in (((0,), (1,)), ((0, 1, 2), (3, 4)), ((0, 4), (1, 2, 5)), ((0, 1, 2, 3), (4, 5, 6, 7))):
@@ -264,7 +253,7 @@ def test_hops_are_the_transfers_of_the_cost_model(form: Any, changes: dict[str, 
 @pytest.mark.parametrize("mode", ["flat", "hierarchical", "dapple"])
 def test_all_reduce_rates_are_those_of_the_cost_model(mode: Any) -> None:
     problem = random_problem(5, nodes=(3, 3), all_reduce=mode, latency_ns=500)
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     for t, source in enumerate(base.geometry.source.tolist()):
         used = base.geometry.states[source]
         taken = base.geometry.take[t]
@@ -282,7 +271,7 @@ def test_rounding_is_never_below(value: float) -> None:
 
 def test_large_clusters_search_fewer_replica_counts() -> None:
     problem = random_problem(0, count=10, nodes=(8,) * 16, global_batch_size=512)
-    base = shape(problem, POLICIES, False)
+    base = shape(problem)
     assert base.restricted
     plans = search(problem, batch_of(problem, 256), None, base).plans
     assert plans

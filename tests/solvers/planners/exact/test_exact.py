@@ -19,7 +19,7 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.planners.exact import joint
+from penstock.solvers.planners.exact import joint, planner
 from penstock.solvers.planners.exact.joint import BestFirstSearch
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
@@ -130,10 +130,10 @@ def test_without_effort_the_bound_is_what_was_left_open() -> None:
 
 
 @pytest.mark.tier("nightly")
-def test_too_many_plans_are_refused_with_their_number() -> None:
-    problem = instance(0)
+def test_too_many_plans_are_refused_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "MOST_PLANS", 100)
     with pytest.raises(UnsupportedRequest, match=r"1105 partitions and placements.*at most 100") as refused:
-        solve(problem, "exact", options={"max_configurations": 100})
+        solve(instance(0), "exact")
     assert "auto" in str(refused.value.remedy)
     assert solve(instance(0, 12, nodes=(4, 4), micro_batch_sizes=()), "auto").best is not None
 
@@ -188,7 +188,7 @@ def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPa
     problem = instance(1, 5, 2)
     proposals = PLANNERS["exact"].proposals
     assert proposals is not None
-    found = [each.fixed for each in proposals(problem, {"max_configurations": 30_000, "effort": 5.0})]
+    found = [each.fixed for each in proposals(problem, {"effort": 5.0})]
     assert len(found) == 3
     assert len(set(found)) == 1
 

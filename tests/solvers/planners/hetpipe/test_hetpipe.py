@@ -21,7 +21,8 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, Hold, Partitions, groupings, orders, shares
-from penstock.solvers.solve.driver import solve
+from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.solve.driver import judged, solve
 
 pytestmark = pytest.mark.tier("ci")
 
@@ -151,7 +152,7 @@ def test_plans_have_two_workers_and_lose_no_micro_batch(seed: int, changes: dict
 def test_the_faster_worker_gets_more_micro_batches() -> None:
     """By hand: a node twice as fast as the other takes 4 of 6 micro-batches."""
     problem = make_problem([600] * 4, nodes=(2, 2), micro_batch_sizes=(1,), global_batch_size=6, **MIXED)
-    best = solve(problem, "hetpipe", options={"workers": "node", "size": 2}).best
+    best = solve(problem, "hetpipe", options={"workers": "node"}).best
     assert best is not None
     assert [pipeline.micro_batches for pipeline in best.allocation.pipelines] == [(0, 3), (4, 5)]
 
@@ -169,7 +170,11 @@ def test_workers_of_one_device_are_data_parallel() -> None:
     """Four micro-batches of two rows on a device each take what one of eight rows takes on four replicas."""
     for seed in range(4):
         problem = drawn(seed, global_batch_size=8, micro_batch_sizes=(2,), bucket_bytes=1_000_000)
-        ours = solve(problem, "hetpipe", options={"size": 1}).best
+        workers = tuple((device,) for device in range(problem.num_devices))
+        allocation = Partitions(problem).allocation(workers, batch_of(problem, 2), HOLDS[0])
+        assert allocation is not None
+        overlaps = (problem.rules.overlap_all_reduce,)
+        ours = judged(problem, "hetpipe", [Proposal(allocation, ("early-backward",), "best", overlaps)]).best
         whole = drawn(seed, global_batch_size=8, micro_batch_sizes=(8,), bucket_bytes=1_000_000)
         theirs = solve(whole, "dp", options={"overlap": "yes"}).best
         assert ours is not None
@@ -187,7 +192,7 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
         micro_batch_sizes=(1,),
         global_batch_size=16,
     )
-    best = solve(problem, "hetpipe", options={"size": 4}).best
+    best = solve(problem, "hetpipe", options={"workers": "node"}).best
     assert best is not None
     assert isinstance(best.schedule, Orders)
     assert max(best.schedule.warmup) == 2
@@ -198,8 +203,8 @@ def test_what_is_refused() -> None:
         solve(make_problem([1] * 4, nodes=(4,)), "hetpipe")
     assert refused.value.remedy is not None
     assert "pipedream" in refused.value.remedy
-    with pytest.raises(InvalidDocument, match="no virtual workers of 3 size") as wrong:
-        solve(make_problem([1] * 4, nodes=(2, 2)), "hetpipe", options={"size": 3})
-    assert wrong.value.remedy == "size 1, 2"
+    with pytest.raises(InvalidDocument, match="no virtual workers of one size can be made by 'hybrid'") as wrong:
+        solve(make_problem([1] * 6, nodes=(2, 2, 2)), "hetpipe", options={"workers": "hybrid"})
+    assert wrong.value.remedy == "workers 'best'"
     with pytest.raises(UnsupportedRequest, match="the request allows at most 1 per global batch"):
         solve(make_problem([1] * 4, nodes=(2, 2), global_batch_size=1), "hetpipe")

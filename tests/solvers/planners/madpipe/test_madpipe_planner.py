@@ -18,6 +18,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.planners.madpipe import labels, planner
+from penstock.solvers.planners.madpipe.labels import Searched
 from penstock.solvers.schedules.periodic.ilp import Answer
 from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, in_flight, pattern
 from penstock.solvers.schedules.support.stage_line import StageLine
@@ -115,11 +116,16 @@ def test_buffers_that_are_not_there_at_once_cost_nothing(seed: int, layers: int,
         assert result.best.value_ns <= best * 1.001
 
 
-def test_a_special_processor_wins_where_memory_is_short() -> None:
-    wins = 0
+def test_a_special_processor_wins_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the contiguous optimum alone: no chain is searched for allocations with a special processor."""
+    wins, nothing = 0, Searched((), 0, True, 0)
     for seed in range(8):
         problem = random_problem(seed, memory_bytes=14_000_000)
-        both, alone = solved(problem, width=1), solved(problem, width=1, mode="contiguous")
+        both = solved(problem, width=1)
+        with monkeypatch.context() as contiguous:
+            contiguous.setattr(planner, "portfolio", lambda *_: nothing)
+            contiguous.setattr(planner, "special_optimum", lambda *_, **__: nothing)
+            alone = solved(problem, width=1)
         if alone.best is None or both.best is None:
             continue
         assert both.best.value_ns <= alone.best.value_ns
@@ -141,12 +147,12 @@ def test_a_special_processor_wins_where_memory_is_short() -> None:
     ],
     ids=lambda changes: " ".join(changes),
 )
-@pytest.mark.parametrize("mode", ["exact", "paper"])
-def test_plans_verify_and_fit(changes: dict[str, Any], mode: str) -> None:
+@pytest.mark.parametrize("printed", [False, True], ids=["exact", "paper"])
+def test_plans_verify_and_fit(changes: dict[str, Any], printed: bool) -> None:
     """``Planner.solve`` runs ``verify``; here it is asked once more, and in-flight counts are M + 1 at most."""
     problem = random_problem(3, **changes)
-    best = solved(problem, mode=mode).best
-    if mode == "paper" and best is None:
+    best = solved(problem, paper=printed).best
+    if printed and best is None:
         return
     assert best is not None
     assert best.update_rule == "double_buffered"

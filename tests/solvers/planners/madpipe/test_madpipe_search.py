@@ -393,4 +393,4 @@ def test_a_grid_beyond_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(paper, "MOST_STATES", 2**16)
     with pytest.raises(UnsupportedRequest, match="40 layers and 4 processors has more than 65536 states") as refusal:
         first_phase(wide)
-    assert refusal.value.remedy == "option mode: exact"
+    assert refusal.value.remedy == "paper false"

@@ -73,7 +73,7 @@ def enumerated(
                     replicas = high - low
                     weights = sum(parameters[i:j])
                     under_way = m - high if rules.released else m - low
-                    if ceil(Fraction(under_way, replicas)) * weights > room or (rules.straight and replicas > 1):
+                    if ceil(Fraction(under_way, replicas)) * weights > room:
                         value = 2**62
                         break
                     reduce = time_of(2 * weights, bandwidth)
@@ -92,7 +92,7 @@ def enumerated(
     return best
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(straight=True), Rules(released=True), Rules(True, False, 2.0)])
+@pytest.mark.parametrize("rules", [Rules(), Rules(released=True), Rules(True, 2.0)])
 def test_one_level_is_the_best_of_all_partitions(rules: Rules) -> None:
     for seed in range(200):
         work, parameters, boundary, draw = drawn(seed)
@@ -196,11 +196,10 @@ def test_without_communication_the_optimum_is_the_best_balance_of_replicated_sta
 
 
 def test_the_memory_rule_may_leave_nothing() -> None:
-    """Each layer has to be alone, and its first stage keeps two micro-batches of 10 bytes each."""
+    """Both layers together keep 20 bytes, and the first of two stages two micro-batches of 10 bytes each."""
     chain = make_chain([1, 1], [10, 10], [0], room=19)
-    assert partition(chain, (Level(2, 1),), Rules(straight=True)) is None
-    released = partition(chain, (Level(2, 1),), Rules(released=True, straight=True))
-    assert released is not None
+    assert partition(chain, (Level(2, 1),), Rules()) is None
+    assert partition(chain, (Level(2, 1),), Rules(released=True)) is not None
 
 
 def test_levels_follow_the_cluster() -> None:

@@ -10,13 +10,16 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.judge.simulate import simulate
+from penstock.solvers.judge.simulate import makespan_ns, simulate
+from penstock.solvers.model.micro_batches import batch_of, candidates
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import JudgedPlan, Status
 from penstock.solvers.model.schedule import Orders, Pattern
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.pipedream.hierarchy import Rules, allocated
+from penstock.solvers.schedules.early_backward import early_backward, policy_a
 from penstock.solvers.solve.driver import solve
 
 pytestmark = pytest.mark.tier("ci")
@@ -61,12 +64,17 @@ def solved(problem: Problem, **options: object) -> JudgedPlan:
 def test_the_best_is_never_worse_than_the_papers_or_the_released_partition(seed: int) -> None:
     problem = drawn(seed)
     best = solved(problem)
-    for mode in ("paper", "released"):
-        plain = solved(problem, mode=mode, policy="A")
-        assert best.value_ns <= plain.value_ns
-        assert isinstance(plain.schedule, Orders)
-        depth = len(plain.allocation.stages)
-        assert all(k <= depth - s for s, k in enumerate(plain.schedule.warmup))
+    printed = solved(problem, paper=True)
+    assert best.value_ns <= printed.value_ns
+    assert isinstance(printed.schedule, Orders)
+    depth = len(printed.allocation.stages)
+    assert all(k <= depth - s for s, k in enumerate(printed.schedule.warmup))
+    for batch in candidates(problem):
+        released = allocated(problem, batch, Rules(released=True))
+        if released is not None and max(s.replicas for s in released.allocation.stages) <= batch.least_rows:
+            plan = released.allocation
+            orders = early_backward(problem, plan, warmup=policy_a(problem, plan))
+            assert best.value_ns <= makespan_ns(problem, plan, orders)
 
 
 @pytest.mark.cases(1)
@@ -80,21 +88,12 @@ def test_the_rules_that_are_allowed_are_used(seed: int) -> None:
     assert solved(drawn(seed, BOTH)).value_ns == min(stashing.value_ns, flushed.value_ns)
 
 
-@pytest.mark.parametrize("dispatch", ["round_robin", "rows"])
-def test_dispatch_says_how_replicas_share(dispatch: str) -> None:
+def test_replicas_of_the_paper_take_micro_batches_in_turn() -> None:
     """Heavy boundaries, no parameters: replicas are worth having."""
     problem = drawn(0, STASHING, parameter_bytes=0, boundary_bytes=5_000_000)
-    asked = solved(problem, dispatch=dispatch)
-    wide = [stage for stage in asked.allocation.stages if stage.replicas > 1]
-    assert wide
-    assert {stage.dispatch for stage in wide} == {dispatch}
-    assert solved(problem).value_ns <= asked.value_ns
-
-
-def test_straight_pipelines_have_no_replicas() -> None:
-    for rules in (STASHING, BOTH - STASHING):
-        best = solved(drawn(1, rules), straight=True)
-        assert all(stage.replicas == 1 for stage in best.allocation.stages)
+    printed = solved(problem, paper=True)
+    assert {stage.dispatch for stage in printed.allocation.stages if stage.replicas > 1} == {"round_robin"}
+    assert solved(problem).value_ns <= printed.value_ns
 
 
 @pytest.mark.cases(1)
@@ -130,7 +129,7 @@ def test_less_memory_keeps_fewer_weight_versions() -> None:
             global_batch_size=8,
             memory_bytes=memory,
         )
-        best = solved(replace(problem, update_rules=STASHING), straight=True)
+        best = solved(replace(problem, update_rules=STASHING))
         held[memory] = max(use.memory.versions for use in best.timeline.uses.values())
         assert len(best.allocation.stages) == 4
     assert held == {70_000_000: 30_000_000, 45_000_000: 20_000_000}
@@ -141,17 +140,15 @@ def test_devices_of_two_kinds_have_stages_by_their_speed(rules: frozenset[Update
     best = solved(drawn(2, rules, **MIXED))
     assert {d for stage in best.allocation.stages for d in stage.devices} == {0, 1, 2, 3}
     with pytest.raises(UnsupportedRequest, match="the cluster has cpu, fast"):
-        solve(drawn(2, rules, **MIXED), PLANNER.name, options={"mode": "paper"})
+        solve(drawn(2, rules, **MIXED), PLANNER.name, options={"paper": True})
 
 
 def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
     """Boundaries so large that only one stage is left of a straight-looking chain, once they are counted."""
     problem = drawn(0, parameter_bytes=20_000_000, boundary_bytes=900_000_000, micro_batch_sizes=(4,), nodes=(4,))
-    blind = solved(problem, mode="released", policy="A")
-    seeing = solved(problem, mode="released", policy="A", compression=1.0)
-    assert len(blind.allocation.stages) > len(seeing.allocation.stages)
-    squeezed = solved(problem, mode="released", policy="A", compression=10_000.0)
-    assert len(squeezed.allocation.stages) == len(blind.allocation.stages)
+    plans = [allocated(problem, batch_of(problem, 4), Rules(True, ratio)) for ratio in (0.0, 1.0, 10_000.0)]
+    blind, seeing, squeezed = (len(each.allocation.stages) for each in plans if each is not None)
+    assert seeing < blind == squeezed
 
 
 @pytest.mark.tier("quick")
@@ -168,7 +165,7 @@ def test_many_small_micro_batches_are_planned() -> None:
     """3,000 micro-batches of one sample, flushed and not."""
     for rules in (STASHING, BOTH - STASHING):
         problem = drawn(0, rules, micro_batch_sizes=(1,), global_batch_size=3_000)
-        best = solved(problem, mode="paper", policy="A", dispatch="rows", straight=True)
+        best = solved(problem, paper=True)
         assert best.allocation.num_micro_batches == 3_000
 
 

@@ -26,7 +26,6 @@ from penstock.solvers.planners.spp import partition as prm
 from penstock.solvers.planners.spp.partition import (
     Part,
     ThresholdSearch,
-    powers,
     pruned_replicas,
     search,
     stages_that_fit,
@@ -345,7 +344,6 @@ def test_classes_cost_what_the_judge_says(changes: dict[str, Any]) -> None:
 def test_replica_sets() -> None:
     problem = make_problem([1], nodes=(12,) * 20)
     assert pruned_replicas(problem) == (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 40, 48, 56, 64, 128, 192, 240)
-    assert powers(problem) == (1, 2, 4, 8, 16, 32, 64, 128, 240)
     assert stages_that_fit(500, 1024, 30) == 256
     assert stages_that_fit(6, 4, 4) == 4
 

@@ -73,23 +73,16 @@ def test_it_finds_a_plan_wherever_dapple_does() -> None:
             assert (solve(problem, SPP.name).best is None) <= (solve(problem, "dapple").best is None)
 
 
-@pytest.mark.parametrize("orientation", ["id", "bandwidth", "best"])
-@pytest.mark.parametrize("replicas", ["all", "pruned", "powers"])
-def test_options_and_the_papers_own_system(orientation: str, replicas: str) -> None:
+def test_the_papers_own_system() -> None:
     problem = random_problem(3, micro_batch_sizes=(4,), nodes=(3, 2))
-    options: dict[str, object] = {"orientation": orientation, "replicas": replicas}
-    best = solve(problem, SPP.name, schedule="pe", options=options | {"allow_unused": False}).best
+    best = solve(problem, SPP.name, options={"paper": True}).best
     assert best is not None
     counts = [stage.replicas for stage in best.allocation.stages]
     assert sum(counts) == 5
     assert isinstance(best.schedule, Orders)
+    assert best.schedule.name == "pe"
     depth = len(counts)
     assert best.schedule.warmup == tuple(min(8, 4 * (depth - n) - 3) for n in range(depth))
-    if replicas == "powers":
-        assert set(counts) <= {1, 2, 4, 5}
-    limited = solve(problem, SPP.name, options=options | {"max_stages": 2}).best
-    assert limited is not None
-    assert len(limited.allocation.stages) <= 2
 
 
 def test_cuts_micro_batches_and_slices_are_those_of_the_request() -> None:

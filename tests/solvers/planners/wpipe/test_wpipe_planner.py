@@ -230,7 +230,7 @@ def test_paper_mode_is_never_better_than_the_search() -> None:
         problem = random_problem(seed)
         for name in NAMES.values():
             ours = solve(problem, name).best
-            paper = solve(problem, name, options={"mode": "paper"}).best
+            paper = solve(problem, name, options={"paper": True}).best
             if paper is not None:
                 assert ours is not None
                 assert ours.value_ns <= paper.value_ns
@@ -239,19 +239,16 @@ def test_paper_mode_is_never_better_than_the_search() -> None:
 
 
 @pytest.mark.tier("ci")
-def test_options_choose_depth_layout_and_warm_up() -> None:
+def test_an_option_chooses_the_depth() -> None:
     problem = make_problem(
         [10] * 8, boundary_bytes=3, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=(1, 2, 4), shared=True
     )
     problem = replace(problem, update_rules=frozenset({"double_grouped"}))
-    found = solve(problem, "wpipe", options={"depth": 2, "layout": "B", "warmup": "A"}).best
+    found = solve(problem, "wpipe", options={"depth": 2}).best
     assert found is not None
     assert found.update_rule == "double_grouped"
     assert found.schedule.name == "wpipe"
-    assert [stage.devices for stage in found.allocation.stages] == [(0, 1), (2, 3)] * 2
-    faster = solve(problem, "wpipe", options={"depth": 2, "layout": "A"}).best
-    assert faster is not None
-    assert faster.value_ns <= found.value_ns
+    assert [len(stage.devices) for stage in found.allocation.stages] == [2] * 4
 
 
 @pytest.mark.tier("ci")
@@ -268,7 +265,7 @@ def test_refusals() -> None:
     whole = make_problem([10, 10], nodes=(2,), cuttable=[False], global_batch_size=4)
     whole = replace(whole, update_rules=frozenset(RULES.values()))
     with pytest.raises(UnsupportedRequest, match="cannot be separated anywhere"):
-        solve(whole, "wpipe", options={"mode": "paper"})
+        solve(whole, "wpipe", options={"paper": True})
     for name in NAMES.values():
         found = solve(whole, name).best
         assert found is not None

@@ -4,10 +4,9 @@ Symbols, network stages included, 0-based: F_s, B_s -> ``forward_ns``, ``backwar
 ``all_reduce_ns``; M -> ``num_micro_batches``; Q -> ``pivot``; T_w, T_s, T_e -> ``warmup_ns``, ``steady_ns``,
 ``ending_ns``.
 
-Differs from [1]_ (ALGORITHMS R-4): the printed T_e forgets the pivot's own last backward. ``corrected`` takes
-``AR_s + sum_{a=s..Q} B_a`` for s <= Q and ``AR_s - sum_{a=Q+1..s-1} B_a`` for s > Q; ``paper_literal`` is the
-printed form, for comparison. Formula (3) is read as its text says (R-5); ``pivot="max"`` takes the largest latency
-over all pivots instead.
+Differs from [1]_ (ALGORITHMS R-4): the printed T_e forgets the pivot's own last backward. It is
+``AR_s + sum_{a=s..Q} B_a`` for s <= Q and ``AR_s - sum_{a=Q+1..s-1} B_a`` for s > Q. Formula (3) is read as its text
+says (R-5); ``pivot="max"`` takes the largest latency over all pivots instead.
 
 .. [1] DAPPLE, section IV-A, formulas (1), (2), (3).
 """
@@ -17,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from penstock.solvers.planners.dapple.search import Channel
+
 Pivot = Literal["max", "formula"]
-Formula = Literal["corrected", "paper_literal"]
-Channel = Literal["half", "full", "none"]
 
 
 class Latency(NamedTuple):
@@ -39,11 +38,10 @@ def latency(
     num_micro_batches: int,
     *,
     pivot: Pivot = "max",
-    formula: Formula = "corrected",
     network: Sequence[bool] | None = None,
     channel: Channel = "half",
 ) -> Latency:
-    """Latency of stages given in order, network stages between computation stages.
+    """Return the latency of stages given in order, network stages between computation stages.
 
     ``network[s]`` marks a network stage; without it the channel kind does not matter. Under ``full`` its load is
     that of the busier direction; under ``none`` it is no resource and no pivot.
@@ -55,10 +53,8 @@ def latency(
     ]
     legal = [s for s, mark in enumerate(marks) if not (mark and channel == "none")]
     if pivot == "formula":
-        return _at(
-            forward_ns, backward_ns, all_reduce_ns, loads, _pivot(forward_ns, backward_ns, loads, legal), formula
-        )
-    each = [_at(forward_ns, backward_ns, all_reduce_ns, loads, q, formula) for q in legal]
+        return _at(forward_ns, backward_ns, all_reduce_ns, loads, _pivot(forward_ns, backward_ns, loads, legal))
+    each = [_at(forward_ns, backward_ns, all_reduce_ns, loads, q) for q in legal]
     return max(each, key=lambda found: (found.value_ns, found.pivot))
 
 
@@ -67,7 +63,7 @@ def _load(forward_ns: int, backward_ns: int, network: bool, channel: Channel) ->
 
 
 def _pivot(forward_ns: Sequence[int], backward_ns: Sequence[int], loads: list[int], legal: list[int]) -> int:
-    """Formula (3): from the last stage back, a stage becomes pivot when its steady phase outlasts the present one's."""
+    """Return the pivot of formula (3): from the last stage back, the stage whose steady phase outlasts all others."""
     best = legal[-1]
     for s in reversed(legal):
         between = sum(forward_ns[a] + backward_ns[a] for a in range(s + 1, best))
@@ -77,25 +73,13 @@ def _pivot(forward_ns: Sequence[int], backward_ns: Sequence[int], loads: list[in
 
 
 def _at(
-    forward_ns: Sequence[int],
-    backward_ns: Sequence[int],
-    all_reduce_ns: Sequence[int],
-    loads: list[int],
-    q: int,
-    formula: Formula,
+    forward_ns: Sequence[int], backward_ns: Sequence[int], all_reduce_ns: Sequence[int], loads: list[int], q: int
 ) -> Latency:
     warmup = sum(forward_ns[: q + 1])
-    ending = max(
-        ar + _after(backward_ns, s, q) if formula == "corrected" else ar + _after_as_printed(backward_ns, s, q)
-        for s, ar in enumerate(all_reduce_ns)
-    )
+    ending = max(ar + _after(backward_ns, s, q) for s, ar in enumerate(all_reduce_ns))
     return Latency(warmup + loads[q] + ending, q, warmup, loads[q], ending)
 
 
 def _after(backward_ns: Sequence[int], s: int, q: int) -> int:
-    """End of stage s's last backward, from the start of the pivot's."""
+    """Return the end of stage s's last backward, from the start of the pivot's."""
     return sum(backward_ns[s : q + 1]) if s <= q else -sum(backward_ns[q + 1 : s])
-
-
-def _after_as_printed(backward_ns: Sequence[int], s: int, q: int) -> int:
-    return -sum(backward_ns[q : s + 1]) if s >= q else sum(backward_ns[s : q + 1])
