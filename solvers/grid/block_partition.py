@@ -18,7 +18,7 @@ import numpy as np
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.grid.block_kernel import run_worker
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch
+from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 
@@ -44,6 +44,16 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
         bounds = smallest_largest(_weights(problem, batch, by), num_stages, problem.cuttable)
     stages = tuple(Stage(i, j - 1, (s,)) for s, (i, j) in enumerate(pairwise(bounds)))
     return single_pipeline(stages, batch.num_micro_batches)
+
+
+def thinnest(problem: Problem) -> tuple[Allocation, ...]:
+    """Return the plans that need least memory, for the judge to say what is lacking where nothing fits.
+
+    They have the most stages and the smallest micro-batches, and share parameters evenly, then time.
+    """
+    stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    ways: tuple[By, ...] = ("parameters", "time")
+    return tuple(block_partition(problem, batch, stages, by=by) for batch in candidates(problem)[-1:] for by in ways)
 
 
 def smallest_largest(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Literal
 
 from penstock.solvers.model.degrees import Modules
@@ -38,6 +39,11 @@ class Stage:
         return replace(self, recompute=(), modules=()) if self.recomputes else self
 
     @property
+    def whole(self) -> Stage:
+        """Return the stage with all of its layers recomputed from its input."""
+        return replace(self, recompute=((self.first, self.last),), modules=())
+
+    @property
     def replicas(self) -> int:
         """Return the number of devices that hold the stage."""
         return len(self.devices)
@@ -68,12 +74,21 @@ class Allocation:
 
     def on(self, devices: Mapping[int, int]) -> Allocation:
         """Return the allocation with ``devices[d]`` in the place of device d."""
+        return self.changed(lambda _, stage: replace(stage, devices=tuple(devices[d] for d in stage.devices)))
 
-        def moved(pipeline: Pipeline) -> Pipeline:
-            stages = (replace(stage, devices=tuple(devices[d] for d in stage.devices)) for stage in pipeline.stages)
-            return replace(pipeline, stages=tuple(stages))
+    def recomputing(self, numbers: Container[int]) -> Allocation:
+        """Return the allocation with the stages of these numbers recomputed whole, the others as they are."""
+        return self.changed(lambda s, stage: stage.whole if s in numbers else stage)
 
-        return replace(self, pipelines=tuple(map(moved, self.pipelines)))
+    def in_turn(self) -> Allocation:
+        """Return the allocation with replicas that take whole micro-batches in turn."""
+        return self.changed(lambda _, stage: replace(stage, dispatch="round_robin") if stage.replicas > 1 else stage)
+
+    def changed(self, change: Callable[[int, Stage], Stage]) -> Allocation:
+        """Return the allocation with ``change(number, stage)`` in the place of each stage."""
+        stages = iter([change(number, stage) for number, stage in enumerate(self.stages)])
+        pipelines = (replace(each, stages=tuple(islice(stages, len(each.stages)))) for each in self.pipelines)
+        return replace(self, pipelines=tuple(pipelines))
 
     @cached_property
     def _hash(self) -> int:

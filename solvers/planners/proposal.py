@@ -11,7 +11,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.transfer import transfer
-from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows, row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
@@ -87,7 +87,7 @@ def recompute_variants(problem: Problem, allocation: Allocation, schedules: tupl
         return [allocation]
     stages = allocation.stages
     if problem.recompute == "always":
-        return [_recomputing(allocation, set(range(len(stages))))]
+        return [allocation.recomputing(range(len(stages)))]
     rows = most_rows(problem, allocation)
     fits = [micro_batches_that_fit(problem, stage, rows) for stage in stages]
     depths = depths_of(allocation)
@@ -95,20 +95,8 @@ def recompute_variants(problem: Problem, allocation: Allocation, schedules: tupl
     held = whole if any(schedule_row(each).whole for each in schedules) else 0
     flying = [max(min(2 * d - 1, whole), held) for d in depths]
     levels = ([1] * len(stages), [min(d, whole) for d in depths], flying)
-    variants = [_recomputing(allocation, {s for s, fit in enumerate(fits) if fit < level[s]}) for level in levels]
+    variants = [allocation.recomputing({s for s, fit in enumerate(fits) if fit < level[s]}) for level in levels]
     return list(dict.fromkeys(variants))
-
-
-def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
-    pipelines, number = [], 0
-    for pipeline in allocation.pipelines:
-        stages: list[Stage] = []
-        for stage in pipeline.stages:
-            whole = replace(stage, recompute=((stage.first, stage.last),), modules=())
-            stages.append(whole if number in numbers else stage)
-            number += 1
-        pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
-    return Allocation(tuple(pipelines), allocation.num_micro_batches)
 
 
 def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:

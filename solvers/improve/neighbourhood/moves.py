@@ -69,7 +69,7 @@ def as_asked(problem: Problem, stages: Stages) -> Stages:
     """Every stage recomputing, where the request wants it always."""
     if problem.recompute != "always":
         return stages
-    return tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in stages)
+    return tuple(stage.whole for stage in stages)
 
 
 def _moved(problem: Problem, stages: Stages, cuts: list[int]) -> Iterator[Stages]:
@@ -163,8 +163,7 @@ def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
 
 def _recomputing(problem: Problem, stages: Stages) -> Iterator[Stages]:
     for s, stage in enumerate(stages):
-        whole = replace(stage, recompute=((stage.first, stage.last),), modules=())
-        others = [whole if stage.plain == stage else stage.plain]
+        others = [stage.whole if stage.plain == stage else stage.plain]
         others += [replace(stage.plain, modules=each) for each in problem.module_sets]
         for other in others:
             yield _with(stages, s, (other,), 1)

@@ -17,10 +17,10 @@ from penstock.solvers.bounds.contiguous.label_search import BatchSearch
 from penstock.solvers.bounds.contiguous.least_bound import further_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import Batch, batches_tried, candidates
+from penstock.solvers.model.micro_batches import Batch, batches_tried
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
@@ -156,11 +156,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
             remedy="planner auto or spread",
         )
     relaxation = Relaxation(problem, EFFORT.of(options) * MILLION)
-    plain = [
-        under(problem, block_partition(problem, batch, stages, by="parameters"), ("early-backward",), "A")
-        for batch in candidates(problem)[-1:]
-        for stages in [min(problem.num_devices, problem.num_blocks)]
-    ]
+    plain = [under(problem, each, ("early-backward",), "A") for each in thinnest(problem)[:1]]
     yield from plain
     for _piece in relaxation.run():
         best = relaxation.best

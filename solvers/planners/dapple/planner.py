@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import PAPER
@@ -43,7 +43,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
         yield under(problem, found.allocation, ("early-backward",), policy)
     if not seen:
-        yield from (under(problem, allocation, ("early-backward",), policy) for allocation in _thinnest(problem))
+        yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest(problem))
 
 
 def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
@@ -123,11 +123,3 @@ def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
     longest = int((np.diff(costs.forward_ns) + np.diff(costs.backward_ns)).max())
     fill = int(costs.forward_ns[-1] + costs.backward_ns[-1]) // max(1, min(batch.least_rows, problem.num_devices))
     return work // problem.num_devices + fill + longest, batch.num_micro_batches
-
-
-def _thinnest(problem: Problem) -> Iterator[Allocation]:
-    """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
-    stages = min(problem.num_devices, problem.num_blocks)
-    for batch in candidates(problem)[-1:]:
-        yield block_partition(problem, batch, stages, by="parameters")
-        yield block_partition(problem, batch, stages)

@@ -224,4 +224,4 @@ def _recomputing(problem: Problem, batch: Batch, stage: Stage, flying: int) -> S
         return stage
     if problem.recompute == "auto" and micro_batches_that_fit(problem, stage, batch.most_rows) >= flying:
         return stage
-    return Stage(stage.first, stage.last, stage.devices, stage.dispatch, ((stage.first, stage.last),))
+    return stage.whole

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.schemas.coverage import Covers
 from penstock.solvers.bounds.coverage import class_bound, contiguous
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.grid.enumeration import Space
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
@@ -47,9 +47,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         if latest is not None:
             yield latest
     if search.best is None:
-        for batch in space.batches[-1:]:
-            thinnest = block_partition(problem, batch, space.most_stages, by="parameters")
-            yield under(problem, thinnest, ("early-backward",), "A")
+        yield from (under(problem, each, ("early-backward",), "A") for each in thinnest(problem)[:1])
 
 
 def _proposal(problem: Problem, found: Improvement, covers: Covers) -> Proposal:

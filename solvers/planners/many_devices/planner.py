@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
 
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
@@ -61,9 +61,7 @@ def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Prop
             for split in partitions.splits(BETWEEN):
                 yield _proposal(problem, partitions.allocation(split))
     if first:
-        stages = min(problem.num_devices, problem.num_blocks)
-        for batch in candidates(problem)[-1:]:
-            yield _proposal(problem, block_partition(problem, batch, stages, by="parameters"))
+        yield from (_proposal(problem, allocation) for allocation in thinnest(problem)[:1])
 
 
 def _proposal(problem: Problem, allocation: Allocation) -> Proposal:

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.device_line import device_order, server_classes
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.grid.device_row import DeviceRow
 from penstock.solvers.grid.row_partition import RatedAllocation, Settings, placed
 from penstock.solvers.grid.slice_costs import Layers
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.pins import broken_pin, by_layers, keep_pins
@@ -121,23 +121,16 @@ class _Partitions:
 
     def thinnest(self, rule: UpdateRule) -> list[_Plan]:
         """What needs least memory, for the judge to say what is lacking."""
-        most = min(self._problem.num_devices, self._problem.num_blocks)
-        found = []
-        for batch in candidates(self._problem)[-1:]:
-            for by in ("parameters", "time"):
-                allocation = block_partition(self._problem, batch, most, by=by)
-                if rule == "synchronous":
-                    found.append(self._flushed(RatedAllocation(allocation, 0)))
-                else:
-                    found += self._stashing(allocation)
-        return found
+        if rule == "synchronous":
+            return [self._flushed(RatedAllocation(allocation, 0)) for allocation in thinnest(self._problem)]
+        return [plan for allocation in thinnest(self._problem) for plan in self._stashing(allocation)]
 
     def _partitions(self, batch: Batch, rule: UpdateRule, turns: bool) -> list[RatedAllocation]:
         formulas = self._formulas(batch)
         if not turns:
             fed = max(1, batch.replicas_fed(self._problem.min_slice))
             formulas = [each for each in formulas if all(stage.replicas <= fed for stage in each.allocation.stages)]
-        found = [each._replace(allocation=_dispatched(each.allocation, turns)) for each in formulas]
+        found = [each._replace(allocation=each.allocation.in_turn() if turns else each.allocation) for each in formulas]
         for row in self._rows:
             found += self._placed(row, batch, rule, turns)
         longest = max(LONGEST_TURN, batch.num_micro_batches)
@@ -184,9 +177,9 @@ class _Partitions:
         variants = [allocation]
         if problem.recompute == "auto":
             short = {s for s, depth in enumerate(wanted) if lacking_bytes(problem, allocation, rule, s, depth) > 0}
-            variants.append(_recomputing(allocation, short))
+            variants.append(allocation.recomputing(short))
         elif problem.recompute == "always":
-            variants = [_recomputing(allocation, set(range(len(wanted))))]
+            variants = [allocation.recomputing(range(len(wanted)))]
         plans = []
         for variant in dict.fromkeys(variants):
             for depth in shortest_depths(problem, variant, rule, usual_depths(problem, variant, rule))[1]:
@@ -194,20 +187,3 @@ class _Partitions:
                 proposal = in_order(problem, variant, pattern, rule)
                 plans.append(_Plan(pattern.period_ns * variant.num_micro_batches, proposal))
         return plans
-
-
-def _dispatched(allocation: Allocation, turns: bool) -> Allocation:
-    if not turns:
-        return allocation
-    stages = tuple(
-        replace(stage, dispatch="round_robin") if stage.replicas > 1 else stage for stage in allocation.stages
-    )
-    return single_pipeline(stages, allocation.num_micro_batches)
-
-
-def _recomputing(allocation: Allocation, numbers: set[int]) -> Allocation:
-    stages = tuple(
-        replace(stage, recompute=((stage.first, stage.last),)) if s in numbers else stage
-        for s, stage in enumerate(allocation.stages)
-    )
-    return single_pipeline(stages, allocation.num_micro_batches)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from penstock.solvers.costs.tables.device_line import likeness
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import PAPER
@@ -48,7 +48,7 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
     for found in sorted(left, key=_rank)[:AFTERWARDS]:
         yield from _proposed(problem, found.allocation, paper)
     if best == LONGEST_NS:
-        yield from (_proposal(problem, allocation, paper) for allocation in _thinnest(problem))
+        yield from (_proposal(problem, allocation, paper) for allocation in thinnest(problem))
 
 
 def _limits(problem: Problem, found: Found) -> bool:
@@ -125,11 +125,3 @@ def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
     whole = int(costs.forward_ns[-1] + costs.backward_ns[-1])
     fill = whole // max(1, min(batch.least_rows, problem.num_devices))
     return whole * batch.num_micro_batches // problem.num_devices + fill, batch.num_micro_batches
-
-
-def _thinnest(problem: Problem) -> Iterator[Allocation]:
-    """What needs least memory, for the judge to say what is lacking: the most stages, the smallest micro-batches."""
-    stages = min(problem.num_devices, problem.num_blocks)
-    for batch in candidates(problem)[-1:]:
-        yield block_partition(problem, batch, stages, by="parameters")
-        yield block_partition(problem, batch, stages)

@@ -27,14 +27,7 @@ def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
     """The allocation with stages that recompute whole: where that is worth its time in these orders, or all of them."""
     flying = in_flight(allocation, orders) if orders is not None else None
     wanted = [flying is None or flying[s] > 1 for s in range(len(allocation.stages))]
-    pipelines, number = [], 0
-    for pipeline in allocation.pipelines:
-        stages = []
-        for stage in pipeline.stages:
-            stages.append(replace(stage, recompute=((stage.first, stage.last),) if wanted[number] else ()))
-            number += 1
-        pipelines.append(replace(pipeline, stages=tuple(stages)))
-    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+    return allocation.changed(lambda s, stage: stage.whole if wanted[s] else replace(stage, recompute=()))
 
 
 def in_flight(allocation: Allocation, orders: Orders) -> list[int]:

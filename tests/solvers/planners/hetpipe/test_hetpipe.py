@@ -18,7 +18,7 @@ from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import Status
+from penstock.solvers.model.result import JudgedPlan, Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, Hold, Partitions, groupings, orders, shares
 from penstock.solvers.planners.proposal import Proposal
@@ -149,10 +149,18 @@ def test_plans_have_two_workers_and_lose_no_micro_batch(seed: int, changes: dict
     assert len(used) == len(set(used))
 
 
+def best_of(problem: Problem, workers: tuple[tuple[int, ...], ...], rows: int) -> JudgedPlan | None:
+    """Return the partitions of these workers with micro-batches of so many rows, under the best warm-up."""
+    plans = (Partitions(problem).allocation(workers, batch_of(problem, rows), hold) for hold in HOLDS)
+    allocation = next(each for each in plans if each is not None)
+    overlaps = (problem.rules.overlap_all_reduce,)
+    return judged(problem, "hetpipe", [Proposal(allocation, ("early-backward",), "best", overlaps)]).best
+
+
 def test_the_faster_worker_gets_more_micro_batches() -> None:
     """By hand: a node twice as fast as the other takes 4 of 6 micro-batches."""
     problem = make_problem([600] * 4, nodes=(2, 2), micro_batch_sizes=(1,), global_batch_size=6, **MIXED)
-    best = solve(problem, "hetpipe", options={"workers": "node"}).best
+    best = best_of(problem, ((0, 1), (2, 3)), 1)
     assert best is not None
     assert [pipeline.micro_batches for pipeline in best.allocation.pipelines] == [(0, 3), (4, 5)]
 
@@ -170,11 +178,7 @@ def test_workers_of_one_device_are_data_parallel() -> None:
     """Four micro-batches of two rows on a device each take what one of eight rows takes on four replicas."""
     for seed in range(4):
         problem = drawn(seed, global_batch_size=8, micro_batch_sizes=(2,), bucket_bytes=1_000_000)
-        workers = tuple((device,) for device in range(problem.num_devices))
-        allocation = Partitions(problem).allocation(workers, batch_of(problem, 2), HOLDS[0])
-        assert allocation is not None
-        overlaps = (problem.rules.overlap_all_reduce,)
-        ours = judged(problem, "hetpipe", [Proposal(allocation, ("early-backward",), "best", overlaps)]).best
+        ours = best_of(problem, tuple((device,) for device in range(problem.num_devices)), 2)
         whole = drawn(seed, global_batch_size=8, micro_batch_sizes=(8,), bucket_bytes=1_000_000)
         theirs = solve(whole, "dp", options={"overlap": "yes"}).best
         assert ours is not None
@@ -192,7 +196,7 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
         micro_batch_sizes=(1,),
         global_batch_size=16,
     )
-    best = solve(problem, "hetpipe", options={"workers": "node"}).best
+    best = best_of(problem, ((0, 1, 2, 3), (4, 5, 6, 7)), 1)
     assert best is not None
     assert isinstance(best.schedule, Orders)
     assert max(best.schedule.warmup) == 2

@@ -80,7 +80,6 @@ def test_the_papers_own_system() -> None:
     counts = [stage.replicas for stage in best.allocation.stages]
     assert sum(counts) == 5
     assert isinstance(best.schedule, Orders)
-    assert best.schedule.name == "pe"
     depth = len(counts)
     assert best.schedule.warmup == tuple(min(8, 4 * (depth - n) - 3) for n in range(depth))
 
