@@ -153,10 +153,10 @@ ROOMS: dict[str, set[str]] = {
     "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid"},
     "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
     "solve": {
-        *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "planners"),
+        *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid", "planners"),
         *("verify", "lowering", "explanation", "degrees"),
     },
-    "placement": {"model", "costs", "degrees", "judge", "schedules", "bounds", "planners", "solve"},
+    "placement": {"model", "costs", "degrees", "judge", "schedules", "bounds", "grid", "planners", "solve"},
 }
 """What modules of each room may import besides those of their own room. Each ``__init__`` says the same."""
 

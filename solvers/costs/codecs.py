@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.solvers.costs.transfer import transfer
-from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 
@@ -24,15 +24,8 @@ Judge = Callable[[Allocation], int | None]
 
 def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
     """Return the allocation with the codec on these edges and no others."""
-    pipelines, s = [], 0
-    for pipeline in allocation.pipelines:
-        stages = tuple(
-            replace(stage, coded=(number - 1 in edges and number > s, number in edges))
-            for number, stage in enumerate(pipeline.stages, start=s)
-        )
-        s += len(stages)
-        pipelines.append(Pipeline(stages, pipeline.micro_batches))
-    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+    stages = enumerate(allocation.stages)
+    return allocation.having(replace(each, coded=(allocation.previous(s) in edges, s in edges)) for s, each in stages)
 
 
 def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:

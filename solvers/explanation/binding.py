@@ -192,8 +192,7 @@ def _waiting(problem: Problem, stage: Stage) -> str:
         return ""
 
     def alone_ns(kind: str) -> int:
-        costs = gpus.costs(kind, 1)
-        sums = costs.forward_ns + costs.backward_ns
+        sums = gpus.costs(kind, 1).passes_ns
         return int(sums[stage.last + 1] - sums[stage.first])
 
     quick, slow = min(kinds, key=alone_ns), max(kinds, key=alone_ns)

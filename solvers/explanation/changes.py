@@ -353,7 +353,7 @@ def _leanest(problem: Problem, stage: Stage, flying: int, rows: int) -> Stage:
     """
     layers = range(stage.first, stage.last + 1)
     ways = (
-        replace(stage, recompute=((stage.first, stage.last),), modules=()),
+        stage.whole,
         replace(stage, recompute=tuple((layer, layer) for layer in layers), modules=()),
     )
     return min(

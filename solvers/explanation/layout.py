@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import pairwise
 from typing import NamedTuple
 
 from penstock.schemas.amounts import shortage
@@ -18,7 +17,7 @@ from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.reordering import USUAL, BestOrder, best_order, schedules_of
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import candidates, measured_rows
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
@@ -128,9 +127,7 @@ def allocation_of(problem: Problem, ours: JudgedPlan, layout: Layout) -> Allocat
         raise _wrong(
             "/num_micro_batches", f"{problem.batch_samples} samples cannot be split into {number} micro-batches"
         )
-    bounds = [*starts, problem.num_layers]
-    stages = tuple(Stage(a, b - 1, own) for (a, b), own in zip(pairwise(bounds), devices, strict=True))
-    return single_pipeline(stages, number)
+    return single_pipeline(stages_on(devices, [*starts, problem.num_layers]), number)
 
 
 def _starts(problem: Problem, cuts: Sequence[str]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan
@@ -85,6 +84,5 @@ def _variants(
 ) -> list[Allocation]:
     if not recompute or problem.recompute == "never":
         return [allocation]
-    pipelines = tuple(replace(p, stages=tuple(stage.plain for stage in p.stages)) for p in allocation.pipelines)
-    plain = replace(allocation, pipelines=pipelines)
+    plain = allocation.having(stage.plain for stage in allocation.stages)
     return list(dict.fromkeys((allocation, *recompute_variants(problem, plain, schedules))))

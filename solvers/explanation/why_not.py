@@ -89,11 +89,7 @@ def _computing(problem: Problem, plan: JudgedPlan) -> Iterator[tuple[str, int]]:
 
 def _kept(plan: JudgedPlan) -> JudgedPlan:
     """Return the plan with stages that keep all of their activations, as if there were the memory."""
-    pipelines = tuple(
-        replace(pipeline, stages=tuple(stage.plain for stage in pipeline.stages))
-        for pipeline in plan.allocation.pipelines
-    )
-    return replace(plan, allocation=replace(plan.allocation, pipelines=pipelines))
+    return replace(plan, allocation=plan.allocation.having(stage.plain for stage in plan.allocation.stages))
 
 
 def _busy_ns(problem: Problem, plan: JudgedPlan) -> int:

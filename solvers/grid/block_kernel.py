@@ -1,4 +1,4 @@
-"""HetPipe's partition of a chain over one virtual worker's devices in a given order, as a compiled loop."""
+"""The cuts of a chain over devices in a given order whose largest part is smallest, as compiled loops."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.solvers.compiled.decorators import compiled
+from penstock.solvers.compiled.decorators import compiled, loop
 from penstock.solvers.costs.infinity import NEVER_NS
 
 
@@ -20,7 +20,7 @@ def run_worker(
     in_flight: np.ndarray,
     hop_ns: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Smallest largest load of layers [0, j) on the first p devices, one stage each; n places, k devices, C kinds.
+    """Return the smallest largest load of layers [0, j) on p devices, one stage each; n places, k devices, C kinds.
 
     ``time_ns``, ``base_bytes`` and ``flight_bytes`` are (C, n, n); ``kind_of``, ``room_bytes`` and ``in_flight`` (k,)
     by position; ``hop_ns`` (k + 1, n) is what position p receives and sends in front of it at a place. A device's load
@@ -44,3 +44,33 @@ def run_worker(
                     value[p + 1, j] = load
                     before[p + 1, j] = i
     return value, before
+
+
+@loop
+def shorten_longest(
+    time_ns: np.ndarray, size_bytes: np.ndarray, room_bytes: np.ndarray, largest_ns: np.ndarray, before: np.ndarray
+) -> None:
+    """Fill in the smallest longest part of the first i devices up to every place, and where the last one begins.
+
+    ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``largest_ns`` and
+    ``before`` (N + 1, P), ``NEVER_NS`` where no parts fit. Ties: parts begin as late as they can.
+    """
+    count, places = time_ns.shape
+    kinds = room_bytes.shape[0]
+    for p in range(places):
+        largest_ns[0, p] = NEVER_NS
+    largest_ns[0, 0] = 0
+    for i in range(count):
+        for p in range(places):
+            best = NEVER_NS
+            for q in range(p - 1, -1, -1):
+                part = time_ns[i, p] - time_ns[i, q]
+                fits = part < best
+                for k in range(kinds):
+                    fits = fits and size_bytes[k, i, p] - size_bytes[k, i, q] <= room_bytes[k, i]
+                if not fits:
+                    break
+                if largest_ns[i, q] < best:
+                    best = max(largest_ns[i, q], part)
+                    before[i + 1, p] = q
+            largest_ns[i + 1, p] = best

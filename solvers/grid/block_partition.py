@@ -9,15 +9,16 @@ By time on devices of several kinds each stage counts with its own device's spee
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.grid.block_kernel import run_worker
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
@@ -39,11 +40,12 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
         )
     kinds = [problem.devices[d].kind for d in range(num_stages)]
     if by == "time" and len(set(kinds)) > 1:
-        bounds = smallest_largest_on([_layer_times(problem, batch, kind) for kind in kinds], problem.cuttable)
+        by_kind = smallest_largest_on([_layer_times(problem, batch, kind) for kind in kinds], problem.cuttable)
+        assert by_kind is not None
+        bounds = by_kind
     else:
         bounds = smallest_largest(_weights(problem, batch, by), num_stages, problem.cuttable)
-    stages = tuple(Stage(i, j - 1, (s,)) for s, (i, j) in enumerate(pairwise(bounds)))
-    return single_pipeline(stages, batch.num_micro_batches)
+    return single_pipeline(stages_on([(s,) for s in range(num_stages)], bounds), batch.num_micro_batches)
 
 
 def thinnest(problem: Problem) -> tuple[Allocation, ...]:
@@ -75,24 +77,48 @@ def smallest_largest(
     return [places[i] for i in _earliest(load, blocks, low)]
 
 
-def smallest_largest_on(weights: Sequence[np.ndarray], cuttable: Sequence[bool] | np.ndarray) -> list[int]:
-    """``smallest_largest`` where block s counts with ``weights[s]``, (L,) each.
+def smallest_largest_on(
+    weights: Sequence[np.ndarray], cuttable: Sequence[bool] | np.ndarray, ends: Sequence[np.ndarray] = ()
+) -> list[int] | None:
+    """Return ``smallest_largest`` where block s counts with ``weights[s]``, (L,); None where no cut keeps the ends.
 
+    ``ends[s][i]`` is the last bound of block s if it begins with element i. Without ``ends`` it ends anywhere.
     Ties: each bound from the last one on is the earliest that leaves the blocks before it their smallest largest.
     """
-    rows = {tuple(row.tolist()): row for row in weights}
-    kind_of = np.asarray([list(rows).index(tuple(row.tolist())) for row in weights])
+    marks = [tuple(row.tolist()) for row in weights]
+    if ends:
+        marks = [(*mark, *end.tolist()) for mark, end in zip(marks, ends, strict=True)]
+    kinds = {mark: s for s, mark in enumerate(marks)}
     places = np.asarray([0, *(np.flatnonzero(np.asarray(cuttable)) + 1), len(weights[0])])
-    loads = [np.concatenate(([0], np.cumsum(row)))[places] for row in rows.values()]
-    times = np.stack([load[None, :] - load[:, None] for load in loads])
-    count, free = len(weights), np.zeros_like(times)
+    times = []
+    for s in kinds.values():
+        load = np.concatenate(([0], np.cumsum(weights[s])))[places]
+        time = load[None, :] - load[:, None]
+        times.append(np.where(places[None, :] > ends[s][places][:, None], NEVER_NS, time) if ends else time)
+    count, free = len(weights), np.zeros((len(kinds), len(places), len(places)), dtype=np.int64)
     hops = np.zeros((count + 1, len(places)), dtype=np.int64)
     rooms, flights = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    _value, before = run_worker(times, free, free, kind_of, rooms, flights, hops)
+    kind_of = np.asarray([list(kinds).index(mark) for mark in marks])
+    value, before = run_worker(np.stack(times), free, free, kind_of, rooms, flights, hops)
+    if value[-1, -1] >= NEVER_NS:
+        return None
     bounds = [len(places) - 1]
     for s in range(count, 0, -1):
         bounds.append(int(before[s, bounds[-1]]))
     return [int(places[i]) for i in reversed(bounds)]
+
+
+def moved_cuts(cuts: Sequence[int], most: int | None = None) -> Iterator[list[int]]:
+    """Yield the cuts with a run of neighbours moved by one place, the short runs first, up to ``most`` of them long."""
+    inner = len(cuts) - 2
+    for length in range(1, (inner if most is None else min(most, inner)) + 1):
+        for first in range(1, inner - length + 2):
+            for way in (-1, 1):
+                near = list(cuts)
+                for at in range(first, first + length):
+                    near[at] += way
+                if all(a < b for a, b in pairwise(near)):
+                    yield near
 
 
 def _filled(load: list[int], blocks: int, most: int) -> tuple[bool, int]:
@@ -132,5 +158,4 @@ def _weights(problem: Problem, batch: Batch, by: By) -> np.ndarray:
 
 
 def _layer_times(problem: Problem, batch: Batch, kind: str) -> np.ndarray:
-    costs = problem.costs(kind, batch.most_rows)
-    return np.asarray(np.diff(costs.forward_ns) + np.diff(costs.backward_ns), dtype=np.int64)
+    return np.diff(problem.costs(kind, batch.most_rows).passes_ns)

@@ -17,7 +17,7 @@ from math import comb, prod
 import numpy as np
 
 from penstock.solvers.costs.tables.device_line import likeness
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.problem import Problem
 
@@ -102,8 +102,7 @@ class Space:
 
     def allocation(self, batch: Batch, firsts: Sequence[int], placement: Placement) -> Allocation:
         """The plan of one partition and placement."""
-        stages = tuple(Stage(int(firsts[s]), int(firsts[s + 1]) - 1, devices) for s, devices in enumerate(placement))
-        return single_pipeline(stages, batch.num_micro_batches)
+        return single_pipeline(stages_on(placement, map(int, firsts)), batch.num_micro_batches)
 
 
 Nest = tuple[tuple[int, ...], ...]

@@ -8,35 +8,46 @@ as the busiest, the first cut, towards the front.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.grid.block_partition import smallest_largest
 from penstock.solvers.grid.pinned_cuts import keeping_pins
-from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, single_pipeline
+from penstock.solvers.grid.places import Places
+from penstock.solvers.model.allocation import Allocation, Pipeline, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 
-Places = Sequence[tuple[int, ...]]
-"""The devices of each rank, in replica order."""
+Direction = Literal["loop", "v", "both_ways"]
+"""How parts follow each other on the ranks: in a loop, down and back up, or down and up in pipelines side by side."""
 
 
-def in_a_loop(problem: Problem, batch: Batch, places: Places, chunks: int) -> Allocation:
-    """Part c p + r on rank r of p, ``chunks`` parts on each. Raises ``UnsupportedRequest`` for a short chain."""
-    return chunked(problem, batch, places, list(range(len(places))) * chunks)
+class Turns(NamedTuple):
+    """A way to give ranks parts; ``number``: parts on each rank, or of Chimera the pipelines in each direction."""
+
+    direction: Direction
+    number: int
 
 
-def in_a_v(problem: Problem, batch: Batch, places: Places) -> Allocation:
-    """Parts r and 2 p - 1 - r on rank r. Raises ``UnsupportedRequest`` for a chain of fewer than 2 p blocks."""
+LINE = Turns("loop", 1)
+"""One part on each rank."""
+IN_A_V = Turns("v", 2)
+"""Parts r and 2 p - 1 - r on rank r of p."""
+
+
+def laid_out(problem: Problem, batch: Batch, places: Places, turns: Turns) -> Allocation:
+    """Return the parts of the model on ranks in turn. Raises ``UnsupportedRequest`` for a short chain."""
+    if turns.direction == "both_ways":
+        return both_ways(problem, batch, places, turns.number)
     ranks = list(range(len(places)))
-    return chunked(problem, batch, places, ranks + ranks[::-1])
+    return in_turn(problem, batch, places, ranks + ranks[::-1] if turns.direction == "v" else ranks * turns.number)
 
 
 def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> Allocation:
-    """Chimera's pipelines: ``pairs`` down the D ranks, each D / pairs ranks further on, and the same number back up.
+    """Return Chimera's pipelines: ``pairs`` down the D ranks, each D / pairs ranks further on, and as many back up.
 
     All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
     pipeline takes the same number of micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of
@@ -59,8 +70,7 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
         taken = number // (2 * pairs) + (q < number % (2 * pairs))
         ranks = range(depth) if q % 2 == 0 else range(depth - 1, -1, -1)
         held = [places[(rank + q // 2 * apart) % depth] for rank in ranks]
-        stages = tuple(Stage(i, j - 1, devices) for (i, j), devices in zip(pairwise(bounds), held, strict=True))
-        pipelines.append(Pipeline(stages, (first, first + taken - 1)))
+        pipelines.append(Pipeline(stages_on(held, bounds), (first, first + taken - 1)))
         first += taken
     found = Allocation(tuple(pipelines), number)
     if not problem.pins:
@@ -69,20 +79,19 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
 
 
 def _from_turn(place: int, apart: int) -> int:
-    """Ranks and stages with the same number meet: rank r holds stages r and D - 1 - r, and those D / pairs further."""
+    """Return a number that ranks share with their stages: rank r holds r, D - 1 - r, and stages D / pairs further."""
     return min(place % apart, apart - 1 - place % apart)
 
 
-def chunked(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
-    """One part on each rank of ``rank_of``, in the order of the model, on devices that keep the pins.
+def in_turn(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
+    """Return one part on each rank of ``rank_of``, in the order of the model, on devices that keep the pins.
 
     With a target, whose ranks have an order of their own, devices stay where they are. Raises ``UnsupportedRequest``
     where no cut keeps the pins, and for a short chain.
     """
     loads = np.stack([_loads(problem, batch, devices, len(devices)) for devices in places])
     bounds = even_sums(loads, _cuttable(problem, len(rank_of)), rank_of)
-    stages = tuple(Stage(i, j - 1, places[r]) for r, (i, j) in zip(rank_of, pairwise(bounds), strict=True))
-    found = single_pipeline(stages, batch.num_micro_batches)
+    found = single_pipeline(stages_on([places[r] for r in rank_of], bounds), batch.num_micro_batches)
     if not problem.pins or problem.within is not None:
         return found
     return keeping_pins(problem, found, rank_of, len(places[0]))
@@ -100,7 +109,7 @@ def _cuttable(problem: Problem, parts: int) -> np.ndarray:
 
 
 def even_sums(loads: np.ndarray, cuttable: np.ndarray, rank_of: Sequence[int]) -> list[int]:
-    """Bounds of contiguous parts, part k on rank ``rank_of[k]``, that make the busiest rank's sum small.
+    """Return bounds of contiguous parts, part k on rank ``rank_of[k]``, that make the busiest rank's sum small.
 
     ``loads`` (p, L + 1): prefix sums of the layers' times on each rank. Each step moves one cut to the next place
     where a part may end; O(steps × parts), and every step lowers the pair (largest sum, sum of squares).
@@ -121,7 +130,7 @@ def even_sums(loads: np.ndarray, cuttable: np.ndarray, rank_of: Sequence[int]) -
 def _best_step(
     times: list[list[int]], rank_of: Sequence[int], cuts: list[int], sums: list[int]
 ) -> tuple[int, int, list[int]] | None:
-    """The cut, its direction and the new sums that help most; None where nothing helps."""
+    """Return the cut, its direction and the new sums that help most; None where nothing helps."""
     best, found = _score(sums), None
     for k in range(1, len(cuts) - 1):
         before, after = rank_of[k - 1], rank_of[k]
@@ -142,7 +151,7 @@ def _score(sums: list[int]) -> tuple[int, int]:
 
 
 def _loads(problem: Problem, batch: Batch, devices: tuple[int, ...], replicas: int) -> np.ndarray:
-    """Prefix sums of a layer's time on the slowest of the devices, as one of ``replicas`` replicas; (L + 1,)."""
+    """Return prefix sums of a layer's time on the slowest of the devices, as one of ``replicas`` replicas; (L + 1,)."""
     rows = largest_slice(batch.most_rows, replicas)
     each = [problem.costs(kind, rows) for kind in sorted({problem.devices[d].kind for d in devices})]
-    return np.asarray(np.max([costs.forward_ns + costs.backward_ns for costs in each], axis=0), dtype=np.int64)
+    return np.asarray(np.max([costs.passes_ns for costs in each], axis=0), dtype=np.int64)

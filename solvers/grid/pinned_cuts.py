@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.tables.stage_table import cut_places
-from penstock.solvers.model.allocation import Allocation, Pipeline
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import moved
 from penstock.solvers.model.problem import Problem
 
@@ -71,15 +70,8 @@ def _named(problem: Problem) -> str:
 
 def _cut_at(allocation: Allocation, bounds: Sequence[int]) -> Allocation:
     """Every pipeline with these parts, recomputing whole where a stage recomputes."""
-    parts = [(first, stop - 1) for first, stop in pairwise(bounds)]
-    pipelines = []
-    for pipeline in allocation.pipelines:
-        stages = (
-            replace(stage, first=part[0], last=part[1], recompute=(part,) if stage.recompute else ())
-            for stage, part in zip(pipeline.stages, parts, strict=True)
-        )
-        pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
-    return Allocation(tuple(pipelines), allocation.num_micro_batches)
+    parts = [(first, stop - 1) for first, stop in pairwise(bounds)] * len(allocation.pipelines)
+    return allocation.having(s.of_layers(*part) for s, part in zip(allocation.stages, parts, strict=True))
 
 
 @lru_cache(maxsize=64)
@@ -91,8 +83,7 @@ def pinned_bounds(problem: Problem, rank_of: tuple[int, ...], width: int) -> tup
     edges = tuple(cut_places(problem).tolist())
     if not len(rank_of) <= len(edges) - 1 <= MOST_PAIRS // len(rank_of):
         return None
-    costs = problem.costs(problem.devices[0].kind, 1)
-    times = np.diff((costs.forward_ns + costs.backward_ns)[list(edges)]).tolist()
+    times = np.diff(problem.sample_ns[list(edges)]).tolist()
     return _Cut(problem, edges, rank_of, width).solved(times)
 
 

@@ -35,7 +35,7 @@ def run_placed(
     hop_fixed: np.ndarray,
     boundary_bytes: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest largest load of layers [0, j) on the first q devices, ``replicas[r]`` of them in the last stage.
+    """Return the smallest largest load of layers [0, j) on q devices, ``replicas[r]`` of them in the last stage.
 
     n places, V devices, R replica counts, C kinds of device sets. ``time_ns``, ``base_bytes`` and ``flight_bytes`` are
     (C, n, n); ``set_of``, ``in_flight``, ``room_bytes``, ``reduce_slope`` and ``reduce_fixed`` (V, R) by a stage's

@@ -1,10 +1,11 @@
 """PipeDream's dynamic program on the devices in a row, with what this request really costs.
 
 As the paper's (``planners/pipedream/hierarchy.py``), it minimises the largest load of a stage per micro-batch,
-transfers between stages included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper simplifies: a stage's time
-is that of its slices on its slowest device, transfers and all-reduces take the routes between the very devices, an
-all-reduce is spread over the micro-batches of an update, and memory counts the micro-batches in flight (NOAM:
-ceil(devices from the stage on / replicas)) with the weight versions that the update rule keeps.
+transfers between stages included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper
+simplifies: a stage's time is that of its slices on its slowest device, transfers and all-reduces take the routes
+between the very devices, an all-reduce is spread over the micro-batches of an update, and memory counts the
+micro-batches in flight (NOAM: ceil(devices from the stage on / replicas)) with the weight versions that the update rule
+keeps.
 
 O(L^2 V R + L V R^2) time for V devices and R replica counts.
 

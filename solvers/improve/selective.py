@@ -16,7 +16,7 @@ from penstock.schemas.program import RECOMPUTE
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.judge.simulate import simulate
-from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
@@ -72,12 +72,7 @@ def _time_and_kept(problem: Problem, stages: Stages, rows: int) -> tuple[int, in
 
 def _with(allocation: Allocation, chosen: dict[int, Stage]) -> Allocation:
     """Return the allocation with these stages, by their numbers."""
-    left = iter(sorted(chosen))
-    pipelines = tuple(
-        Pipeline(tuple(chosen[next(left)] for _stage in pipeline.stages), pipeline.micro_batches)
-        for pipeline in allocation.pipelines
-    )
-    return Allocation(pipelines, allocation.num_micro_batches)
+    return allocation.having(chosen[s] for s in sorted(chosen))
 
 
 def _without_idle(plan: Allocation, orders: Orders) -> Orders:

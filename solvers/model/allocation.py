@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Literal
 
 from penstock.solvers.model.degrees import Modules
@@ -40,8 +40,13 @@ class Stage:
 
     @property
     def whole(self) -> Stage:
-        """Return the stage with all of its layers recomputed from its input."""
+        """Return the stage with all layers recomputed as one run, from the stage's input."""
         return replace(self, recompute=((self.first, self.last),), modules=())
+
+    def of_layers(self, first: int, last: int | None = None) -> Stage:
+        """Return the stage with other layers, to its last one by default; it recomputes whole if it did."""
+        end = self.last if last is None else last
+        return replace(self, first=first, last=end, recompute=((first, end),) if self.recompute else ())
 
     @property
     def replicas(self) -> int:
@@ -74,21 +79,22 @@ class Allocation:
 
     def on(self, devices: Mapping[int, int]) -> Allocation:
         """Return the allocation with ``devices[d]`` in the place of device d."""
-        return self.changed(lambda _, stage: replace(stage, devices=tuple(devices[d] for d in stage.devices)))
+        return self.having(replace(stage, devices=tuple(devices[d] for d in stage.devices)) for stage in self.stages)
+
+    def having(self, stages: Iterable[Stage]) -> Allocation:
+        """Return the allocation with other stages, as many in each pipeline, in the order of their numbers."""
+        left = iter(stages)
+        pipelines = (replace(each, stages=tuple(islice(left, len(each.stages)))) for each in self.pipelines)
+        return Allocation(tuple(pipelines), self.num_micro_batches)
 
     def recomputing(self, numbers: Container[int]) -> Allocation:
-        """Return the allocation with the stages of these numbers recomputed whole, the others as they are."""
-        return self.changed(lambda s, stage: stage.whole if s in numbers else stage)
+        """Return the allocation with the stages of these numbers recomputing whole."""
+        return self.having(stage.whole if s in numbers else stage for s, stage in enumerate(self.stages))
 
     def in_turn(self) -> Allocation:
         """Return the allocation with replicas that take whole micro-batches in turn."""
-        return self.changed(lambda _, stage: replace(stage, dispatch="round_robin") if stage.replicas > 1 else stage)
-
-    def changed(self, change: Callable[[int, Stage], Stage]) -> Allocation:
-        """Return the allocation with ``change(number, stage)`` in the place of each stage."""
-        stages = iter([change(number, stage) for number, stage in enumerate(self.stages)])
-        pipelines = (replace(each, stages=tuple(islice(stages, len(each.stages)))) for each in self.pipelines)
-        return replace(self, pipelines=tuple(pipelines))
+        turning = (replace(each, dispatch="round_robin") if each.replicas > 1 else each for each in self.stages)
+        return self.having(turning)
 
     @cached_property
     def _hash(self) -> int:
@@ -117,6 +123,11 @@ class Allocation:
         """Return the micro-batches that pass through a stage."""
         first, last = self.pipelines[self.pipeline_of[stage]].micro_batches
         return range(first, last + 1)
+
+
+def stages_on(places: Iterable[tuple[int, ...]], bounds: Iterable[int]) -> tuple[Stage, ...]:
+    """Return a stage on the devices of each place, of the layers from a bound to the next one."""
+    return tuple(Stage(first, stop - 1, place) for place, (first, stop) in zip(places, pairwise(bounds), strict=True))
 
 
 def single_pipeline(stages: tuple[Stage, ...], num_micro_batches: int) -> Allocation:

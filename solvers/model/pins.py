@@ -129,7 +129,7 @@ def keep_pins_of_schedule(
     if isinstance(schedule, Orders):
         rows = tuple(Row(tuple(places[d] for d in row.devices), row.operations) for row in schedule.rows)
         schedule = replace(schedule, rows=rows)
-    return _renamed(allocation, places), schedule
+    return allocation.on(places), schedule
 
 
 def moved(problem: Problem, allocation: Allocation) -> Allocation | None:
@@ -142,18 +142,7 @@ def moved(problem: Problem, allocation: Allocation) -> Allocation | None:
 def exchanged(problem: Problem, allocation: Allocation, allowed: Callable[[Stage], Devices]) -> Allocation | None:
     """Return the allocation on devices that each of their stages allows, few of them changed; None if impossible."""
     places = _places(problem, allocation, allowed)
-    return None if places is None else _renamed(allocation, places)
-
-
-def _renamed(allocation: Allocation, places: dict[int, int]) -> Allocation:
-    pipelines = tuple(
-        Pipeline(
-            tuple(replace(stage, devices=tuple(places[d] for d in stage.devices)) for stage in pipeline.stages),
-            pipeline.micro_batches,
-        )
-        for pipeline in allocation.pipelines
-    )
-    return Allocation(pipelines, allocation.num_micro_batches)
+    return None if places is None else allocation.on(places)
 
 
 def _places(problem: Problem, allocation: Allocation, allowed_by: Callable[[Stage], Devices]) -> dict[int, int] | None:
@@ -260,8 +249,7 @@ def _segments(problem: Problem, first: int, last: int) -> list[tuple[int, int]] 
 
 def _shares(problem: Problem, pieces: Sequence[tuple[int, int]], devices: int) -> list[int]:
     """Return devices for each piece: one each, then one at a time to the piece with most work per device."""
-    costs = problem.costs(problem.devices[0].kind, 1)
-    total = costs.forward_ns + costs.backward_ns
+    total = problem.sample_ns
     work = [int(total[last + 1] - total[first]) for first, last in pieces]
     room = [len(allowed_devices(problem, first, last)) for first, last in pieces]
     counts = [1] * len(pieces)

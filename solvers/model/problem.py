@@ -84,6 +84,11 @@ class Costs:
     modules: dict[Module, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     _again: dict[Modules, Again] = field(default_factory=dict, repr=False)
 
+    @property
+    def passes_ns(self) -> np.ndarray:
+        """Return prefix sums (L + 1,) of a forward and a backward."""
+        return np.asarray(self.forward_ns + self.backward_ns)
+
     def again(self, modules: Modules) -> Again:
         """Return what recomputing these modules costs, computed once. No layer frees more than its stash."""
         if modules not in self._again:
@@ -282,6 +287,11 @@ class Problem:
     def num_blocks(self) -> int:
         """Return the number of blocks of layers that stages can be made of: the places to cut, and one."""
         return int(self.cuttable.sum()) + 1
+
+    @property
+    def sample_ns(self) -> np.ndarray:
+        """Return prefix sums (L + 1,) of a sample's passes on the first kind of devices, by which work is compared."""
+        return self.costs(self.devices[0].kind, 1).passes_ns
 
     @property
     def step_sums_ns(self) -> np.ndarray:

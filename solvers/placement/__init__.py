@@ -5,6 +5,6 @@
 several.
 
 May import: `solvers.model`, `solvers.costs`, `solvers.degrees`, `solvers.judge`, `solvers.schedules`, `solvers.bounds`,
-`solvers.planners`, `solvers.solve`.
+`solvers.grid`, `solvers.planners`, `solvers.solve`.
 Start reading at `choice.py`.
 """

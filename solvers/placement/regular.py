@@ -7,10 +7,8 @@ and with replicas side by side.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +19,10 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
-from penstock.solvers.model.allocation import Stage, single_pipeline
+from penstock.solvers.grid.block_partition import smallest_largest
+from penstock.solvers.grid.memory_cut import Demand, memory_cut
+from penstock.solvers.grid.places import Places, apart, least_pass_ns, side_by_side
+from penstock.solvers.model.allocation import single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, batch_of, evenly
 from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
@@ -85,11 +86,8 @@ def _unlimited(problem: Problem) -> Network:
 
 def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
     for shape in shapes:
-        for devices in _layouts(problem, shape):
-            stages = tuple(
-                Stage(first, stop - 1, tuple(devices[s])) for s, (first, stop) in enumerate(pairwise(shape.bounds))
-            )
-            allocation = single_pipeline(stages, shape.batch.num_micro_batches)
+        for places in _layouts(problem, shape):
+            allocation = single_pipeline(stages_on(places, shape.bounds), shape.batch.num_micro_batches)
             yield under(problem, allocation, ("early-backward",), "A")
 
 
@@ -116,14 +114,13 @@ def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> 
     return sorted(best.values())[:most]
 
 
-def _layouts(problem: Problem, shape: Shape) -> list[list[list[int]]]:
+def _layouts(problem: Problem, shape: Shape) -> list[Places]:
     """Return the devices of each stage: replicas adjacent, and stages adjacent; once where both are the same."""
-    used = np.arange(shape.depth * shape.replicas)
-    together = used.reshape(shape.depth, shape.replicas).tolist()
-    apart = used.reshape(shape.replicas, shape.depth).T.tolist()
+    used = range(shape.depth * shape.replicas)
+    together, spread = side_by_side(used, shape.replicas), apart(used, shape.depth)
     looks = {likeness(device) for device in problem.devices}
     alike = len(looks) == len(problem.network.node_names) == 1
-    return [together] if together == apart or alike else [together, apart]
+    return [together] if together == spread or alike else [together, spread]
 
 
 def _depths(problem: Problem) -> list[int]:
@@ -155,7 +152,7 @@ def _deepest(problem: Problem) -> Shape:
 class _Chain:
     """The layers' costs for a slice of a micro-batch on the slowest kind, and their bytes on the smallest device.
 
-    Lists are prefix sums at the places where the chain may be cut. ``crossing``: bytes of the widest cut; 0 for a
+    Arrays are prefix sums at the places where the chain may be cut. ``crossing``: bytes of the widest cut; 0 for a
     single stage, which receives and sends nothing, whatever its layers pass on to later ones.
     """
 
@@ -163,22 +160,20 @@ class _Chain:
         self.problem, self.depth, self.replicas, self.batch = problem, depth, replicas, batch
         share = -(-batch.most_rows // replicas)
         used = problem.devices[: depth * replicas]
-        self.kinds = sorted({device.kind for device in used})
-        costs = layer_sums(problem, self.kinds, share)
-        self.places = cut_places(problem).tolist()
+        costs = layer_sums(problem, sorted({device.kind for device in used}), share)
+        self.places = cut_places(problem)
         forward, backward = costs.forward_ns[self.places], costs.backward_ns[self.places]
-        self.times = {False: (forward + backward).tolist(), True: (2 * forward + backward).tolist()}
-        self.stash = costs.kept_bytes[self.places].tolist()
-        self.static = static_sums(problem, replicas).total[self.places].tolist()
+        self.times = {False: forward + backward, True: 2 * forward + backward}
+        self.stash = costs.kept_bytes[self.places]
+        self.static = static_sums(problem, replicas).total[self.places]
         widest = int(problem.forward_bytes.max(initial=0)) * share if depth > 1 else 0
         self.crossing, self.kept_input = (widest, 0) if problem.memory.count_buffers else (0, widest)
         self.room = free_bytes(problem, range(depth * replicas)) - int(costs.workspace_bytes.max())
-        self._bytes: dict[int, list[int]] = {}
 
     @property
     def least_ns(self) -> int:
         """Return a lower bound on every estimate: all stages equally fast, nothing recomputed unless everything is."""
-        whole: int = self.times[self.problem.recompute == "always"][-1]
+        whole = int(self.times[self.problem.recompute == "always"][-1])
         return whole // self.depth * (self.batch.num_micro_batches - 1) + whole
 
     @property
@@ -186,68 +181,26 @@ class _Chain:
         """Return a bound on all plans, whatever recomputes: some stage has its share of the layers on some kind."""
         rows = self.batch.least_rows // self.replicas
         again = self.problem.recompute == "always"
-        layers = [self.problem.costs(kind, rows) for kind in self.kinds]
-        whole = min(int(cost.forward_ns[-1]) * (1 + again) + int(cost.backward_ns[-1]) for cost in layers)
-        return whole // self.depth * self.batch.num_micro_batches
+        whole_ns = least_pass_ns(self.problem, range(self.depth * self.replicas), rows, again)
+        return whole_ns // self.depth * self.batch.num_micro_batches
 
     def cuts(self, again: bool) -> list[int] | None:
         """Return the cuts whose slowest stage is fastest among those that fit; None where none fit."""
-        times = self.times[again]
-        low, high = -(-times[-1] // self.depth), times[-1]
-        best = self._greedy(times, high, again)
-        while best is not None and low < high:
-            middle = (low + high) // 2
-            found = self._greedy(times, middle, again)
-            if found is None:
-                low = middle + 1
-            else:
-                best, high = found, self._slowest_ns(times, found)
-        return [self.places[at] for at in best] if best is not None else None
-
-    def _slowest_ns(self, times: list[int], cuts: list[int]) -> int:
-        return max(times[stop] - times[first] for first, stop in pairwise(cuts))
-
-    def _greedy(self, times: list[int], most_ns: int, again: bool) -> list[int] | None:
-        """Return cuts giving each stage as much as fits, leaving a block for each later one; None if layers are left.
-
-        Cuts are numbers of places.
-        """
-        cuts, at, last = [0], 0, len(self.places) - 1
-        for stage in range(self.depth):
-            flying = min(self.depth - stage, self.batch.num_micro_batches)
-            stop = min(bisect_right(times, times[at] + most_ns) - 1, last - (self.depth - stage - 1))
-            spare = self.room - self.crossing * (flying + 2) - (self.kept_input * flying if again else 0)
-            held = self._held(1 if again else flying)
-            stop = min(stop, bisect_right(held, held[at] + spare) - 1)
-            if stop <= at:
-                return None
-            cuts.append(stop)
-            at = stop
-        return cuts if at == last else None
-
-    def _held(self, flying: int) -> list[int]:
-        """Return the bytes of the layers before each place, with ``flying`` in-flight micro-batches."""
-        if flying not in self._bytes:
-            self._bytes[flying] = [fixed + flying * stash for fixed, stash in zip(self.static, self.stash, strict=True)]
-        return self._bytes[flying]
+        flying = np.minimum(np.arange(self.depth, 0, -1), self.batch.num_micro_batches)
+        held = np.ones_like(flying) if again else flying
+        room = self.room - self.crossing * (flying + 2) - (self.kept_input * flying if again else 0)
+        size = self.static + held[:, None] * self.stash
+        parts = memory_cut(Demand(np.tile(self.times[again], (self.depth, 1)), size[None]), room[None])
+        return None if parts is None else [int(place) for place in self.places[parts]]
 
     def by_memory(self) -> list[int]:
         """Return the cuts whose fullest stage holds least."""
-        times = self.times[True]
-        low, high = 0, self.static[-1] + self.stash[-1]
-        self.crossing = self.kept_input = 0
-        while low < high:
-            self.room = (low + high) // 2
-            low, high = (low, self.room) if self._greedy(times, times[-1], again=True) else (self.room + 1, high)
-        self.room = high
-        cuts = self._greedy(times, times[-1], again=True)
-        assert cuts is not None
-        return [self.places[at] for at in cuts]
+        parts = smallest_largest(np.diff(self.static + self.stash), self.depth, np.ones(len(self.places) - 2, bool))
+        return [int(place) for place in self.places[parts]]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
         """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest all-reduce, update."""
-        at = [self.places.index(bound) for bound in bounds]
-        steps = np.diff(np.asarray(self.times[again])[at])
+        steps = np.diff(self.times[again][np.searchsorted(self.places, bounds)])
         heaviest = int(np.diff(self.problem.owned_bytes[bounds]).max())
         ends = np.asarray(bounds)
         update = int(step_ns(self.problem, ends[:-1], ends[1:], self.replicas).max())

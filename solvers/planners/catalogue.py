@@ -49,6 +49,10 @@ EXCLUDE = Option(
 )
 
 
+UNPINNED = Simple("synchronous", flushed("early-backward"), unpinned=True)
+"""The simplest plans under early backward, without pins as well."""
+
+
 class Tier(IntEnum):
     """When ``auto`` asks a planner; ties between plans go to the one that was asked first."""
 
@@ -207,7 +211,7 @@ PLANNERS: dict[str, Planner] = {
             ("early-backward", "gpipe", "advance-forward"),
             makes=planned_apart,
             options=dapple.OPTIONS,
-            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
+            simple=(UNPINNED,),
         ),
         Planner(
             "spp",
@@ -266,7 +270,7 @@ PLANNERS: dict[str, Planner] = {
             early=True,
             most_devices=relax.MOST_DEVICES,
             options=relax.OPTIONS,
-            simple=(Simple("synchronous", flushed("early-backward"), unpinned=True),),
+            simple=(UNPINNED,),
         ),
         Planner(
             "uniform",
@@ -300,7 +304,7 @@ PLANNERS: dict[str, Planner] = {
             options=pipedream.OPTIONS,
             simple=(
                 Simple("weight_stashing", eagerly("weight_stashing"), in_turn=True, unpinned=True),
-                Simple("synchronous", flushed("early-backward"), unpinned=True),
+                UNPINNED,
             ),
         ),
         Planner(

@@ -109,7 +109,7 @@ def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
     head, bound = 0, 0
     for stage in allocation.stages:
         costs = [(stage_costs(problem, stage, rows), count) for rows, count in classes]
-        each = [(c.forward_ns + c.backward_ns + c.recompute_ns, count) for c, count in costs]
+        each = [(c.passes_ns, count) for c, count in costs]
         busy = sum(takes * count for takes, count in each)
         if stage.dispatch == "round_robin":
             busy = -(-allocation.num_micro_batches // stage.replicas) * min(takes for takes, _count in each)

@@ -97,7 +97,7 @@ def activation_communication_ratio(problem: Problem, allocation: Allocation) -> 
     cuts, moved, computed = 0, 0, 0
     for number, stage in enumerate(allocation.stages):
         costs = stage_costs(problem, stage, rows)
-        computed += costs.forward_ns + costs.backward_ns + costs.recompute_ns
+        computed += costs.passes_ns
         after = allocation.next(number)
         if after is None:
             continue

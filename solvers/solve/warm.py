@@ -20,6 +20,7 @@ from penstock.solvers.bounds import suffix
 from penstock.solvers.bounds.device_count.bound import bounds as count_devices
 from penstock.solvers.compiled.kept import all_kept, declared, kept, note_all_kept, sole_compiler
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.grid.memory_cut import Demand
 from penstock.solvers.improve import tabu
 from penstock.solvers.improve.neighbourhood.batch import Catalogue
 from penstock.solvers.lowering import lower
@@ -32,7 +33,7 @@ from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.labels import special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
-from penstock.solvers.planners.wpipe.partition import Demand, partition
+from penstock.solvers.planners.wpipe.partition import partition
 from penstock.solvers.solve.driver import solve
 
 PLANS = 12

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from penstock.solvers.costs.tables.device_line import server_classes
-from penstock.solvers.model.allocation import Stage
+from penstock.solvers.model.allocation import Stage, stages_on
 from penstock.solvers.model.problem import Problem
 
 STEPS = (1, 2, 4, 8)
@@ -59,9 +59,9 @@ def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Itera
     blocks, most = len(cuts) + 1, len(held)
     count = 1
     while count <= min(blocks, most, MOST_STAGES):
-        stops = [-1, *(cuts[blocks * s // count - 1] for s in range(1, count)), problem.num_layers - 1]
+        bounds = [0, *(cuts[blocks * s // count - 1] + 1 for s in range(1, count)), problem.num_layers]
         shares = [held[most * s // count : most * (s + 1) // count] for s in range(count)]
-        yield as_asked(problem, tuple(Stage(stops[s] + 1, stops[s + 1], shares[s]) for s in range(count)))
+        yield as_asked(problem, stages_on(shares, bounds))
         count += 1 if count < 8 else count
 
 
@@ -87,7 +87,7 @@ def _other_cuts(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
         at = cuts.index(one.last)
         for step in (sign * size for size in STEPS for sign in (-1, 1)):
             if 0 <= at + step < len(cuts) and one.first <= cuts[at + step] < two.last:
-                yield _with(stages, s, (_layers(one, one.first, cuts[at + step]), _layers(two, cuts[at + step] + 1)))
+                yield _with(stages, s, (one.of_layers(one.first, cuts[at + step]), two.of_layers(cuts[at + step] + 1)))
 
 
 def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
@@ -102,8 +102,7 @@ def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
                 if low < new[0] and new[-1] < high:
                     lasts = [*(cuts[k] for k in new), stages[stop].last]
                     firsts = [stages[s].first, *(last + 1 for last in lasts[:-1])]
-                    parts = zip(stages[s : stop + 1], firsts, lasts, strict=True)
-                    yield _with(stages, s, tuple(_layers(*part) for part in parts), len(lasts))
+                    yield _with(stages, s, tuple(map(Stage.of_layers, stages[s : stop + 1], firsts, lasts)), len(lasts))
 
 
 def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
@@ -143,7 +142,7 @@ def _merged(stages: Stages) -> Iterator[Stages]:
         both = Stage(one.first, two.last, tuple(sorted(one.devices + two.devices)))
         for devices in dict.fromkeys((both.devices, one.devices, two.devices)):
             again = replace(both, devices=devices, recompute=one.recompute, modules=one.modules)
-            yield _with(stages, s, (_layers(again, one.first),))
+            yield _with(stages, s, (again.of_layers(one.first),))
 
 
 def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
@@ -157,8 +156,8 @@ def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
                     (stage.devices[:own], stage.devices[own:]),
                     (stage.devices[-own:], stage.devices[:-own]),
                 ):
-                    front = replace(_layers(stage, stage.first, inside[at]), devices=here)
-                    yield _with(stages, s, (front, replace(_layers(stage, inside[at] + 1), devices=there)), 1)
+                    front = replace(stage.of_layers(stage.first, inside[at]), devices=here)
+                    yield _with(stages, s, (front, replace(stage.of_layers(inside[at] + 1), devices=there)), 1)
 
 
 def _recomputing(problem: Problem, stages: Stages) -> Iterator[Stages]:
@@ -177,12 +176,6 @@ def _held(stages: Stages, devices: dict[int, tuple[int, ...]]) -> Stages:
     return tuple(
         replace(stage, devices=tuple(sorted(devices[s]))) if s in devices else stage for s, stage in enumerate(stages)
     )
-
-
-def _layers(stage: Stage, first: int, last: int | None = None) -> Stage:
-    """The stage with other layers; it recomputes whole if it did."""
-    end = stage.last if last is None else last
-    return replace(stage, first=first, last=end, recompute=((first, end),) if stage.recompute else ())
 
 
 def _apart(problem: Problem, stages: Stages) -> Places:

@@ -6,14 +6,12 @@ An order names stages, not layers, so it stays one when the cuts between them mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
 from penstock.solvers.costs.memory import fits
 from penstock.solvers.judge.simulate import makespan_ns, simulate
-from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
@@ -64,22 +62,11 @@ def _moved(problem: Problem, plan: Allocation, s: int) -> Iterator[Allocation]:
     for step in STEPS:
         if 0 <= at + step < len(cuts) and one.first <= cuts[at + step] < two.last:
             last = cuts[at + step]
-            changed = {s: _layers(one, one.first, last), s + 1: _layers(two, last + 1, two.last)}
+            changed = {s: one.of_layers(one.first, last), s + 1: two.of_layers(last + 1, two.last)}
             moved = _with(plan, changed)
             if not problem.pins or broken_pin(problem, moved) is None:
                 yield moved
 
 
-def _layers(stage: Stage, first: int, last: int) -> Stage:
-    """The stage with other layers; it recomputes whole if it did."""
-    return replace(stage, first=first, last=last, recompute=((first, last),) if stage.recompute else ())
-
-
 def _with(plan: Allocation, changed: dict[int, Stage]) -> Allocation:
-    stages = [changed.get(s, stage) for s, stage in enumerate(plan.stages)]
-    stops = np.cumsum([0, *(len(pipeline.stages) for pipeline in plan.pipelines)]).tolist()
-    pipelines = [
-        Pipeline(tuple(stages[low:high]), pipeline.micro_batches)
-        for pipeline, (low, high) in zip(plan.pipelines, pairwise(stops), strict=True)
-    ]
-    return Allocation(tuple(pipelines), plan.num_micro_batches)
+    return plan.having(changed.get(s, stage) for s, stage in enumerate(plan.stages))

@@ -95,8 +95,7 @@ class Repairs:
     @cached_property
     def _work(self) -> np.ndarray:
         """Work before each cut on the first kind of devices; (number of cuts + 1,)."""
-        costs = self.problem.costs(self.problem.devices[0].kind, self.problem.min_slice)
-        work = costs.forward_ns + costs.backward_ns
+        work = self.problem.costs(self.problem.devices[0].kind, self.problem.min_slice).passes_ns
         return np.asarray([*(work[cut + 1] for cut in self._cuts), work[-1]])
 
 

@@ -9,7 +9,7 @@ pipelines only; the utilisation is the judge's, a whole processor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from penstock.solvers.costs.memory import fits, free_bytes, static_bytes, weight_bytes
@@ -170,5 +170,5 @@ class Tuner:
         return tuple(free_bytes(self.problem, stage.devices[:1]) for stage in self.stages)
 
     def _pipelines(self, degrees: Degrees, recompute: bool) -> Allocation:
-        again = tuple(replace(stage, recompute=((stage.first, stage.last),)) for stage in self.stages)
-        return parallel_pipelines(again if recompute else self.stages, degrees.num_pipelines, degrees.num_micro_batches)
+        stages = tuple(stage.whole for stage in self.stages) if recompute else self.stages
+        return parallel_pipelines(stages, degrees.num_pipelines, degrees.num_micro_batches)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
@@ -20,8 +21,8 @@ from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.transfer import transfer
-from penstock.solvers.grid.parts_in_turn import Places, both_ways, chunked, in_a_loop, in_a_v
-from penstock.solvers.grid.places import layouts
+from penstock.solvers.grid.parts_in_turn import IN_A_V, LINE, Turns, laid_out
+from penstock.solvers.grid.places import check_depth, layouts
 from penstock.solvers.improve.selective import lighter
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation
@@ -68,14 +69,8 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
         raise InvalidDocument(
             "option 'chunks' is 1, which does not interleave", remedy="2 or more, or planner 'dapple'"
         )
-    numbers = [asked] if asked else list(range(2, MOST_CHUNKS + 1))
-
-    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
-        for chunks in numbers:
-            with suppress(UnsupportedRequest):  # the chain is too short for that number of parts
-                yield in_a_loop(problem, batch, places, chunks)
-
-    ranked = _ranked(problem, DEPTH.of(options), shapes, least=min(numbers))
+    turns = [Turns("loop", number) for number in ([asked] if asked else range(2, MOST_CHUNKS + 1))]
+    ranked = _ranked(problem, DEPTH.of(options), lambda _ranks: turns, least=turns[0].number)
     rows = tried_with("interleaved", ("loop",))
     found = (each for allocation in ranked for row in rows for each in _proposed(problem, allocation, row))
     yield from _near_first(problem, ranked, found)
@@ -86,17 +81,8 @@ def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> It
 
     Raises as ``interleaved_proposals``.
     """
-    shape = SHAPE.of(options)
-
-    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
-        if shape != "v":
-            with suppress(UnsupportedRequest):  # the chain is too short
-                yield chunked(problem, batch, places, range(len(places)))
-        if shape != "line":
-            with suppress(UnsupportedRequest):
-                yield in_a_v(problem, batch, places)
-
-    ranked = _ranked(problem, DEPTH.of(options), shapes, least=2 if shape == "v" else 1)
+    turns = {"all": (LINE, IN_A_V), "line": (LINE,), "v": (IN_A_V,)}[SHAPE.of(options)]
+    ranked = _ranked(problem, DEPTH.of(options), lambda _ranks: turns, least=turns[0].number)
     yield from _near_first(problem, ranked, _split(problem, ranked))
 
 
@@ -119,12 +105,10 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
     """
     asked = PAIRS.of(options)
 
-    def shapes(problem: Problem, batch: Batch, places: Places) -> Iterator[Allocation]:
-        for pairs in [asked] if asked else range(1, len(places) // 2 + 1):
-            with suppress(UnsupportedRequest):  # pairs that do not go into the depth, or too few micro-batches
-                yield both_ways(problem, batch, places, pairs)
+    def turns(ranks: int) -> list[Turns]:
+        return [Turns("both_ways", pairs) for pairs in ([asked] if asked else range(1, ranks // 2 + 1))]
 
-    found = _ranked(problem, DEPTH.of(options), shapes, least=1, step=2 * max(1, asked))
+    found = _ranked(problem, DEPTH.of(options), turns, least=1, step=2 * max(1, asked))
     if not found:
         raise UnsupportedRequest(
             f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",
@@ -132,18 +116,13 @@ def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterat
         )
     for allocation in found:
         for row in tried_with("chimera", ("both_ways",)):
-            with suppress(UnsupportedRequest):  # not for these numbers of pipelines and micro-batches
-                orders = row.orders(problem, allocation)
-                if problem.recompute != "always":
-                    yield in_order(problem, allocation, orders)
-                if problem.recompute != "never":
-                    yield _recomputing(problem, allocation, orders)
+            yield from _proposed(problem, allocation, row, both=True)
 
 
 def _ranked(
     problem: Problem,
     depth: int,
-    shapes: Callable[[Problem, Batch, Places], Iterator[Allocation]],
+    turns: Callable[[int], Sequence[Turns]],
     least: int,
     step: int = 1,
 ) -> list[Allocation]:
@@ -158,9 +137,10 @@ def _ranked(
         width = problem.num_devices // ranks
         for batch in _batches(problem, ranks, width):
             for layout in layouts(problem, ranks, width):
-                for allocation in shapes(problem, batch, layout.places):
-                    found.setdefault(allocation, batch)
-    unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, shapes, least, step)
+                for each in turns(ranks):
+                    with suppress(UnsupportedRequest):  # a short chain, or pipelines that do not go into the depth
+                        found.setdefault(laid_out(problem, batch, layout.places, each), batch)
+    unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, turns, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
             "no depth and number of parts places the model on the devices so that the pins are kept",
@@ -187,42 +167,25 @@ def _holds_states(problem: Problem, allocation: Allocation) -> bool:
 
 def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Allocation]:
     """The first ``MAX_SHAPES`` by expected time, computed from the least work on until that alone is longer."""
-    passes = Passes(problem)
-    work = [(passes.least_ns(*each), number, each[0]) for number, each in enumerate(found.items())]
+
+    @cache
+    def passes_ns(kind: str, rows: int) -> list[int]:
+        return problem.costs(kind, rows).passes_ns.tolist()  # type: ignore[no-any-return]
+
+    def least_ns(allocation: Allocation, batch: Batch) -> int:
+        """Return what stages take on the kind of their first device, without codecs, transfers and all-reduces."""
+        stages = allocation.stages
+        sums = (passes_ns(problem.devices[s.devices[0]].kind, stage_rows(s, batch.most_rows)) for s in stages)
+        return _busy_ns(allocation, [upto[s.last + 1] - upto[s.first] for upto, s in zip(sums, stages, strict=True)])
+
+    work = [(least_ns(*each), number, each[0]) for number, each in enumerate(found.items())]
     best: list[tuple[int, int, Allocation]] = []
-    for least_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
-        if len(best) == MAX_SHAPES and least_ns > best[-1][0]:
+    for work_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
+        if len(best) == MAX_SHAPES and work_ns > best[-1][0]:
             break
         insort(best, (_expected_ns(problem, allocation), number, allocation))
         del best[MAX_SHAPES:]
     return [allocation for _time, _number, allocation in best]
-
-
-class Passes:
-    """Times of a forward and a backward through stages, on the kind of a stage's first device."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._sums: dict[tuple[str, int], list[int]] = {}
-
-    def least_ns(self, allocation: Allocation, batch: Batch) -> int:
-        """The busiest rank and p - 1 waits for a part: at most ``_expected_ns``, without transfers and all-reduces."""
-        work: dict[tuple[int, ...], int] = {}
-        longest = 0
-        for pipeline in allocation.pipelines:
-            first, last = pipeline.micro_batches
-            for stage in pipeline.stages:
-                sums = self._of(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, batch.most_rows))
-                part = sums[stage.last + 1] - sums[stage.first]
-                work[stage.devices] = work.get(stage.devices, 0) + (last - first + 1) * part
-                longest = max(longest, part)
-        return max(work.values()) + (len(work) - 1) * longest // len(allocation.pipelines)
-
-    def _of(self, kind: str, rows: int) -> list[int]:
-        if (kind, rows) not in self._sums:
-            costs = self.problem.costs(kind, rows)
-            self._sums[kind, rows] = (costs.forward_ns + costs.backward_ns).tolist()
-        return self._sums[kind, rows]
 
 
 def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
@@ -236,13 +199,7 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
             Reason(kind, (fewest, fewest * least, problem.num_devices, blocks)),
             remedy="planner 'dapple' or 'dp'",
         )
-    if asked and (not fewest <= asked <= most or asked % step):
-        multiples = f", multiples of {step}" if step > 1 else ""
-        raise InvalidDocument(
-            f"option 'depth' asks for {asked} devices in a pipeline; {problem.num_devices} devices and {blocks} "
-            f"separable blocks of layers allow {fewest} to {most}{multiples}",
-            remedy=f"between {fewest} and {most}{multiples}, or 0 for all of them",
-        )
+    check_depth(problem, "depth", asked, most, fewest, step)
     every = range(fewest, most + 1, step)
     return [asked] if asked else [ranks for ranks in every if _uses_all(problem, ranks, most, step)]
 
@@ -266,23 +223,24 @@ def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
 
 
 def _expected_ns(problem: Problem, allocation: Allocation) -> int:
-    """The busiest rank, p - 1 waits for a part, the round trip of its transfers, the longest all-reduce.
+    """Return how long the busiest rank works and waits, with the transfers' round trip and the longest all-reduce."""
+    rows, numbers = most_rows(problem, allocation), range(len(allocation.stages))
+    costs = [stage_costs(problem, stage, rows) for stage in allocation.stages]
+    moves = (transfer(problem, allocation, s, rows, direction) for s in numbers for direction in (0, 1))
+    way_ns = sum(move.duration_ns for move in moves if move)
+    busy_ns = _busy_ns(allocation, [cost.forward_ns + cost.backward_ns for cost in costs], way_ns)
+    return busy_ns + max(stage_all_reduce_ns(problem, stage) for stage in allocation.stages)
 
-    Several pipelines fill each other's waits.
+
+def _busy_ns(allocation: Allocation, passes_ns: Sequence[int], way_ns: int = 0) -> int:
+    """Return the busiest rank's work, p - 1 waits for a part and a way, which several pipelines fill for each other.
+
+    ``passes_ns``: a forward and a backward of each stage.
     """
-    work: dict[tuple[int, ...], int] = {}
-    part, way, reduced = 0, 0, 0
-    rows = most_rows(problem, allocation)
+    work: Counter[tuple[int, ...]] = Counter()
     for s, stage in enumerate(allocation.stages):
-        cost = stage_costs(problem, stage, rows)
-        number = len(allocation.micro_batches(s))
-        work[stage.devices] = work.get(stage.devices, 0) + number * (cost.forward_ns + cost.backward_ns)
-        part = max(part, cost.forward_ns + cost.backward_ns)
-        for direction in (0, 1):
-            move = transfer(problem, allocation, s, rows, direction)
-            way += move.duration_ns if move else 0
-        reduced = max(reduced, stage_all_reduce_ns(problem, stage))
-    return max(work.values()) + ((len(work) - 1) * part + way) // len(allocation.pipelines) + reduced
+        work[stage.devices] += len(allocation.micro_batches(s)) * passes_ns[s]
+    return max(work.values()) + ((len(work) - 1) * max(passes_ns) + way_ns) // len(allocation.pipelines)
 
 
 def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[Proposal]) -> Iterator[Proposal]:
@@ -306,14 +264,18 @@ def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[
     yield from (*slow, *unfit)
 
 
-def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow) -> Iterator[Proposal]:
-    """The schedule's order, with recomputation where the request wants it or memory asks for it."""
+def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow, both: bool = False) -> Iterator[Proposal]:
+    """Yield the schedule's order, with recomputation where the request wants it or memory asks for it.
+
+    ``both``: with recomputation even where the order fits without.
+    """
     with suppress(UnsupportedRequest):  # too few micro-batches, or none that go into groups
         orders = row.orders(problem, allocation)
         if problem.recompute != "always":
             yield in_order(problem, allocation, orders)
-        if problem.recompute == "always" or (problem.recompute == "auto" and not _fits(problem, allocation, orders)):
-            yield _recomputing(problem, allocation, orders)
+            if problem.recompute == "never" or (not both and _fits(problem, allocation, orders)):
+                return
+        yield _recomputing(problem, allocation, orders)
 
 
 def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:

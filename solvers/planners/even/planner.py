@@ -26,9 +26,10 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.costs.tables.cut import Cut, Way
 from penstock.solvers.grid.block_partition import smallest_largest
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.grid.places import Places, even_shapes
+from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline, stages_on
 from penstock.solvers.model.degrees import Modules
-from penstock.solvers.model.micro_batches import Batch, divisors, equal_batches
+from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
@@ -43,15 +44,8 @@ MOST_OPERATIONS = 400_000
 """Micro-batches × stages of all layouts that are simulated, after the first."""
 
 
-class Saved(NamedTuple):
-    """What recomputation takes, and what it frees of a micro-batch's stash."""
-
-    time_ns: int
-    freed_bytes: int
-
-    def times(self, number: int) -> Saved:
-        """Return what it is of a number of layers."""
-        return Saved(number * self.time_ns, number * self.freed_bytes)
+Saved = tuple[int, int]
+"""The time of recomputation in ns, and the bytes that it frees of a micro-batch's stash."""
 
 
 class Layout(NamedTuple):
@@ -158,17 +152,17 @@ class Even:
             return layers
         kinds = frozenset(self.problem.devices[d].kind for d in self.cut.stages[0].devices)
         each = savings(self.problem, self.cut.typical, kinds, self._share)
-        saved: dict[Way, Saved] = {number: each[()].times(number) for number in layers}
-        saved |= {modules: each[modules].times(longest) for modules in self.problem.module_sets}
+        saved: dict[Way, Saved] = {number: (number * each[()][0], number * each[()][1]) for number in layers}
+        saved |= {way: (longest * each[way][0], longest * each[way][1]) for way in self.problem.module_sets}
         found: list[Way] = []
         for way in sorted(saved, key=lambda way: saved[way]):
-            if not found or saved[way].freed_bytes > saved[found[-1]].freed_bytes:
+            if not found or saved[way][1] > saved[found[-1]][1]:
                 found.append(way)
         return tuple(found)
 
     def orders(self, plan: Allocation) -> Orders:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
-        return order_of(self.problem, plan, "early-backward" if self.cut.parts == 1 else "interleaved", _ranks(plan))
+        return order_of(self.problem, plan, "early-backward" if self.cut.parts == 1 else "interleaved", self.cut.ranks)
 
     def leanest(self) -> Allocation:
         """Return the plan that recomputes all layers, where the request allows that."""
@@ -184,7 +178,7 @@ class Even:
         if not isinstance(way, int):
             return replace(stage, modules=way)
         if self.problem.recompute == "always":
-            return replace(stage, recompute=((stage.first, stage.last),))
+            return stage.whole
         low, stop = max(stage.first, self.cut.span[0]), min(stage.last + 1, self.cut.span[1])
         return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + way))))
 
@@ -223,7 +217,7 @@ def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> 
         freed = costs.kept_bytes - own.kept_bytes
         if again.recompute and problem.memory.count_buffers:
             freed -= input_bytes(problem, layer, share)
-        found[modules] = Saved(own.recompute_ns, freed)
+        found[modules] = own.recompute_ns, freed
     return found
 
 
@@ -290,10 +284,6 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
     return tuple(_every(problem))
 
 
-def _ranks(plan: Allocation) -> int:
-    return len({stage.devices for stage in plan.stages})
-
-
 class Blocks(NamedTuple):
     """The layers that stages share out: the ``alike`` ones, or all where most are not; ``most``: stages."""
 
@@ -322,30 +312,27 @@ def _every(problem: Problem) -> Iterator[Even]:
     """Yield ranks × parts × micro-batches."""
     blocks = Blocks.of(problem)
     number = 0
-    for ranks in (each for each in divisors(problem.num_devices) if each <= blocks.most):
-        known: dict[int, Cut | None] = {}
-        for batch in equal_batches(problem, problem.num_devices // ranks):
-            for parts in _parts(ranks, blocks, batch):
-                if parts not in known:
-                    known[parts] = _cut(problem, blocks, ranks, parts)
-                cut = known[parts]
-                if cut is None:
-                    continue
-                if problem.pins and broken_pin(problem, single_pipeline(cut.stages, batch.num_micro_batches)):
-                    continue
-                number += 1
-                yield Even(cut, batch, number)
+    known: dict[tuple[int, int], Cut | None] = {}
+    for places, batch in even_shapes(problem, range(problem.num_devices), blocks.most):
+        for parts in _parts(len(places), blocks, batch):
+            key = len(places), parts
+            if key not in known:
+                known[key] = _cut(problem, blocks, places, parts)
+            cut = known[key]
+            if cut is None:
+                continue
+            if problem.pins and broken_pin(problem, single_pipeline(cut.stages, batch.num_micro_batches)):
+                continue
+            number += 1
+            yield Even(cut, batch, number)
 
 
-def _cut(problem: Problem, blocks: Blocks, ranks: int, parts: int) -> Cut | None:
+def _cut(problem: Problem, blocks: Blocks, places: Places, parts: int) -> Cut | None:
     """Return the stages of ranks with some parts each; None where a part would end where none may."""
-    ends = _ends(problem, blocks, ranks * parts)
+    ends = _ends(problem, blocks, len(places) * parts)
     if ends is None:
         return None
-    width = problem.num_devices // ranks
-    places = [tuple(range(rank * width, (rank + 1) * width)) for rank in range(ranks)]
-    stages = tuple(Stage(i, j - 1, places[s % ranks]) for s, (i, j) in enumerate(pairwise(ends)))
-    return Cut(problem, stages, parts, (blocks.first, blocks.stop))
+    return Cut(problem, stages_on(places * parts, ends), parts, (blocks.first, blocks.stop))
 
 
 def _parts(ranks: int, blocks: Blocks, batch: Batch) -> Iterator[int]:
@@ -367,8 +354,7 @@ def _ends(problem: Problem, blocks: Blocks, number: int) -> list[int] | None:
     would end where none may. Of layers that are not alike the longest part takes as little time as possible.
     """
     if not blocks.alike:
-        costs = problem.costs(problem.devices[0].kind, 1)
-        return smallest_largest(np.diff(costs.forward_ns + costs.backward_ns), number, problem.cuttable)
+        return smallest_largest(np.diff(problem.sample_ns), number, problem.cuttable)
     layers = blocks.stop - blocks.first
     if layers % number and blocks.most % number == 0 and number > 1:
         each = blocks.most // number

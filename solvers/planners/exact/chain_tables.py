@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -71,11 +70,10 @@ class ChainTables:
         return table
 
     def _number_stage(self, stage: Stage) -> tuple[int, int]:
-        again = replace(stage, recompute=((stage.first, stage.last),))
         recompute = self.space.problem.recompute
-        quick = self.costs.stage(again if recompute == "always" else stage)
+        quick = self.costs.stage(stage.whole if recompute == "always" else stage)
         if recompute == "auto" and self.costs.least_limit(quick) < self.costs.num_micro_batches:
-            return quick, self.costs.stage(again)
+            return quick, self.costs.stage(stage.whole)
         return quick, quick
 
     def _edge_numbers(self, source: tuple[int, ...], target: tuple[int, ...]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The joint optimum over partition, replication, placement and schedule: SOLVERS F.
 
 Every plan of a small space (``grid/enumeration.py``) has a proven bound (BOUNDS section 2). By rising bound the usual
-orders are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are left.
+orders are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are
+left.
 
 Recomputation: a stage that holds all micro-batches whatever the order gains nothing by it; of the others every
 subset recomputes.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations, count
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of, surely_fits
 from penstock.solvers.grid.enumeration import Placement, Space
 from penstock.solvers.improve.order import OptimisedOrder, optimise_order
-from penstock.solvers.model.allocation import Allocation, single_pipeline
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.result import JudgedPlan
@@ -150,8 +151,7 @@ class BestFirstSearch:
         free = [] if problem.recompute != "auto" else [s for s in stages if not surely_fits(problem, allocation, s)]
         for number in range(len(free) + 1):
             for chosen in combinations(free, number):
-                again = [replace(s, recompute=((s.first, s.last),)) if always or s in chosen else s for s in stages]
-                variant = single_pipeline(tuple(again), allocation.num_micro_batches)
+                variant = allocation.having(s.whole if always or s in chosen else s for s in stages)
                 if shortage_of(problem, variant, (1,) * len(stages)) is None:
                     yield variant
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from math import factorial, prod
 from typing import Literal, NamedTuple
 
@@ -27,8 +26,9 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.transfer import round_trips_ns
 from penstock.solvers.grid.block_kernel import run_worker
+from penstock.solvers.grid.places import side_by_side
 from penstock.solvers.grid.slice_costs import Layers
-from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
+from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, stages_on
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import by_layers, last_ends
 from penstock.solvers.model.problem import Problem
@@ -82,7 +82,7 @@ def _neighbours(nodes: list[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...],
     row = [device for node in nodes for device in node]
     for size in range(len(row) // 2, 0, -1):
         if len(row) % size == 0 and _fills(nodes, size):
-            yield tuple(tuple(row[low : low + size]) for low in range(0, len(row), size))
+            yield side_by_side(row, size)
 
 
 def _fills(nodes: list[tuple[int, ...]], size: int) -> bool:
@@ -181,12 +181,8 @@ class Partitions:
             used = order[: len(self._layers.places) - 1]
             found = self._bounds(self._positions(used), batch, hold)
             if found is not None and (best is None or found[1] < best.load_ns):
-                spans = [(low, high - 1) for low, high in pairwise(found[0])]
-                stages = tuple(
-                    Stage(*span, (device,), recompute=(span,) if again else ())
-                    for span, device in zip(spans, used, strict=True)
-                )
-                best = Worker(stages, found[1])
+                stages = stages_on(side_by_side(used, 1), found[0])
+                best = Worker(tuple(stage.whole for stage in stages) if again else stages, found[1])
         return best
 
     def _recomputes(self, hold: Hold) -> bool:

@@ -86,7 +86,7 @@ def _expected_ns(problem: Problem, allocation: Allocation) -> int:
     slowest = 0
     for pipeline in allocation.pipelines:
         costs = [stage_costs(problem, stage, rows) for stage in pipeline.stages]
-        each = [c.forward_ns + c.backward_ns + c.recompute_ns for c in costs]
+        each = [cost.passes_ns for cost in costs]
         first, last = pipeline.micro_batches
         slowest = max(slowest, sum(each) + (last - first) * max(each))
     workers = [pipeline.stages[0].devices[0] for pipeline in allocation.pipelines]

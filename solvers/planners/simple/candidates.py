@@ -10,7 +10,7 @@ fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from math import lcm
@@ -24,7 +24,7 @@ from penstock.solvers.model.micro_batches import Batch, candidates, dapple_repli
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, in_order, under
-from penstock.solvers.planners.simple.lines import Line, folded_lines, kept_lines, largest_ns, simple_lines
+from penstock.solvers.planners.simple.lines import Line, kept_lines, largest_ns, simple_lines
 from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.periodic import one_f_one_b_star
@@ -69,7 +69,7 @@ class _Ranked(NamedTuple):
 def first_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
     """With pins the most promising simple plans of each allowed rule."""
     for each in _allowed(problem, simple) if problem.pins else ():
-        ranked = _ranked(problem, each)[:PROMISING]
+        ranked = _every_line(problem, each.lines, each.in_turn)[:PROMISING]
         yield from chain.from_iterable(each.judged(problem, plan.allocation) for plan in ranked)
 
 
@@ -85,7 +85,7 @@ def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[]
     """All simple plans of each allowed rule, while one is wanted."""
     for each in _allowed(problem, simple):
         if (problem.pins or each.unpinned) and wanted() and proof_of_infeasibility(problem) is None:
-            for plan in _ranked(problem, each):
+            for plan in _every_line(problem, each.lines, each.in_turn):
                 if not wanted():
                     return
                 yield from chain(each.judged(problem, plan.allocation), _leanest(problem, each, plan.allocation))
@@ -105,49 +105,38 @@ def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
     return (each for each in simple if each.rule in problem.update_rules)
 
 
-def _ranked(problem: Problem, simple: Simple) -> list[_Ranked]:
-    """Lines that keep the pins and may fit, the most promising first."""
-    return _every_line(problem, simple.lines, simple.in_turn)
-
-
 @lru_cache(maxsize=8)
 def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
-    batches = candidates(problem, dapple_replicas(problem))
-    made = folded_lines if lines == "folded" else kept_lines
-    found: list[tuple[Batch, Line]] = []
-    for batch in batches:
-        replicas = 1 if lines == "straight" else _most_replicas(problem, batch, in_turn)
-        found += [(batch, line) for line in made(problem, batch, replicas, MOST_LISTED // len(batches))]
-    return _by_promise(problem, found)
+    """Return lines that keep the pins and may fit, the most promising first."""
+    most = MOST_LISTED // max(1, len(candidates(problem, dapple_replicas(problem))))
+    made = partial(kept_lines, most=most, folds=2 if lines == "folded" else 1)
+    return _ranked(problem, lines, in_turn, made)
 
 
 @lru_cache(maxsize=8)
 def _simplest(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
-    """Of each number and width of stages the most promising one, then the next best ones."""
-    found: list[tuple[Batch, Line]] = []
-    for batch in candidates(problem, dapple_replicas(problem)):
-        replicas = 1 if lines == "straight" else _most_replicas(problem, batch, in_turn)
-        found += [(batch, line) for line in simple_lines(problem, batch, replicas)]
-    ranked = _by_promise(problem, found)
+    """Return the most promising line of each number and width of stages, then the next best ones."""
+    ranked = _ranked(problem, lines, in_turn, simple_lines)
     best = {_shape(each): each for each in reversed(ranked)}
     return sorted({*best.values(), *ranked[:PROMISING]}, key=lambda each: each[:2])
 
 
+def _ranked(
+    problem: Problem, lines: str, in_turn: bool, made: Callable[[Problem, Batch, int], list[Line]]
+) -> list[_Ranked]:
+    """Return the lines made for each number of micro-batches and most replicas, the most promising first."""
+    ranked: list[_Ranked] = []
+    for batch in candidates(problem, dapple_replicas(problem)):
+        replicas = problem.num_devices if in_turn else batch.replicas_fed(problem.min_slice)
+        for line in made(problem, batch, 1 if lines == "straight" else replicas):
+            largest, whole = largest_ns(problem, batch, line)
+            promise = (batch.num_micro_batches - 1) * largest + whole, largest
+            ranked.append(_Ranked(promise, len(ranked), single_pipeline(line, batch.num_micro_batches)))
+    return sorted(ranked, key=lambda each: each[:2])
+
+
 def _shape(ranked: _Ranked) -> tuple[int, ...]:
     return tuple(stage.replicas for stage in ranked.allocation.stages)
-
-
-def _most_replicas(problem: Problem, batch: Batch, in_turn: bool) -> int:
-    return problem.num_devices if in_turn else batch.replicas_fed(problem.min_slice)
-
-
-def _by_promise(problem: Problem, lines: list[tuple[Batch, Line]]) -> list[_Ranked]:
-    found: list[_Ranked] = []
-    for batch, line in lines:
-        largest, whole = largest_ns(problem, batch, line)
-        promise = (batch.num_micro_batches - 1) * largest + whole, largest
-        found.append(_Ranked(promise, len(found), single_pipeline(line, batch.num_micro_batches)))
-    return sorted(found, key=lambda each: each[:2])
 
 
 def flushed(*schedules: str) -> Judged:
@@ -181,15 +170,9 @@ def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> It
     most, number = max(stage.replicas for stage in allocation.stages), allocation.num_micro_batches
     turn = lcm(number, *(stage.replicas for stage in allocation.stages))
     if most > 1 and turn <= max(LONGEST_TURN, number) and (rule == "weight_stashing" or most <= number):
-        yield in_turn(allocation)
+        yield allocation.in_turn()
     if (problem.global_batch_size // allocation.num_micro_batches) // most >= problem.min_slice:
         yield allocation
-
-
-def in_turn(allocation: Allocation) -> Allocation:
-    """The allocation with replicas that take whole micro-batches in turn."""
-    stages = (replace(s, dispatch="round_robin") if s.replicas > 1 else s for s in allocation.stages)
-    return single_pipeline(tuple(stages), allocation.num_micro_batches)
 
 
 def starred(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
@@ -230,5 +213,4 @@ def recomputing(problem: Problem, allocation: Allocation) -> Iterator[Allocation
     if problem.recompute != "always":
         yield allocation
     if problem.recompute != "never":
-        stages = (replace(stage, recompute=((stage.first, stage.last),)) for stage in allocation.stages)
-        yield single_pipeline(tuple(stages), allocation.num_micro_batches)
+        yield allocation.recomputing(range(len(allocation.stages)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.grid.block_partition import By, block_partition
 from penstock.solvers.grid.pinned_cuts import kept_or_as_it_is
+from penstock.solvers.grid.places import check_depth
 from penstock.solvers.model.micro_batches import candidates, evenly
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
@@ -31,10 +31,5 @@ def stage_counts(problem: Problem, options: Mapping[str, object]) -> list[int]:
     """Return the numbers of stages to try, the most first; beyond ``MAX_TRIED`` thinned evenly, 1 and all kept."""
     most = min(problem.num_devices, problem.num_blocks)
     number = STAGES.of(options)
-    if number > most:
-        raise InvalidDocument(
-            f"option 'stages' asks for {number} stages, but {problem.num_devices} devices and "
-            f"{problem.num_blocks} separable blocks of layers allow {most}",
-            remedy=f"stages between 1 and {most}, or 0 for all of them",
-        )
+    check_depth(problem, "stages", number, most)
     return [number] if number else evenly(range(1, most + 1), MAX_TRIED)[::-1]

@@ -1,8 +1,8 @@
 """The simplest lines of stages of a request, and every line that keeps its pins where these are few enough to list.
 
 A *line* is one pipeline's stages on devices of their own. Of a small request all lines are listed
-(``grid/enumeration.py``); of a larger one those that are cut exactly where the pins demand it, or at every border of a pin, each piece on its
-share of the devices, as one stage or as several even ones.
+(``grid/enumeration.py``); of a larger one those that are cut exactly where the pins demand it, or at every border of a
+pin, each piece on its share of the devices, as one stage or as several even ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.memory_budget import needed_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
 from penstock.solvers.costs.tables.stage_table import static_sums
-from penstock.solvers.grid.block_partition import block_partition, smallest_largest
+from penstock.solvers.grid.block_partition import block_partition, smallest_largest, smallest_largest_on
 from penstock.solvers.grid.enumeration import Space
-from penstock.solvers.model.allocation import Stage
+from penstock.solvers.grid.places import side_by_side
+from penstock.solvers.model.allocation import Stage, stages_on
 from penstock.solvers.model.micro_batches import Batch
-from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, matching
+from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_pieces, last_ends, matching
 from penstock.solvers.model.problem import Problem
 
 MOST_COUNTED = 64
@@ -45,11 +46,10 @@ def simple_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
     most = min(len(order), problem.num_blocks)
     found: list[Line] = []
     for number in _some(most):
-        cut = block_partition(problem, batch, number).stages
+        bounds = [*(stage.first for stage in block_partition(problem, batch, number).stages), problem.num_layers]
         widest = min(replicas, len(order) // number)
         for width in _some(widest) if number == 1 else sorted({1, widest}):
-            dealt = (tuple(order[s * width : (s + 1) * width]) for s in range(number))
-            found.append(tuple(Stage(s.first, s.last, own) for s, own in zip(cut, dealt, strict=True)))
+            found.append(stages_on(side_by_side(order[: number * width], width), bounds))
     return found
 
 
@@ -58,26 +58,16 @@ def _some(most: int) -> Sequence[int]:
     return range(1, most + 1) if most <= MOST_DEALT else (*EVEN, most)
 
 
-def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list[Line]:
-    """Lines that keep the pins and may fit; at most ``replicas`` to a stage.
+def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int, folds: int = 1) -> list[Line]:
+    """Return lines that keep the pins and may fit, at most ``replicas`` to a stage.
 
-    All of them where at most ``most`` are to be listed, so that no line fits if there is none.
+    All of them where at most ``most`` are to be listed, so that no line fits if there is none. ``folds``: stages of a
+    place, N apart in a line on N places; of a large request only lines with one are made.
     """
     space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 1) if _are_few(space, most) else _dealt_out(problem, replicas)
+    are_few = problem.num_devices <= MOST_COUNTED and space.count() <= most
+    lines = _listed(space, replicas, folds) if are_few else _dealt_out(problem, replicas) if folds == 1 else ()
     return [line for line in dict.fromkeys(lines) if may_fit(problem, batch, line)]
-
-
-def folded_lines(problem: Problem, batch: Batch, replicas: int, most: int) -> list[Line]:
-    """The same of 2N stages on N places, each of which holds stage i and stage N + i; none of a large request."""
-    space = Space(problem, (batch,))
-    lines = _listed(space, replicas, 2) if _are_few(space, most) else iter(())
-    return [line for line in lines if may_fit(problem, batch, line)]
-
-
-def _are_few(space: Space, most: int) -> bool:
-    """Whether at most ``most`` lines are to be listed; on many devices it is not counted."""
-    return space.problem.num_devices <= MOST_COUNTED and space.count() <= most
 
 
 def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
@@ -91,7 +81,7 @@ def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:
     shares = {stage_rows(stage, batch.most_rows) for stage in line}
     if len(kinds) == len(shares) == 1:
         costs, bounds = problem.costs(kinds.pop(), shares.pop()), [0, *(stage.last + 1 for stage in line)]
-        each = np.diff((costs.forward_ns + costs.backward_ns)[bounds])
+        each = np.diff(costs.passes_ns[bounds])
         return int(each.max()), int(each.sum())
     apart = [stage_costs(problem, stage, batch.most_rows) for stage in line]
     times = [cost.forward_ns + cost.backward_ns for cost in apart]
@@ -113,7 +103,7 @@ def _listed(space: Space, replicas: int, folds: int) -> Iterator[Line]:
 
 def _dealt_out(problem: Problem, replicas: int) -> Iterator[Line]:
     fewest = tuple(fewest_pieces(problem) or ())
-    for pieces in dict.fromkeys((fewest, tuple(_evened(problem, fewest)), tuple(_bordered(problem)))):
+    for pieces in dict.fromkeys((fewest, tuple(_evened(problem, len(fewest))), tuple(_bordered(problem)))):
         devices = _shared_out(problem, pieces) if pieces else None
         if devices is None:
             continue
@@ -124,25 +114,13 @@ def _dealt_out(problem: Problem, replicas: int) -> Iterator[Line]:
             yield tuple(stage for part in chosen for stage in _narrowed(part, replicas))
 
 
-def _evened(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces, each of which begins as near to an even share of the work as the pins allow.
-
-    ``pieces`` are as long as can be from the front, so a piece may begin earlier, but not before the last one does.
-    """
-    costs = problem.costs(problem.devices[0].kind, 1)
-    work = costs.forward_ns + costs.backward_ns
-    last, found = problem.num_layers - 1, []
-    for number in range(len(pieces) - 1, 0, -1):
-        begins = [
-            at
-            for at in range(pieces[number - 1][0] + 1, pieces[number][0] + 1)
-            if problem.cuttable[at - 1] and allowed_devices(problem, at, last)
-        ]
-        share = int(work[-1]) * number // len(pieces)
-        first = min(begins, key=lambda at, share=share: abs(int(work[at]) - share))  # type: ignore[misc]
-        found.append((first, last))
-        last = first - 1
-    yield from ((0, last), *reversed(found))
+def _evened(problem: Problem, number: int) -> Iterator[Piece]:
+    """Yield a number of pieces, the longest as short as can be, each of which some device may hold."""
+    unlike = {tuple(device in pin.devices for pin in problem.pins): device for device in range(problem.num_devices)}
+    ends = np.max([last_ends(problem, (device,)) for device in unlike.values()], axis=0)
+    times = [np.diff(problem.sample_ns)] * number
+    bounds = smallest_largest_on(times, problem.cuttable, [ends] * number) if number else None
+    yield from ((low, high - 1) for low, high in pairwise(bounds or ()))
 
 
 def _bordered(problem: Problem) -> Iterator[Piece]:
@@ -160,8 +138,7 @@ def _shared_out(problem: Problem, pieces: Sequence[Piece]) -> list[list[int]] | 
     if first is None:
         return None
     held = [[first[number]] for number in range(len(pieces))]
-    costs = problem.costs(problem.devices[0].kind, 1)
-    total = costs.forward_ns + costs.backward_ns
+    total = problem.sample_ns
     work = [int(total[last + 1] - total[begin]) for begin, last in pieces]
     for device in sorted(set(range(problem.num_devices)) - {own[0] for own in held}):
         open_pieces = [number for number, own in enumerate(allowed) if device in own]
@@ -174,20 +151,16 @@ def _splits(problem: Problem, piece: Piece, devices: list[int]) -> list[Line]:
     """A piece as one stage on its devices, and as several that share its work, or its parameters, and its devices."""
     first, last = piece
     cuttable = problem.cuttable[first:last]
-    costs = problem.costs(problem.devices[devices[0]].kind, 1)
-    work, size = costs.forward_ns + costs.backward_ns, static_sums(problem).parameters
+    work = problem.costs(problem.devices[devices[0]].kind, 1).passes_ns
+    size = static_sums(problem).parameters
     most = min(len(devices), int(cuttable.sum()) + 1)
     found = []
     for number in sorted({min(number, most) for number in (*EVEN, most)}):
         for prefix in (work, size):
             bounds = smallest_largest(np.diff(prefix[first : last + 2]), number, cuttable)
-            edges = [len(devices) * s // number for s in range(number + 1)]
-            found.append(
-                tuple(
-                    Stage(first + bounds[s], first + bounds[s + 1] - 1, tuple(devices[edges[s] : edges[s + 1]]))
-                    for s in range(number)
-                )
-            )
+            edges = pairwise(len(devices) * s // number for s in range(number + 1))
+            shares = (tuple(devices[low:high]) for low, high in edges)
+            found.append(stages_on(shares, [first + bound for bound in bounds]))
     return list(dict.fromkeys(found))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations, product
+from itertools import chain, combinations, permutations, product
 from math import comb
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.shortages import shortage_of
 from penstock.solvers.costs.tables.stage_table import cut_places, static_sums
-from penstock.solvers.grid.block_partition import smallest_largest
-from penstock.solvers.grid.parts_in_turn import Places, chunked
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
-from penstock.solvers.model.micro_batches import Batch, divisors, equal_batches
+from penstock.solvers.grid.block_partition import moved_cuts, smallest_largest, smallest_largest_on
+from penstock.solvers.grid.parts_in_turn import in_turn
+from penstock.solvers.grid.places import Places, even_shapes, least_pass_ns
+from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
+from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.pins import broken_pin, centre, last_ends
 from penstock.solvers.model.problem import Problem
@@ -65,7 +66,7 @@ class Shape(NamedTuple):
 
     expected_ns: int
     least_ns: int
-    places: tuple[tuple[int, ...], ...]
+    places: Places
     chunks: int
     rank_of: list[int]
     batch: Batch
@@ -175,8 +176,7 @@ class ShapeSearch:
         """Return the quickest plan that recomputes the same modules in every stage."""
         best: JudgedPlan | None = None
         for modules in self.problem.module_sets:
-            stages = tuple(replace(stage, modules=modules) for stage in plain.stages)
-            plan = single_pipeline(stages, plain.num_micro_batches)
+            plan = plain.having(replace(stage, modules=modules) for stage in plain.stages)
             best = self._judged(plan, below_ns if best is None else best.value_ns).plan or best
         return best
 
@@ -201,15 +201,12 @@ class ShapeSearch:
     def _shapes(self) -> Iterator[Shape]:
         blocks = self.cut.num_blocks
         for world in worlds(self.problem):
-            for ranks in divisors(len(world)):
-                if ranks > blocks or self.schedule not in self.within.runs(ranks):
+            for places, batch in even_shapes(self.problem, world, blocks):
+                if self.schedule not in self.within.runs(len(places)):
                     continue
-                replicas = len(world) // ranks
-                places = tuple(tuple(world[r * replicas : (r + 1) * replicas]) for r in range(ranks))
-                for batch in equal_batches(self.problem, replicas):
-                    for chunks in self._chunks(ranks, blocks, batch.num_micro_batches):
-                        rank_of = ranks_of_stages(self.schedule, ranks, chunks)
-                        yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
+                for chunks in self._chunks(len(places), blocks, batch.num_micro_batches):
+                    rank_of = ranks_of_stages(self.schedule, len(places), chunks)
+                    yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
 
     def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
         found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
@@ -220,9 +217,7 @@ class ShapeSearch:
     def _times_ns(self, places: Places, chunks: int, batch: Batch) -> tuple[int, int]:
         """All layers' work shared evenly by the ranks: with filling, draining and the all-reduce, and without."""
         rows = batch.most_rows // len(places[0])
-        kinds = {self.problem.devices[d].kind for devices in places for d in devices}
-        costs = [self.problem.costs(kind, rows) for kind in sorted(kinds)]
-        whole = int(np.min([np.diff(cost.forward_ns + cost.backward_ns) for cost in costs], axis=0).sum())
+        whole = least_pass_ns(self.problem, chain.from_iterable(places), rows)
         ranks, number = len(places), batch.num_micro_batches
         filled = whole * (number * chunks + ranks - 1) // (ranks * chunks)
         size = int(self.problem.owned_bytes[-1]) // ranks
@@ -237,7 +232,7 @@ class ShapeSearch:
                 yield self._allocation(shape, [0, *(i + 1 for i in chosen), self.problem.num_layers])
             return
         with suppress(UnsupportedRequest):  # the chain is too short
-            yield chunked(self.cut, shape.batch, shape.places, shape.rank_of)
+            yield in_turn(self.cut, shape.batch, shape.places, shape.rank_of)
             sizes = np.diff(static_sums(self.problem).parameters)
             yield self._allocation(shape, smallest_largest(sizes, parts, self.cut.cuttable))
         kept = self._kept_cut(shape) if self.problem.pins else None
@@ -245,28 +240,12 @@ class ShapeSearch:
             yield self._allocation(shape, kept)
 
     def _kept_cut(self, shape: Shape) -> list[int] | None:
-        """The cut with the shortest longest part of those whose parts the devices of their ranks may hold."""
-        edges = cut_places(self.cut).tolist()
-        costs = self.problem.costs(self.problem.devices[0].kind, 1)
-        upto = (costs.forward_ns + costs.backward_ns)[edges]
-        times = upto[None, :] - upto[:, None]
-        longest, before = np.where(np.arange(len(edges)) == 0, 0, NEVER_NS), []
-        for rank in shape.rank_of:
-            ends = last_ends(self.problem, shape.places[rank])[edges]
-            allowed = np.triu(np.asarray(edges)[None, :] <= ends[:, None], 1)
-            reached = np.where(allowed, np.maximum(times, longest[:, None]), NEVER_NS)
-            before.append(reached.argmin(axis=0))
-            longest = reached.min(axis=0)
-        if longest[-1] >= NEVER_NS:
-            return None
-        chosen = [len(edges) - 1]
-        for place in reversed(before):
-            chosen.append(int(place[chosen[-1]]))
-        return [edges[at] for at in reversed(chosen)]
+        """Return the cut with the shortest longest part whose parts the devices of their ranks may hold."""
+        ends = [last_ends(self.problem, shape.places[rank]) for rank in shape.rank_of]
+        return smallest_largest_on([np.diff(self.problem.sample_ns)] * len(ends), self.cut.cuttable, ends)
 
     def _allocation(self, shape: Shape, bounds: Sequence[int]) -> Allocation:
-        parts = zip(shape.rank_of, pairwise(bounds), strict=True)
-        stages = tuple(Stage(i, j - 1, shape.places[rank]) for rank, (i, j) in parts)
+        stages = stages_on([shape.places[rank] for rank in shape.rank_of], bounds)
         return single_pipeline(stages, shape.batch.num_micro_batches)
 
     def _moved(self, shape: Shape, trial: JudgedPlan) -> Iterator[Proposal]:
@@ -279,7 +258,7 @@ class ShapeSearch:
         moved = True
         while moved:
             moved = False
-            for near in _neighbours(cuts):
+            for near in moved_cuts(cuts):
                 if self.effort > enough:
                     return
                 plan = self._allocation(shape, [places[cut] for cut in near])
@@ -294,8 +273,7 @@ class ShapeSearch:
 
 def recomputing(within: Within, allocation: Allocation, how: Recomputing) -> Allocation:
     """The allocation with all stages recomputing that way."""
-    stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in allocation.stages)
-    return single_pipeline(stages, allocation.num_micro_batches)
+    return allocation.having(replace(stage, recompute=within.segments(stage, how)) for stage in allocation.stages)
 
 
 def worlds(problem: Problem) -> list[tuple[int, ...]]:
@@ -337,16 +315,3 @@ def _fewer(count: int) -> list[int]:
         found.add(half)
         half //= 2
     return sorted(found, reverse=True)
-
-
-def _neighbours(cuts: list[int]) -> Iterator[list[int]]:
-    """Runs of cuts, the short ones first, moved by one place."""
-    inner = len(cuts) - 2
-    for length in range(1, inner + 1):
-        for first in range(1, inner - length + 2):
-            for way in (-1, 1):
-                near = cuts.copy()
-                for at in range(first, first + length):
-                    near[at] += way
-                if all(a < b for a, b in pairwise(near)):
-                    yield near

@@ -9,17 +9,17 @@ all-reduce of S_m / d bytes over w devices, both per period and device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.costs.transfer import transfers_ns
-from penstock.solvers.grid.places import Layout, layouts
+from penstock.solvers.grid.places import Layout, check_depth, layouts, least_pass_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, evenly, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.cut_search import Found, improved_cuts, priced, rank
@@ -99,19 +99,14 @@ def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
     Raises ``UnsupportedRequest`` where the chain has too few blocks for the groups or the named micro-batch sizes too
     few micro-batches for the depth asked for, ``InvalidDocument`` for a depth that chain or cluster do not allow.
     """
-    total, blocks = problem.num_devices, len(cut_places(problem)) - 1
-    deepest = min(total, blocks // wanted.groups)
+    total = problem.num_devices
+    deepest = min(total, problem.num_blocks // wanted.groups)
     if deepest == 0:
         raise UnsupportedRequest(
             "WPipe cuts the model into two groups, but its layers cannot be separated anywhere",
             remedy="planner 'pipedream-2bw' or 'dp', which leave it whole",
         )
-    if wanted.depth > deepest:
-        raise InvalidDocument(
-            f"option 'depth' asks for pipelines of {wanted.depth} devices; {total} devices and {blocks} separable "
-            f"blocks of layers allow {deepest}",
-            remedy=f"depth between 1 and {deepest}, or 0 for all of them",
-        )
+    check_depth(problem, "depth", wanted.depth, deepest)
     _refuse_shallow_batches(problem, wanted)
     found = []
     for depth in [wanted.depth] if wanted.depth else range(1, deepest + 1):
@@ -189,10 +184,8 @@ def _short(batches: list[Batch], parts: int) -> list[Batch]:
 def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
     """All the work of a global batch spread evenly over the places, by the fastest kind."""
     share = largest_slice(batch.most_rows, len(layout.places[0]))
-    kinds = sorted({problem.devices[d].kind for devices in layout.places for d in devices})
-    each = [problem.costs(kind, share) for kind in kinds]
-    whole = min(int(costs.forward_ns[-1] + costs.backward_ns[-1]) for costs in each)
-    return batch.num_micro_batches * whole // len(layout.places)
+    whole_ns = least_pass_ns(problem, chain.from_iterable(layout.places), share)
+    return batch.num_micro_batches * whole_ns // len(layout.places)
 
 
 def _like(problem: Problem, device: int) -> tuple[str, int]:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.solvers.costs.tables.stage_table import cut_places
+from penstock.solvers.grid.block_partition import moved_cuts
+from penstock.solvers.grid.places import Places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.shape import Places, Shape, allocation_of, missing_bytes
+from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, missing_bytes
 from penstock.solvers.planners.wpipe.throughput import Links, period_ns
 
 MAX_MOVES = 160
@@ -72,12 +74,7 @@ def _needs(found: Found) -> tuple[int, int, int]:
 
 
 def _moves(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, ...]]:
-    """Every cut one place to the left or right, no part left empty."""
+    """Yield the bounds with one cut moved by one place, to the left or right, no part left empty."""
     places = cut_places(problem).tolist()
-    number = {layers: k for k, layers in enumerate(places)}
-    bounds = [*(stage.first for stage in allocation.stages), problem.num_layers]
-    for p in range(1, len(bounds) - 1):
-        for step in (-1, 1):
-            place = places[number[bounds[p]] + step]
-            if bounds[p - 1] < place < bounds[p + 1]:
-                yield (*bounds[:p], place, *bounds[p + 1 :])
+    cuts = [*(places.index(stage.first) for stage in allocation.stages), len(places) - 1]
+    yield from (tuple(places[cut] for cut in near) for near in moved_cuts(cuts, 1))

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.planners.wpipe.partition_kernel import pair_parts, shorten_longest
+from penstock.solvers.grid.memory_cut import Demand, longest_parts, memory_cut
+from penstock.solvers.planners.wpipe.partition_kernel import pair_parts
 
 EXACT_PLACES = 17
 MAX_MIDDLES = 4
@@ -32,30 +33,6 @@ PRECISION = 256
 """Beyond ``EXACT_PLACES`` places the largest load is found to within this fraction."""
 
 
-class Demand(NamedTuple):
-    """What a group's layers take on device i, as prefix sums over the P places to cut.
-
-    ``time_ns`` (N, P); ``bytes`` (C, N, P): at each of C moments at which memory is at its peak.
-    """
-
-    time_ns: np.ndarray
-    bytes: np.ndarray
-
-
-class Ends(NamedTuple):
-    """Of the first i devices' parts: ``longest_ns`` (N + 1, P) by where they end, ``before`` where the last begins."""
-
-    longest_ns: np.ndarray
-    before: np.ndarray
-
-    def bounds(self, end: int) -> list[int]:
-        """Places where the parts of all devices begin, and where the last ends."""
-        found = [end]
-        for i in range(len(self.before) - 1, 0, -1):
-            found.append(int(self.before[i, found[-1]]))
-        return found[::-1]
-
-
 def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] | None:
     """Places between the parts, 0 and P - 1 included; part p is device p mod N's, of group p div N. None: none fits.
 
@@ -63,17 +40,8 @@ def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] 
     meeting place.
     """
     if len(demands) == 1:
-        ends = longest_parts(demands[0], room_bytes)
-        return ends.bounds(ends.longest_ns.shape[1] - 1) if ends.longest_ns[-1, -1] < NEVER_NS else None
+        return memory_cut(demands[0], room_bytes)
     return _two_groups(demands[0], demands[1], room_bytes)
-
-
-def longest_parts(demand: Demand, room_bytes: np.ndarray) -> Ends:
-    """The smallest longest part of the first i devices up to every place; ``NEVER_NS`` where no parts fit."""
-    count, places = demand.time_ns.shape
-    ends = Ends(np.empty((count + 1, places), dtype=np.int64), np.zeros((count + 1, places), dtype=np.int64))
-    shorten_longest(*(np.ascontiguousarray(each) for each in (*demand, room_bytes)), *ends)
-    return ends
 
 
 def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
@@ -117,7 +85,7 @@ def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_
     places = first.time_ns.shape[1]
     ahead = longest_parts(first, room_bytes)
     after = longest_parts(_mirrored(second), room_bytes[:, ::-1])
-    x, y = ahead.longest_ns[-1], after.longest_ns[-1][::-1]
+    x, y = ahead.largest_ns[-1], after.largest_ns[-1][::-1]
     middles = [k for k in range(places) if x[k] < NEVER_NS and y[k] < NEVER_NS]
     middles.sort(key=lambda k: (int(x[k] + y[k]), abs(int(x[k] - y[k])), k))
     for k in middles if places <= EXACT_PLACES else middles[:MAX_MIDDLES]:

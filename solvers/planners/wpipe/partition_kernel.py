@@ -1,4 +1,4 @@
-"""Cutting a chain into parts whose longest is short, one or two for each device (``partition.py``)."""
+"""The pairs of parts that devices can share (``partition.py``), as a compiled loop."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -7,37 +7,6 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.compiled.decorators import loop
-from penstock.solvers.costs.infinity import NEVER_NS
-
-
-@loop
-def shorten_longest(
-    time_ns: np.ndarray, size_bytes: np.ndarray, room_bytes: np.ndarray, longest_ns: np.ndarray, before: np.ndarray
-) -> None:
-    """The smallest longest part of the first i devices' parts up to every place, and where the last of them begins.
-
-    ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``longest_ns`` and
-    ``before`` (N + 1, P), ``NEVER_NS`` where no parts fit. Ties: parts begin as late as they can.
-    """
-    count, places = time_ns.shape
-    kinds = room_bytes.shape[0]
-    for p in range(places):
-        longest_ns[0, p] = NEVER_NS
-    longest_ns[0, 0] = 0
-    for i in range(count):
-        for p in range(places):
-            best = NEVER_NS
-            for q in range(p - 1, -1, -1):
-                part = time_ns[i, p] - time_ns[i, q]
-                fits = part < best
-                for k in range(kinds):
-                    fits = fits and size_bytes[k, i, p] - size_bytes[k, i, q] <= room_bytes[k, i]
-                if not fits:
-                    break
-                if longest_ns[i, q] < best:
-                    best = max(longest_ns[i, q], part)
-                    before[i + 1, p] = q
-            longest_ns[i + 1, p] = best
 
 
 @loop

@@ -14,13 +14,14 @@ from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
-from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
+from penstock.solvers.grid.memory_cut import Demand
+from penstock.solvers.grid.places import Places
+from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.partition import Demand, even_partition, partition
+from penstock.solvers.planners.wpipe.partition import even_partition, partition
 from penstock.solvers.schedules.periodic.wpipe import WarmUp, most_in_flight, warm_up
 
-Places = tuple[tuple[int, ...], ...]
 TIGHTENED = 3
 
 
@@ -93,13 +94,8 @@ def _hopeless(demands: tuple[Demand, ...], room: np.ndarray) -> bool:
 
 def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allocation:
     """One pipeline, part p on the devices of place p mod N."""
-    stages = []
-    for part in range(shape.groups * shape.depth):
-        group, place = divmod(part, shape.depth)
-        first, last = bounds[part], bounds[part + 1] - 1
-        again = ((first, last),) if shape.recompute[group] else ()
-        stages.append(Stage(first, last, places[place], recompute=again))
-    return single_pipeline(tuple(stages), shape.batch.num_micro_batches)
+    plain = single_pipeline(stages_on(places * shape.groups, bounds), shape.batch.num_micro_batches)
+    return plain.recomputing([part for part in range(len(plain.stages)) if shape.recompute[part // shape.depth]])
 
 
 def missing_bytes(

@@ -20,9 +20,10 @@ from penstock.solvers.costs.collectives import ring_resources
 from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
 from penstock.solvers.costs.tables.device_line import Affine, affine_transfer
 from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.grid.places import Places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.shape import Places, Shape
+from penstock.solvers.planners.wpipe.shape import Shape
 
 Loads = dict[tuple[str, int], int]
 
@@ -63,7 +64,7 @@ def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Lin
         _slot_ns(shape, costs[low : low + shape.depth], hops[low : low + shape.depth - 1])
         for low in range(0, len(costs), shape.depth)
     ]
-    loaded = max(sum(_busy_ns(cost) for cost in costs[place :: shape.depth]) for place in range(shape.depth))
+    loaded = max(sum(cost.passes_ns for cost in costs[place :: shape.depth]) for place in range(shape.depth))
     total = (number - shape.slack) * sum(slots) + shape.slack * loaded
     for group, slot_ns in enumerate(slots):
         hidden_by = slots[1 - group] if shape.groups == 2 else slot_ns
@@ -98,17 +99,13 @@ def _passed(problem: Problem, edge: int, direction: int, resources: tuple[int, .
 
 def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
     """The slowest device, or the slowest cycle between two devices."""
-    alone = max(_busy_ns(cost) for cost in costs)
+    alone = max(cost.passes_ns for cost in costs)
     work = np.concatenate(([0], np.cumsum([cost.forward_ns + cost.backward_ns for cost in costs])))
     way = np.concatenate(([0], np.cumsum(np.asarray(hops, dtype=np.int64))))
     ahead = np.asarray([shape.ahead(i) for i in range(shape.depth)])
     around = work[None, 1:] - work[:-1, None] + way[None, :] - way[:, None]
     slots = np.maximum(ahead[:, None] - ahead[None, :] + 1, 1)
     return max(alone, int(np.triu(-(-around // slots)).max()))
-
-
-def _busy_ns(cost: StageCosts) -> int:
-    return cost.forward_ns + cost.backward_ns + cost.recompute_ns
 
 
 def _after_slots_ns(

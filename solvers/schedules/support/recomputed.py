@@ -27,7 +27,8 @@ def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
     """The allocation with stages that recompute whole: where that is worth its time in these orders, or all of them."""
     flying = in_flight(allocation, orders) if orders is not None else None
     wanted = [flying is None or flying[s] > 1 for s in range(len(allocation.stages))]
-    return allocation.changed(lambda s, stage: stage.whole if wanted[s] else replace(stage, recompute=()))
+    plain = (replace(stage, recompute=()) for stage in allocation.stages)
+    return allocation.having(stage.whole if again else stage for again, stage in zip(wanted, plain, strict=True))
 
 
 def in_flight(allocation: Allocation, orders: Orders) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.grid.parts_in_turn import both_ways, in_a_loop, in_a_v
+from penstock.solvers.grid.parts_in_turn import IN_A_V, Turns, both_ways, laid_out
 from penstock.solvers.grid.pinned_cuts import keeping_pins, pinned_bounds
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import batch_of
@@ -102,10 +102,10 @@ def test_parts_on_the_same_devices_are_cut_so_that_pins_hold() -> None:
     problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 0, frozenset({1})), Pin(1, 3, frozenset({0}))))
     batch, places = batch_of(problem, 1), [(0,), (1,)]
-    for made in (in_a_loop(problem, batch, places, 2), in_a_v(problem, batch, places)):
+    for made in (laid_out(problem, batch, places, turns) for turns in (Turns("loop", 2), IN_A_V)):
         assert broken_pin(problem, made) is None
         assert len(made.stages) == 4
-    unkept = in_a_loop(replace(problem, pins=()), batch, places, 2)
+    unkept = laid_out(replace(problem, pins=()), batch, places, Turns("loop", 2))
     assert moved(problem, unkept) is None
     with pytest.raises(UnsupportedRequest, match="layers 0–0 on n0/1"):
         both_ways(problem, batch, places, 1)

@@ -10,7 +10,7 @@ import pytest
 from problems import make_problem
 
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.solvers.grid.parts_in_turn import even_sums, in_a_loop, in_a_v
+from penstock.solvers.grid.parts_in_turn import IN_A_V, Turns, even_sums, laid_out
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
@@ -71,7 +71,7 @@ def test_sums_are_nearly_as_even_as_can_be(seed: int, shape: list[int]) -> None:
 @pytest.mark.tier("quick")
 def test_ranks_of_two_kinds_get_work_by_their_speed() -> None:
     problem = make_problem([10] * 18, nodes=(2,), kinds=["cpu", "fast"], speed={"fast": 2.0}, global_batch_size=4)
-    allocation = in_a_v(problem, batch_of(problem, 1), [(0,), (1,)])
+    allocation = laid_out(problem, batch_of(problem, 1), ((0,), (1,)), IN_A_V)
     layers = [sum(s.last - s.first + 1 for s in allocation.stages if s.devices == (d,)) for d in (0, 1)]
     assert layers == [6, 12]
 
@@ -80,13 +80,13 @@ def test_ranks_of_two_kinds_get_work_by_their_speed() -> None:
 def test_places_of_chunks() -> None:
     problem = make_problem([10] * 12, nodes=(2, 2), global_batch_size=4)
     places = [(0, 1), (2, 3)]
-    loop = in_a_loop(problem, batch_of(problem, 2), places, 3)
+    loop = laid_out(problem, batch_of(problem, 2), places, Turns("loop", 3))
     assert [stage.devices for stage in loop.stages] == places * 3
-    vee = in_a_v(problem, batch_of(problem, 2), places)
+    vee = laid_out(problem, batch_of(problem, 2), places, IN_A_V)
     assert [stage.devices for stage in vee.stages] == [*places, *places[::-1]]
     assert [stage.last - stage.first + 1 for stage in vee.stages] == [3, 3, 3, 3]
     with pytest.raises(UnsupportedRequest, match="14 parts need 14 separable blocks of layers; there are 12"):
-        in_a_loop(problem, batch_of(problem, 2), places, 7)
+        laid_out(problem, batch_of(problem, 2), places, Turns("loop", 7))
 
 
 @pytest.mark.cases(1)
