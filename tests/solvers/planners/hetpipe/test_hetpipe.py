@@ -210,5 +210,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="no virtual workers of one size can be made by 'hybrid'") as wrong:
         solve(make_problem([1] * 6, nodes=(2, 2, 2)), "hetpipe", options={"workers": "hybrid"})
     assert wrong.value.remedy == "workers 'best'"
-    with pytest.raises(UnsupportedRequest, match="the request allows at most 1 per global batch"):
+    with pytest.raises(UnsupportedRequest, match="2 or more virtual workers; a global batch has at most 1"):
         solve(make_problem([1] * 4, nodes=(2, 2), global_batch_size=1), "hetpipe")

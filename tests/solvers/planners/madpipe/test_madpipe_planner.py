@@ -19,7 +19,7 @@ from penstock.solvers.model.result import Result, Status
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.planners.madpipe import labels, planner
 from penstock.solvers.planners.madpipe.labels import Searched
-from penstock.solvers.schedules.periodic.ilp import Answer
+from penstock.solvers.schedules.periodic.ilp import PatternAnswer
 from penstock.solvers.schedules.periodic.one_f_one_b_star import chain_loads, in_flight, pattern
 from penstock.solvers.schedules.support.stage_line import StageLine
 from penstock.solvers.solve.driver import solve
@@ -229,9 +229,9 @@ def test_allocations_without_a_pattern_count_as_plans(
     problem = random_problem(seed, memory_bytes=memory_bytes, nodes=(4,))
     solved_programs: list[StageLine] = []
 
-    def without_pattern(line: StageLine, **_: Any) -> Answer:
+    def without_pattern(line: StageLine, **_: Any) -> PatternAnswer:
         solved_programs.append(line)
-        return Answer(None, 0, False)
+        return PatternAnswer(None, 0, False)
 
     monkeypatch.setattr(planner, "solve", without_pattern)
     solve(problem, "madpipe", gap=0.0)

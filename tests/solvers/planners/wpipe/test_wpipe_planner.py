@@ -260,7 +260,7 @@ def test_refusals() -> None:
         with pytest.raises(UnsupportedRequest, match=r"depth 4 needs 4, the .* give at most 2") as refused:
             solve(problem, name, options={"depth": 4})
         assert refused.value.remedy == "depth 2, or micro_batch_sizes [2] for 4 or more"
-    with pytest.raises(InvalidDocument, match="8 separable blocks of layers allow 4"):
+    with pytest.raises(InvalidDocument, match="8 separable blocks of layers allow 1 to 4"):
         solve(problem, "wpipe", options={"depth": 5})
     whole = make_problem([10, 10], nodes=(2,), cuttable=[False], global_batch_size=4)
     whole = replace(whole, update_rules=frozenset(RULES.values()))
