@@ -29,6 +29,9 @@ def uses(devices: int) -> tuple[tuple[str, str, str], ...]:
     return _USES if devices <= _ONE_MACHINE else _USES[1:]
 
 
+_FILLED_IN = {"gradient", "headroom_bytes"}
+"""Fields of memory that the command fills in where a request says nothing of them."""
+
 _FLAGS = {
     "global_batch_size": "-b",
     "micro_batch_sizes": "--micro-batch-size",
@@ -62,8 +65,8 @@ def command(request: PlanRequest) -> str:
 def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
     """Yield the options for degrees and sharding, taken from what is given; none where the command chooses alike."""
     assert isinstance(request.profile, ModelProfile)
-    if set(given.get("memory", ())) == {"gradient"} and _chosen(request).memory == request.memory:
-        given.pop("memory")
+    if set(given.get("memory", ())) <= _FILLED_IN and _chosen(request).memory == request.memory:
+        given.pop("memory", None)
     chosen = _chosen(request, degrees=None, sharding=None)
     if (chosen.degrees, chosen.sharding) == (request.degrees, request.sharding):
         for name in ("degrees", "sharding"):
@@ -78,9 +81,9 @@ def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
 
 
 def _chosen(request: PlanRequest, **changed: object) -> PlanRequest:
-    """The request that the command makes of one that says nothing of gradients, changed."""
-    said = request.memory.model_dump(exclude={"gradient"}, exclude_defaults=True)
-    return with_open_degrees(request.model_copy(update={"memory": MemoryModel(**said), **changed}))
+    """Return the request that the command makes of one that says nothing of ``_FILLED_IN``, changed."""
+    memory = MemoryModel(**request.memory.model_dump(exclude=_FILLED_IN, exclude_defaults=True))
+    return with_open_degrees(request.model_copy(update={"memory": memory, **changed}))
 
 
 def _termination(given: dict[str, Any]) -> Iterator[str]:

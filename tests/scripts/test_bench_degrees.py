@@ -23,7 +23,9 @@ def _request(free_bytes: int) -> PlanRequest:
     """Of a model that needs more than ``free_bytes`` on a GPU unless it is divided."""
     shape = SHAPES["llama-3-8b"].model_copy(update={"layers": LAYERS})
     return PlanRequest(
-        profile=profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1, 2, 4), asked=Asked(tensor=(2, 4))),
+        profile=profile_of(
+            shape, "megatron", ("H100",), micro_batch_sizes=(1, 2, 4), asked=Asked(tensor=(2, 4), context=(1,))
+        ),
         topology=cluster("2x4xH100"),
         global_batch_size=BATCH,
         memory=MemoryModel(headroom_bytes=80 * 2**30 - free_bytes),

@@ -19,7 +19,7 @@ SMALL = Run(shape("llama-3-8b"), 2, 8, "H100", 32, tensor=2, pipeline=4, virtual
 LARGE = Run(shape("llama-3.1-405b"), 16, 8, "H100", 16, tensor=8, pipeline=8, virtual_stages=8, context=2)
 
 MLPERF = "benchmark,gpu,gpus,gbs,ga,median_step_s,tp,cp,pp,vp,sequence\n"
-BRIDGE = "System,#-GPUs,Precision,GBS,MBS,Sequence Length,TP,PP,CP,VP,Tokens / sec / GPU,release,model,FSDP\n"
+BRIDGE = "System,#-GPUs,Precision,GBS,MBS,Sequence Length,TP,PP,CP,VP,Tokens / sec / GPU,release,model,FSDP,phase\n"
 SAILOR = "case,layers,tp,dp,mbs,gbs,measured_s\n"
 
 
@@ -85,12 +85,12 @@ def test_bridge_takes_the_newest_rows_and_leaves_out_what_is_fully_sharded(
 
     def report(factor: float) -> int:
         rows = [
-            f"DGX-H100,64,FP8,16,1,8192,4,8,1,5,{pace[0]},26.10,LLAMA3_70B,0\n",
-            "DGX-H100,64,FP8,16,1,8192,4,8,1,5,1,26.9,LLAMA3_70B,0\n",
-            f"DGX-H100,128,FP8,8,1,8192,8,8,2,8,{factor * pace[1]},26.10,LLAMA3.1_405B,0\n",
-            "DGX-GB200,64,FP8,16,2,8192,1,1,1,n/a,1,26.10,LLAMA3_70B,64\n",
-            "DGX-GB200,256,FP8,16,1,8192,4,16,1,4,1,26.10,LLAMA3.1_405B,0\n",
-            "DGX-H100,16,FP8,16,1,4096,1,1,1,n/a,1,26.10,Qwen3_30B_a3B,0\n",
+            f"DGX-H100,64,FP8,16,1,8192,4,8,1,5,{pace[0]},26.10,LLAMA3_70B,0,Pre-Training Performance\n",
+            "DGX-H100,64,FP8,16,1,8192,4,8,1,5,1,26.9,LLAMA3_70B,0,Pre-Training Performance\n",
+            f"DGX-H100,128,FP8,8,1,8192,8,8,2,8,{factor * pace[1]},26.10,LLAMA3.1_405B,0,Pre-Training Performance\n",
+            "DGX-GB200,64,FP8,16,2,8192,1,1,1,n/a,1,26.10,LLAMA3_70B,64,Pre-Training Performance\n",
+            "DGX-GB200,256,FP8,16,1,8192,4,16,1,4,1,26.10,LLAMA3.1_405B,0,Pre-Training Performance\n",
+            "DGX-H100,16,FP8,16,1,4096,1,1,1,n/a,1,26.10,Qwen3_30B_a3B,0,Pre-Training Performance\n",
         ]
         return truth_bridge.report(_written(tmp_path, BRIDGE, *rows))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
@@ -71,10 +72,12 @@ class Cluster:
                 time.sleep(0.05)
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End the server; connections break off."""
+        """End the server and its connections, which outlive one that is killed for a moment."""
         assert self._server is not None
+        connections = psutil.Process(self._server.pid).children(recursive=True)
         self._server.send_signal(number)
         self._server.wait(30)
+        assert psutil.wait_procs(connections, 30)[1] == []
 
     def restore(self) -> None:
         """Make it a running primary with its own settings again, whatever a test that failed has left."""

@@ -91,7 +91,7 @@ def test_degrees_that_no_plan_can_have(
 @pytest.mark.tier("nightly")
 def test_pages_say_the_degrees(http: httpx.Client, answered: JobOut) -> None:
     plan = http.get(f"/plans/{answered.id}").raise_for_status().text
-    assert "2 replicas × TP 2 on 4 devices, no recomputation" in plan
+    assert "2 replicas × TP 2 on 4 devices, 4 parts of the model in turn, no recomputation" in plan
     what_if = http.get(f"/plans/{answered.id}/what-if", params={"why_not": "tensor=1 next"}).raise_for_status().text
     assert what_if.count("<h2>Why not ") == 2
     assert "computation" in what_if
