@@ -137,9 +137,10 @@ def judged_ns(file: PlanFile, profile: ModelProfile) -> int:
     return timeline.time_per_global_batch_ns
 
 
-def with_layers(tensor: int | None, changed: Callable[[Any], Any]) -> ModelProfile:
-    """The profile with changed costs at one tensor degree, or at all above 1."""
-    profile = catalogue.profile("llama-3-8b")
+def with_layers(file: PlanFile, tensor: int | None, changed: Callable[[Any], Any]) -> ModelProfile:
+    """Return the profile of a plan with changed costs at one tensor degree, or at all above 1."""
+    profile = file.request.profile
+    assert isinstance(profile, ModelProfile)
 
     def points(measurements: Any) -> Any:
         return tuple(m.model_copy(update={"layers": tuple(map(changed, m.layers))}) for m in measurements)
@@ -165,12 +166,17 @@ def computing(factor: Fraction) -> Callable[[Any], Any]:
 
 
 def communicating(factor: Fraction) -> Callable[[Any], Any]:
+    """Return a change of a layer's collectives, and of the collectives of its modules."""
+
     def changed(layer: Any) -> Any:
         more = (
             each.model_copy(update={"bytes_per_sample": round(each.bytes_per_sample * factor)})
             for each in layer.collectives
         )
-        return layer.model_copy(update={"collectives": tuple(more)})
+        update = {"collectives": tuple(more)}
+        if modules := getattr(layer, "modules", None):
+            update["modules"] = tuple(map(changed, modules))
+        return layer.model_copy(update=update)
 
     return changed
 
@@ -188,10 +194,10 @@ def by_hand() -> Iterator[tuple[str, str | None, float, int, int]]:
             found = []
             for factor in (Fraction(turn.factor) / step, Fraction(turn.factor) * step):
                 if turn.number == "collectives":
-                    profile = with_layers(None, communicating(factor))
+                    profile = with_layers(ours, None, communicating(factor))
                 else:
                     assert turn.choice is not None
-                    profile = with_layers(int(turn.choice.split(",")[0].split()[1]), computing(factor))
+                    profile = with_layers(ours, int(turn.choice.split(",")[0].split()[1]), computing(factor))
                 found.append(judged_ns(theirs, profile) - judged_ns(ours, profile))
             sign = 1 if before > 0 else -1
             yield turn.number, turn.choice, turn.factor, sign * found[0], sign * found[1]
