@@ -111,7 +111,7 @@ def with_bounds(*bounds_ns: int) -> list[Record]:
     ("phase", "change", "fault"),
     [
         pytest.param("moves", {}, None, id="nothing-changed"),
-        pytest.param("moves", {"why": ["because"]}, "why: ['so'] -> ['because']", id="moves-change-no-word"),
+        pytest.param("moves", {"why": ["because"]}, "why/0: so -> because", id="moves-change-no-word"),
         pytest.param("words", {"why": ["because"]}, None, id="words"),
         pytest.param("words", {"plan": taking(100)}, "plan/planner: gpipe -> spp", id="names-are-no-words"),
         pytest.param("merges", {"plan": taking(99)}, None, id="a-faster-plan"),
