@@ -53,7 +53,7 @@ def thinnest(problem: Problem) -> tuple[Allocation, ...]:
 
     They have the most stages and the smallest micro-batches, and share parameters evenly, then time.
     """
-    stages = min(problem.num_devices, int(problem.cuttable.sum()) + 1)
+    stages = min(problem.num_devices, problem.num_blocks)
     ways: tuple[By, ...] = ("parameters", "time")
     return tuple(block_partition(problem, batch, stages, by=by) for batch in candidates(problem)[-1:] for by in ways)
 

@@ -305,8 +305,11 @@ class Problem:
 
     def counted(self, number: int) -> str:
         """Return a number of devices in words: of cells where degrees were chosen, which planners take for devices."""
-        what = "device" if self.choice is None else "cell"
-        return f"{number:,} {what}{'' if number == 1 else 's'}"
+        return f"{number:,} {self.units(number)}"
+
+    def units(self, number: int) -> str:
+        """Return the noun for a number of devices: cells where degrees were chosen."""
+        return ("device" if self.choice is None else "cell") + ("" if number == 1 else "s")
 
     @property
     def owned_bytes(self) -> np.ndarray:

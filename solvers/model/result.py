@@ -27,7 +27,7 @@ class Reason(NamedTuple):
     values: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return self.kind.format(*(f"{value:,}" for value in self.values))
+        return self.combined([self])
 
     @classmethod
     def combined(cls, reasons: Sequence[Reason]) -> str:

@@ -93,8 +93,8 @@ def too_large(size: int) -> Reason:
 
 def _devices(problem: Problem) -> str:
     """Return a kind of reasons with the number of devices as its first value, up to the verb."""
-    one = problem.num_devices == 1
-    return f"{{}} {problem.counted(1 if one else 2).split()[1]} {'is' if one else 'are'}"
+    number = problem.num_devices
+    return f"{{}} {problem.units(number)} {'is' if number == 1 else 'are'}"
 
 
 def _oversized(setting: Setting, row: Planner) -> Reason | None:
@@ -134,7 +134,7 @@ def why_unsearched(setting: Setting) -> Reason | None:
 
 
 def excluded_by(setting: Setting, names: str) -> set[str]:
-    """Return the planners and phases that are left out: those named, and those that the setting is ``excluded``.
+    """Return the planners and phases that are left out: those named, and those that the setting excludes.
 
     Raises ``UnsupportedRequest`` for a name that is not contained.
     """

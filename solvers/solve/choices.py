@@ -81,7 +81,7 @@ def solve(
     deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
     search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
     search.run()
-    result = search.outcome()
+    result = replace(search.outcome(), alternatives=alternatives(search))
     return result if result.status is Status.INFEASIBLE else replace(result, why=result.why + alone)
 
 
@@ -255,6 +255,7 @@ class Search:
         near = [each for each in ranked if times[each.choice] <= limit_ns]
         self._round(near, self.asked, self.max_plans, final=True)
         for each in ranked[len(near) :]:
+            each.dropped = f"planner {QUICK} has no plan there within {asking.NEAR:g} times its best"
             if self.best is None:
                 self._round([each], self.asked, self.max_plans, final=True)
 
@@ -448,7 +449,6 @@ class Search:
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice if self.problem.choices or choice.excluded else None,
-            alternatives=alternatives(self),
         )
 
     def _nothing(self) -> Result:
@@ -470,8 +470,7 @@ class Search:
         more = (f"and {len(causes) - CAUSES} more choices",) if len(causes) > CAUSES else ()
         left = spared(self) if status is Status.NONE_FOUND else ()
         why = (*at(nearest.choice, found.why), *causes[:CAUSES], *more, *left)
-        seconds, rows = self.deadline.seconds, alternatives(self)
-        return replace(found, status=status, why=why, seconds=seconds, choice=nearest.choice, alternatives=rows)
+        return replace(found, status=status, why=why, seconds=self.deadline.seconds, choice=nearest.choice)
 
     def _alone(self) -> Result:
         """Return the answer on all devices, whose planners say what stands in the way of each."""

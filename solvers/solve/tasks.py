@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
@@ -44,7 +44,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
 from penstock.solvers.planners.dapple.planner import LONGEST
-from penstock.solvers.planners.proposal import Proposal, proposed
+from penstock.solvers.planners.proposal import Proposal, in_order, proposed
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
@@ -144,9 +144,8 @@ class LocalSearch:
         if rule in PERIODIC_RULES:
             # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
             judge.ceiling_ns = lambda: None
-            how: dict[str, Any] = {"overlaps": (problem.rules.overlap_all_reduce,), "update_rule": rule}
             for plan, pattern in steady.search(problem, rule, self.effort, lambda: judge.best, stopped):
-                yield Proposal(plan, (pattern.name,), fixed=pattern, **how)
+                yield in_order(problem, plan, pattern, rule)
         else:
             assert judge.best is not None
             yield from map(proposed, flushed.search(problem, judge.best, self.effort, stopped))

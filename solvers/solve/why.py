@@ -333,6 +333,8 @@ def _row(search: Search, each: Searched) -> Alternative:
         why = search.refused[each.choice].detail
     elif each.result is not None:
         why = each.result.sentence
+    elif each.dropped:
+        why = each.dropped
     else:
         why = _why_spared(search, each) if search.is_open(each) else "its bound rules out a better plan"
     return Alternative(each.choice, None, None, each.least_ns, why)

@@ -194,7 +194,8 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
     most = min(problem.num_devices, blocks // least) // step * step
     fewest = max(2, step)
     if most < fewest:
-        kind = "this planner needs {} devices and {} separable blocks of layers; there are {} and {}"
+        units = problem.units(fewest)
+        kind = "this planner needs {} " + units + " and {} separable blocks of layers; there are {} and {}"
         raise Refusal(
             Reason(kind, (fewest, fewest * least, problem.num_devices, blocks)),
             remedy="planner 'dapple' or 'dp'",

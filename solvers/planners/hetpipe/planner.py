@@ -96,8 +96,10 @@ def _expected_ns(problem: Problem, allocation: Allocation) -> int:
 def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping]:
     nodes = [node for node in problem.nodes() if node]
     if len(nodes) < 2:
+        number = len(nodes[0])
+        kind = "HetPipe forms virtual workers across several nodes; there is one, of {} " + problem.units(number)
         raise Refusal(
-            Reason("HetPipe forms virtual workers across several nodes; there is one, of {} devices", (len(nodes[0]),)),
+            Reason(kind, (number,)),
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
         )
     workers = WORKERS.of(options)

@@ -139,6 +139,15 @@ def test_every_choice_is_a_row_with_its_plan_and_its_bound() -> None:
     assert [row.choice for row in rows if row.bound_ns is None] == [Choice(FOUR)]
 
 
+def test_a_choice_that_a_named_planner_was_not_asked_at_says_so() -> None:
+    """Cells take three times as long as their GPUs' share, by which planner ``even`` leaves them out."""
+    problem = open_problem(asked(ONE, TWO, FOUR), 3.0)
+    rows = choices.solve(problem, "dapple", max_plans=2).alternatives
+    gate = "planner even has no plan there within 1.12 times its best"
+    assert [row.why for row in rows] == ["", gate, gate]
+    assert choices.quick(problem).alternatives == (), "nobody sees them, and their bounds take time"
+
+
 # ---- no plan ---------------------------------------------------------------------------------------------------------
 
 
