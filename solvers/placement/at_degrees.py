@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
+from penstock.solvers.bounds.race import Race
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
 from penstock.solvers.degrees.contract import Known, contract, inside_nodes
 from penstock.solvers.degrees.planned import planned_cells
@@ -49,18 +49,15 @@ class _Open:
         """Whether no collective inside a pass leaves a node, so that layers cost the same whatever joins the nodes."""
         return not self.known.choice.in_one_stage and inside_nodes(self.known.gpus, self.known.problem.cells)
 
-    def raised(self, below_ns: int) -> bool:
-        """Ask for the next bound on regular plans; return whether it is higher than the last one.
-
-        The last one is looked for as far as it is below a time.
-        """
+    def raised(self, below_ns: float) -> _Open:
+        """Return it with a higher bound on regular plans; the last one is looked for as far as it is below a time."""
         before_ns = self.least_ns
         if self.known.by_load:
             self.least_ns = max(before_ns, self.known.bound.bound_ns)
         if self.least_ns == before_ns:
             self.layouts = self.layouts or Layouts(self.known.problem)
             self.least_ns = max(before_ns, self.layouts.least_ns(below_ns))
-        return self.least_ns > before_ns
+        return self
 
 
 @dataclass
@@ -95,23 +92,17 @@ class Hosts:
 
         Where there is none at all, the result is why. Raises UnsupportedRequest where no choice can be made.
         """
-        limits = [longest_ns(each.gpus) + 1 for each in self.open]
-        waiting = [(each.least_ns, number) for number, each in enumerate(self.open)]
-        heapify(waiting)
         best: tuple[Problem, JudgedPlan] | None = None
-        while waiting:
-            least_ns, number = heappop(waiting)
-            below_ns = min(limits[number], NEVER_NS if best is None else best[1].value_ns)
-            if least_ns >= below_ns:
-                continue
-            each = self.open[number]
-            if each.raised(below_ns):
-                heappush(waiting, (each.least_ns, number))
-                continue
-            best = self._asked(problem, each, below_ns) or best
+
+        def limit_ns(each: _Open) -> int:
+            return min(longest_ns(each.gpus) + 1, NEVER_NS if best is None else best[1].value_ns)
+
+        race = Race(self.open)
+        while (each := race.next_below(limit_ns)) is not None:
+            best = self._asked(problem, each, limit_ns(each)) or best
         if best is not None:
             return _result(*best)
-        return self._nothing(problem) if all(limit > NEVER_NS for limit in limits) else None
+        return self._nothing(problem) if all(longest_ns(each.gpus) >= NEVER_NS for each in self.open) else None
 
     def _nothing(self, problem: Problem) -> Result:
         """Return that no regular plan fits: proven of all plans where that is quickly proven of every choice."""
@@ -133,13 +124,7 @@ class Hosts:
 
     def may_take(self, longest_ns: Callable[[int], int]) -> bool:
         """Return whether a regular plan may take ``longest_ns``, or less, however the hosts are joined."""
-        for each in self.open:
-            below_ns = longest_ns(each.gpus) + 1
-            while each.least_ns < below_ns and each.raised(below_ns):
-                pass
-            if each.least_ns < below_ns:
-                return True
-        return False
+        return Race(self.open).next_below(lambda each: longest_ns(each.gpus) + 1) is not None
 
     def certified(self, problem: Problem, result: Result) -> Result:
         """Return a regular plan, verified, with the highest bounds on all plans, and on those of its choice."""

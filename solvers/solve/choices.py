@@ -27,9 +27,9 @@ from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan, Progress, Reason, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
-from penstock.solvers.planners.even.planner import least_layout_ns
+from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal, proposed_again
-from penstock.solvers.solve import asking, driver
+from penstock.solvers.solve import asking, driver, incumbent
 from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, excluding, left_out
 from penstock.solvers.solve.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
@@ -88,12 +88,11 @@ def solve(
 def quick(problem: Problem) -> Result:
     """Return the best plan of planner ``QUICK`` over all choices, and the least of the bounds that were asked for.
 
-    Choices that are far from the best plan are left out, as in the first round of planner ``auto``, and nothing is
-    proven of single ones. Raises UnsupportedRequest where no choice can be made.
+    Nothing is proven of single ones. Raises UnsupportedRequest where no choice can be made.
     """
     asked = {"planner": QUICK, "workers": 1, "prove_bounds": False}
     search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
-    search.rank()
+    search.run()
     return search.outcome()
 
 
@@ -111,8 +110,9 @@ def certified(
     search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
     search.choices, search.refused = [copy(each) for each in known], refused
     search.best = next(each for each in search.choices if each.choice == choice)
-    search.best.take(driver.judged(contract(problem, choice), QUICK, [proposal]))
-    return search.outcome()
+    own = contract(problem, choice)
+    search.best.take(driver.judged(own, QUICK, [proposal]))
+    return search.outcome(own)
 
 
 def problem_of(problem: Problem, result: Result) -> Problem:
@@ -220,12 +220,6 @@ class Search:
         self._search(self.best, {**excluding(self.asked, others), "workers": 1, "prove_bounds": False}, counts=False)
         return self._nearest(left, near, untried=True)
 
-    def rank(self) -> None:
-        """Ask planner ``QUICK`` alone, once."""
-        for each in self._by_cells():
-            if not self._is_surpassed(each) and not self._is_far(each):
-                self._search(each, self.asked)
-
     @property
     def _limit_ns(self) -> float | None:
         """The time from which on plans are no better by more than the gap; None as long as there is no plan."""
@@ -266,7 +260,7 @@ class Search:
             limit_ns = self.deadline.share_ns(4 * len(self.choices))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-                found = driver.solve(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, prove_bounds=False).best
+                found = driver.search(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, prove_bounds=False).best
             known[each.choice] = NEVER_NS if found is None else found.value_ns
         return known[each.choice]
 
@@ -303,7 +297,7 @@ class Search:
                 limits = {"time_limit_ns": limit_ns, "max_plans": most}
                 if not (quick or final):
                     limits["upper_bound_ns"] = self._upper_bound_ns
-                self._search(each, {**asked, **limits, "prove_bounds": final})
+                self._search(each, {**asked, **limits, "prove_bounds": final and asked.get("prove_bounds", True)})
 
     @property
     def _upper_bound_ns(self) -> int | None:
@@ -319,8 +313,8 @@ class Search:
         """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
         if self.best_ns is None or each.is_one or self._compares_all or each.least_ns >= self.best_ns:
             return False
-        least = least_layout_ns(each.problem)
-        each.far = least is not None and least > ROUNDS[0].near * self.best_ns
+        least_ns = Layouts(each.problem).least_ns()
+        each.far = ROUNDS[0].near * self.best_ns < least_ns < NEVER_NS  # where none may fit, planners are asked
         return each.far
 
     def _nearest(self, left: list[Searched], near: float, *, untried: bool) -> list[Searched]:
@@ -388,7 +382,7 @@ class Search:
         if resolve(asked["planner"]).asks_others:
             asked = excluding(asked, left_out(each))
         try:
-            result = driver.solve(
+            result = driver.search(
                 each.problem,
                 **asked,
                 gap=self.gap,
@@ -424,8 +418,11 @@ class Search:
         """Return the least of the choices' bounds: no plan of the request takes less."""
         return least_of(self.problem, self.choices)
 
-    def outcome(self) -> Result:
-        """Return the answer. Raises UnsupportedRequest where every choice is refused."""
+    def outcome(self, problem: Problem | None = None) -> Result:
+        """Return the answer; ``problem``: the problem of its plan, where it is not that of the choices searched.
+
+        Raises UnsupportedRequest where every choice is refused.
+        """
         if all(each.choice in self.refused for each in self.choices):
             raise next(iter(self.refused.values()))
         if self.best is None:
@@ -440,16 +437,14 @@ class Search:
         own = [each for each in result.bounds if each.scope == SCHEDULE_SCOPE or each.bound_ns > wide.bound_ns]
         if wide.bound_ns > bound.bound_ns:
             own.insert(0, replace(wide, scope=CLASS_SCOPE))
-        sound = all(result.best.value_ns >= each.bound_ns for each in (wide, *result.bounds))
-        optimal = sound and result.best.value_ns <= bound.bound_ns + bound.tolerance_ns
-        return replace(
+        answer = replace(
             result,
-            status=Status.OPTIMAL if optimal else Status.FEASIBLE,
             why=why_best(self, result, bound),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice if self.problem.choices or choice.excluded else None,
         )
+        return incumbent.certified(problem or self.best.problem, answer)
 
     def _nothing(self) -> Result:
         """Return why there is no plan: proven only where it is proven of every choice."""
@@ -485,7 +480,7 @@ class Search:
             return nearest.result
         limits = {"time_limit_ns": self.deadline.share_ns(), "schedule": self.asked.get("schedule", "auto")}
         with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-            found = driver.solve(nearest.problem, QUICK, workers=1, **limits)
+            found = driver.search(nearest.problem, QUICK, workers=1, **limits)
             return found if found.best is None else nearest.result
         return nearest.result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.explanation.what_if import Replan
@@ -21,7 +22,7 @@ from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.solve.asking import not_asked
 from penstock.solvers.solve.effort import THOROUGH, effort_of
-from penstock.solvers.solve.incumbent import State
+from penstock.solvers.solve.incumbent import State, certified
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
@@ -29,7 +30,15 @@ from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
 
-def solve(
+def solve(problem: Problem, planner: str = "auto", **settings: Any) -> Result:
+    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
+
+    Its parameters and errors are the same as in ``search``.
+    """
+    return certified(problem, search(problem, planner, **settings))
+
+
+def search(
     problem: Problem,
     planner: str = "auto",
     *,
@@ -47,7 +56,7 @@ def solve(
     on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
+    """Return the best plan found, with bounds, simulated but not yet ``certified``; or why no plan was found.
 
     ``max_plans``: plans that each planner may have judged. ``effort``: a name of ``EFFORTS``, by which planners end
     before that. ``on_incumbent`` is called with every improvement,
@@ -116,12 +125,12 @@ def feasible(setting: Setting, planner: str, values: Mapping[str, object]) -> bo
 
 
 def judged(problem: Problem, name: str, proposals: Iterable[Proposal], schedule: str = "auto") -> Result:
-    """Return the best of some proposals, or the shortage of the nearest one."""
+    """Return the best of some proposals, verified, or the shortage of the nearest one."""
     state = State(Setting(problem, schedule=schedule))
     judge = Judge(state.setting)
     judge.judge_all(name, proposals)
     state.take(name, judge.outcome())
-    return state.result(())
+    return certified(problem, state.result(()))
 
 
 def replanned_by(planner: str, max_plans: int) -> Replan:

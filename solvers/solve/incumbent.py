@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from penstock.schemas.coverage import Covers
+from penstock.schemas.coverage import SCHEDULE_SCOPE, Covers
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed, features_of_candidate
 from penstock.solvers.bounds.feasibility import Proof, proof_of_infeasibility
@@ -359,30 +359,33 @@ class State:
         return short and replace(short, remedy=self.remedy)
 
     def result(self, clauses: Iterable[str], not_asked: Mapping[str, Reason] | None = None) -> Result:
-        """Return the answer. Raises ``InvalidPlan`` where the verifier refuses the incumbent (our bug)."""
+        """Return what was found, and proven of classes of plans and of orders; the plan is not ``certified`` yet."""
         unfinished, seconds, others = tuple(self.unfinished), self.setting.deadline.seconds, not_asked or {}
-        why = tuple(clauses)
-        if self.best is None:
+        why, best = tuple(clauses), self.best
+        if best is None:
             return Result(self.status, why, None, (), self.shortage, seconds, unfinished, not_asked=others)
-        best = self.best
-        faults = verify(
-            self.problem,
-            best.allocation,
-            best.schedule,
-            best.timeline,
-            overlap=best.overlap_all_reduce,
-            update_rule=best.update_rule,
-        )
-        if faults:
-            raise InvalidPlan(f"planner {best.planner!r} made a plan that does not verify: " + "; ".join(faults[:3]))
-        analytic = schedule_bound(
-            self.problem, best.allocation, best.schedule, best.update_rule, best.overlap_all_reduce
-        )
-        proven = [each.bound for each in self.order_bounds if each.covers(best)]
-        own = max((analytic, *proven), key=lambda bound: bound.bound_ns)
-        bounds = (*self.proofs.shown(best), own)
-        # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
-        sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
-        optimal = sound and best.value_ns <= bounds[0].bound_ns + bounds[0].tolerance_ns
-        status = Status.OPTIMAL if optimal else Status.FEASIBLE
-        return Result(status, why, best, bounds, None, seconds, unfinished, not_asked=others)
+        bounds = (*self.proofs.shown(best), *(each.bound for each in self.order_bounds if each.covers(best)))
+        return Result(Status.FEASIBLE, why, best, bounds, None, seconds, unfinished, not_asked=others)
+
+
+def certified(problem: Problem, result: Result) -> Result:
+    """Return the result with its plan verified, the bound on every order of its allocation, and whether it is optimal.
+
+    Of a result's bounds the first is on every plan. Raises ``InvalidPlan`` where the verifier refuses the plan (our
+    bug).
+    """
+    best = result.best
+    if best is None:
+        return result
+    how = best.allocation, best.schedule
+    faults = verify(problem, *how, best.timeline, overlap=best.overlap_all_reduce, update_rule=best.update_rule)
+    if faults:
+        raise InvalidPlan(f"planner {best.planner!r} made a plan that does not verify: " + "; ".join(faults[:3]))
+    analytic = schedule_bound(problem, *how, best.update_rule, best.overlap_all_reduce)
+    of_orders = (each for each in result.bounds if each.scope == SCHEDULE_SCOPE)
+    own = max((analytic, *of_orders), key=lambda bound: bound.bound_ns)
+    bounds = (*(each for each in result.bounds if each.scope != SCHEDULE_SCOPE), own)
+    # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
+    sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
+    optimal = sound and best.value_ns <= bounds[0].bound_ns + bounds[0].tolerance_ns
+    return replace(result, status=Status.OPTIMAL if optimal else Status.FEASIBLE, bounds=bounds)

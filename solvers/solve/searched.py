@@ -14,6 +14,7 @@ from penstock.schemas.coverage import REQUEST_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.over_time import over_time_bound
+from penstock.solvers.bounds.race import Race
 from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.degrees.cells import Cells
 from penstock.solvers.degrees.contract import Known, contract
@@ -90,11 +91,16 @@ class Searched:
         else:
             self._bound = request_bound(self.problem)
 
+    def raised(self, _below_ns: float) -> Searched:
+        """Return it with a higher bound, if one can be found."""
+        least_ns = self.least_ns
+        while self.least_ns == least_ns and not self.tightest:
+            self.tighten()
+        return self
+
     def is_below(self, limit_ns: float) -> bool:
         """Return whether no bound rules out plans below a time; asks for them as far as needed."""
-        while self.least_ns < limit_ns and not self.tightest:
-            self.tighten()
-        return self.least_ns < limit_ns
+        return Race([self]).next_below(lambda _self: limit_ns) is not None
 
     def _keep(self, *found: Bound | None) -> None:
         self._bound = max((self.bound, *filter(None, found)), key=lambda each: each.bound_ns)
@@ -207,11 +213,7 @@ def least_of(problem: Problem, choices: Sequence[Searched], raised: int = MOST_R
     """
     needed = [each for each in choices if each.bounds_all]
     possible = [each for each in needed if not each.impossible] or needed
-    for _ in range(raised):
-        least = min(possible, key=lambda each: each.least_ns)
-        if least.tightest:
-            break
-        least.tighten()
+    Race(possible).least_ns(raises=raised)
     least = min(possible, key=lambda each: each.least_ns)
     if not problem.choices:
         return least.bound

@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from heapq import heapify, heappop, heappush
 from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.bounds.race import Race
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import input_bytes, layers_alike, stage_costs, stage_rows
 from penstock.solvers.costs.tables.cut import Cut, Way
@@ -49,17 +50,21 @@ Saved = tuple[int, int]
 
 
 class Layout(NamedTuple):
-    """A plan that recomputes in one of the ways of even stages, by its number.
+    """A plan that recomputes in one of the ways of even stages, by its number: an alternative of a race.
 
-    Layouts are simulated in the order of their bound. Before one is asked what it has to recompute to fit, it ``fits``
-    for all that is known, with as little as may be: no way takes less time.
+    Before it is asked what it has to recompute to fit, it ``fits`` for all that is known, with as little as may be: no
+    way takes less time.
     """
 
-    bound_ns: int
+    least_ns: int
     fits: bool
     number: int
     way: int
     even: Even
+
+    def raised(self, _below_ns: float) -> Layout | None:
+        """Return the layout with as little recomputation as may fit; None: none can."""
+        return self if self.fits else self.even.layout(0)
 
     @property
     def plan(self) -> Allocation:
@@ -84,11 +89,6 @@ class Even:
     def plain(self) -> Layout:
         """The layout with the least recomputation, whether it fits or not."""
         return Layout(self.bound_ns(0), False, self.number, 0, self)
-
-    @cached_property
-    def fitting(self) -> Layout | None:
-        """The layout with as little recomputation as may fit; None: none can."""
-        return self.layout(0)
 
     def layout(self, least: int) -> Layout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
@@ -221,12 +221,6 @@ def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> 
     return found
 
 
-def least_layout_ns(problem: Problem) -> int | None:
-    """Return a bound on all layouts that may fit, each with as little recomputation as that takes; None: none may."""
-    least_ns = Layouts(problem).least_ns(NEVER_NS)
-    return None if least_ns == NEVER_NS else least_ns
-
-
 class Layouts:
     """All layouts of a problem, from the least bound on."""
 
@@ -234,16 +228,14 @@ class Layouts:
         every = _listed(problem)
         if every and not every[-1].holds_states:  # of the most stages: then few can, and only these need a time
             every = tuple(even for even in every if even.holds_states)
-        self._waiting = [even.plain for even in every]
-        heapify(self._waiting)
+        self._race = Race((even.plain for even in every), attrgetter("least_ns", "fits", "number", "way"))
 
-    def least_ns(self, below_ns: int) -> int:
+    def least_ns(self, below_ns: float = NEVER_NS) -> int:
         """Return a bound on all layouts that may fit, each with as little recomputation as that takes.
 
         It is looked for as far as it is below a time; NEVER_NS where no layout may fit.
         """
-        _bring_fitting(self._waiting, below_ns)
-        return self._waiting[0].bound_ns if self._waiting else NEVER_NS
+        return self._race.least_ns(below_ns)
 
     def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[JudgedPlan]:
         """Return the quickest layouts that fit and take less than a time, at most ``kept``, the best first.
@@ -251,31 +243,26 @@ class Layouts:
         They are simulated from the least bound on; one that does not fit makes the next. ``problem``: that of the
         layouts, or one that differs from it by how its nodes are joined, and not in the costs of its layers.
         """
-        waiting = list(self._waiting)
+        race, spent = self._race.copy(), 0
         found: list[JudgedPlan] = []
-        last_ns, spent = below_ns, 0
-        while _bring_fitting(waiting, last_ns) and (spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS)):
-            layout = heappop(waiting)
+
+        def limit_ns(_layout: Layout) -> int:
+            return found[-1].value_ns if len(found) == kept else below_ns
+
+        while spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS):
+            layout = race.next_below(limit_ns)
+            if layout is None:
+                break
             plan = layout.plan
             if unreachable(problem, plan) is not None:
                 continue
             spent += len(plan.stages) * plan.num_micro_batches
             with suppress(UnsupportedRequest):
-                outcome = judged(problem, plan, layout.even.orders(plan), last_ns)
+                outcome = judged(problem, plan, layout.even.orders(plan), limit_ns(layout))
                 found = sorted([*found, *filter(None, [outcome.plan])], key=lambda each: each.value_ns)[:kept]
-                last_ns = found[-1].value_ns if len(found) == kept else below_ns
                 if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
-                    heappush(waiting, more)
+                    race.enter(more)
         return found
-
-
-def _bring_fitting(waiting: list[Layout], below_ns: int) -> bool:
-    """Bring to the top of a heap the layout of least bound that may fit; return whether that is below a time."""
-    while waiting and not waiting[0].fits and waiting[0].bound_ns < below_ns:
-        fitting = heappop(waiting).even.fitting
-        if fitting is not None:
-            heappush(waiting, fitting)
-    return bool(waiting) and waiting[0].bound_ns < below_ns
 
 
 @lru_cache(maxsize=1)

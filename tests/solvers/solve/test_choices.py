@@ -15,6 +15,7 @@ from problems import make_problem
 from penstock.schemas.errors import UnknownMethod, UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.improve import remedies
 from penstock.solvers.model.deadline import Deadline
@@ -229,13 +230,13 @@ def test_unknown_options_and_schedules_are_refused_whatever_the_choices(planner:
 def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round is in this process, all its time for each choice; what is left of it is for the best one."""
     rounds: list[tuple[str, object, int | None]] = []
-    solve = driver.solve
+    solve = driver.search
 
     def noted(problem: Problem, planner: str = "auto", **asked: Any) -> Result:
         rounds.append((planner, asked.get("workers"), asked.get("time_limit_ns")))
         return solve(problem, planner, **{**asked, "workers": 0, "effort": "quick", "max_plans": 1})
 
-    monkeypatch.setattr(choices.driver, "solve", noted)
+    monkeypatch.setattr(choices.driver, "search", noted)
     monkeypatch.setattr(who, "LEAST_S", 3000.0)
     limit_ns = int(9000e9)
     result = choices.solve(open_problem(asked(ONE, TWO)), "auto", time_limit_ns=limit_ns, options={})
@@ -319,7 +320,7 @@ def test_the_answer_does_not_depend_on_the_processes_that_work(monkeypatch: pyte
 def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
     """How many searches of its planner a solve makes."""
     made: list[object] = []
-    solve = driver.solve
+    solve = driver.search
 
     def counted(problem: Problem, *args: Any, **more: Any) -> Result:
         if more.get("planner") == "dapple":
@@ -327,7 +328,7 @@ def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
         return solve(problem, *args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(driver, "solve", counted)
+        patched.setattr(driver, "search", counted)
         result = choices.solve(open_problem(asked(ONE, TWO, FOUR), 1.1, seed=1), "dapple", max_plans=4, gap=gap)
     assert result.best is not None
     assert len(set(made)) == len(made)
@@ -345,7 +346,7 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
         problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=seed)
         at = [contract(problem, each) for each in problem.choices]
         even = [driver.solve(each, QUICK).best for each in at]
-        quick = [choices.NEVER_NS if each is None else each.value_ns for each in even]
+        quick = [NEVER_NS if each is None else each.value_ns for each in even]
         near = [each for each, ns in zip(at, quick, strict=True) if ns <= NEAR * min(quick)]
         best = [found.value_ns for each in near if (found := driver.solve(each, "dapple").best) is not None]
         result = choices.solve(problem, "dapple")
@@ -357,7 +358,7 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
 def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the others only the best goes on here; what all planners find at 1 is compared unless the bound is above."""
     monkeypatch.setattr(choices, "ROUNDS", (Round(None, 1.0, (QUICK,)), Round(1, 1.0)))
-    solve, met = driver.solve, set()
+    solve, met = driver.search, set()
     for factor in (0.5, 0.8, 0.95):
         made: dict[object, int] = {}
 
@@ -366,10 +367,12 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
                 made[problem.choice] = made.get(problem.choice, 0) + 1
             return solve(problem, *args, **more)
 
-        monkeypatch.setattr(driver, "solve", counted)
+        monkeypatch.setattr(driver, "search", counted)
         problem = open_problem(asked(ONE, TWO, FOUR), factor, seed=1)
         size = sum(each.size for each in one_choice.choices_of(problem)[0])
-        monkeypatch.setattr(effort, "THOROUGH", effort.THOROUGH._replace(comparing=size - 1))  # or all would go on
+        monkeypatch.setitem(
+            effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=size - 1)
+        )  # or all would go on
         result = choices.solve(problem, "auto", max_plans=2)
         assert result.best is not None
         open_still = request_bound(contract(problem, Choice(ONE))).bound_ns < result.best.value_ns
@@ -388,28 +391,35 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
     Choices of few cells come first, so that here a plan at tensor 4 is known before tensor 2 is looked at. All choices
     of a request are searched where its effort is enough for that.
     """
-    monkeypatch.setattr(effort, "THOROUGH", effort.THOROUGH._replace(comparing=1))
+    monkeypatch.setitem(effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=1))
     problem = open_problem(asked(TWO, FOUR), 0.95)
-    solve, least_of = driver.solve, choices.least_layout_ns
+    solve, layouts = driver.search, choices.Layouts
     known = solve(contract(problem, Choice(FOUR)), "even").best
     assert known is not None
     near_ns = choices.ROUNDS[0].near * known.value_ns
 
-    def search(least_ns: float | None) -> tuple[Result, set[Choice | None]]:
+    def search(least_ns: int) -> tuple[Result, set[Choice | None]]:
         searched: set[Choice | None] = set()
 
         def noted(problem: Problem, *args: Any, **more: Any) -> Result:
             searched.add(problem.choice)
             return solve(problem, *args, **more)
 
-        def least(problem: Problem) -> float | None:
-            return least_ns if problem.choice == Choice(TWO) else least_of(problem)
+        class Bounded(layouts):
+            """Layouts of which those at tensor 2 take a stated time at least."""
 
-        monkeypatch.setattr(driver, "solve", noted)
-        monkeypatch.setattr(choices, "least_layout_ns", least)
+            def __init__(self, problem: Problem) -> None:
+                super().__init__(problem)
+                self.choice = problem.choice
+
+            def least_ns(self, below_ns: float = NEVER_NS) -> int:
+                return least_ns if self.choice == Choice(TWO) else super().least_ns(below_ns)
+
+        monkeypatch.setattr(driver, "search", noted)
+        monkeypatch.setattr(choices, "Layouts", Bounded)
         return choices.solve(problem, "auto", max_plans=2), searched
 
-    result, searched = search(near_ns + 1)
+    result, searched = search(int(near_ns) + 1)
     assert searched == {Choice(FOUR)}
     assert result.choice == Choice(FOUR)
     bounds = [request_bound(contract(problem, each)).bound_ns for each in problem.choices]
@@ -419,7 +429,7 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
     other = solve(contract(problem, Choice(TWO)), "even").best
     assert other is not None
     assert certificate(result) <= other.value_ns
-    for least_ns in (near_ns - 1, None):
+    for least_ns in (int(near_ns) - 1, NEVER_NS):
         assert search(least_ns)[1] == {Choice(TWO), Choice(FOUR)}
 
 

@@ -141,7 +141,7 @@ def test_choices_that_are_not_searched_are_counted_with_the_reason(monkeypatch: 
 
 @pytest.mark.tier("nightly")
 def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "THOROUGH", effort.THOROUGH._replace(comparing=1))
+    monkeypatch.setitem(effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=1))
     why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").sentence
     assert "as the sizes of better ones add up to 1 already" in why
 

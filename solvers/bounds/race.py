@@ -1,0 +1,87 @@
+"""A race of alternatives: by what they take at least, which is raised only as far as it decides.
+
+Layouts of even stages, choices of degrees, a job's sets of hosts, and the shapes of another trainer's plans are
+alternatives. Who runs the race evaluates the next one that may still win, and so lowers the limit for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from penstock.solvers.costs.infinity import NEVER_NS
+
+
+class Alternative(Protocol):
+    """Something whose results take ``least_ns`` or more."""
+
+    @property
+    def least_ns(self) -> int:
+        """The highest bound that is known."""
+
+    def raised(self, below_ns: float) -> Self | None:
+        """Return it with a higher bound, looked for as far as it is below a time; with the same where there is none.
+
+        None: it has no results.
+        """
+
+
+A = TypeVar("A", bound=Alternative)
+
+
+class Race(Generic[A]):
+    """Alternatives that were not evaluated yet.
+
+    ``order``: what is least of the next one; by default its bound. Of equal ones the first comes first.
+    """
+
+    def __init__(self, alternatives: Iterable[A], order: Callable[[A], Any] = attrgetter("least_ns")) -> None:
+        self._order = order
+        self._waiting = [(order(each), number, each) for number, each in enumerate(alternatives)]
+        self._entered = len(self._waiting)
+        heapify(self._waiting)
+
+    def copy(self) -> Race[A]:
+        """Return the same race, to be run apart from this one."""
+        other = Race[A]((), self._order)
+        other._waiting, other._entered = list(self._waiting), self._entered
+        return other
+
+    def enter(self, alternative: A) -> None:
+        """Add an alternative."""
+        heappush(self._waiting, (self._order(alternative), self._entered, alternative))
+        self._entered += 1
+
+    def next_below(self, limit_ns: Callable[[A], float]) -> A | None:
+        """Return the next alternative whose bound, raised as far as may be, is below its limit; None: none is.
+
+        Those that are not below are out of the race, so a limit may fall from one call to the next, but not rise.
+        """
+        while self._waiting:
+            _, number, each = heappop(self._waiting)
+            below_ns, least_ns = limit_ns(each), each.least_ns
+            if least_ns >= below_ns or (higher := each.raised(below_ns)) is None:
+                continue
+            if higher.least_ns == least_ns:
+                return higher
+            heappush(self._waiting, (self._order(higher), number, higher))
+        return None
+
+    def least_ns(self, below_ns: float = NEVER_NS, raises: float = float("inf")) -> int:
+        """Return a bound on all results, of a race by bounds; NEVER_NS where there are none.
+
+        It is raised as far as it is below a time, ``raises`` times at most.
+        """
+        while self._waiting and raises > 0 and (least_ns := self._waiting[0][2].least_ns) < below_ns:
+            _, number, each = self._waiting[0]
+            higher = each.raised(below_ns)
+            if higher is None:
+                heappop(self._waiting)
+                continue
+            heapreplace(self._waiting, (self._order(higher), number, higher))
+            if higher.least_ns == least_ns:
+                break
+            raises -= 1
+        return self._waiting[0][2].least_ns if self._waiting else NEVER_NS
