@@ -110,9 +110,9 @@ def certified(
     search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
     search.choices, search.refused = [copy(each) for each in known], refused
     search.best = next(each for each in search.choices if each.choice == choice)
-    own = contract(problem, choice)
-    search.best.take(driver.judged(own, QUICK, [proposal]))
-    return search.outcome(own)
+    cells = contract(problem, choice)
+    search.best.take(driver.judged(cells, QUICK, [proposal]))
+    return search.outcome(cells)
 
 
 def problem_of(problem: Problem, result: Result) -> Problem:
