@@ -245,6 +245,7 @@ class Plan(Document):
     sharding: Sharding | None = Field(
         default=None, description="what replicas share out; absent: as the request's memory.optimizer_sharding says"
     )
+    chosen: dict[Name, Name] | None = Field(default=None, description="the values of further axes that a request opens")
     overlap_all_reduce: Flag = True
     schedule: PlanSchedule
     prediction: Prediction | None = Field(

@@ -155,6 +155,10 @@ class Training(Part):
         " gradients or parameters too, whichever is best; left out:"
         " as memory.optimizer_sharding says",
     )
+    choose: dict[Name, Name | Annotated[tuple[Name, ...], Field(min_length=1)]] | None = Field(
+        default=None,
+        description="values of further axes, such as optimizer: [adam, sgd]; of several the quickest plan's is chosen",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -90,6 +90,7 @@ class Alternative(Part):
     degrees: Degrees = Degrees()
     sharding: Sharding | None = None
     excluded: Name | None = Field(default=None, description="the kind of devices that it leaves out")
+    chosen: dict[Name, Name] | None = Field(default=None, description="the values of further axes that a request opens")
     time_ns: Nanoseconds | None = Field(default=None, description="null where no plan was found")
     peak_memory_bytes: Count | None = Field(default=None, description="of the fullest device")
     bound_ns: Nanoseconds | None = Field(default=None, description="null where it cannot be made")
@@ -161,6 +162,7 @@ class PlanComparison(Part):
     why: str = ""
     degrees: Degrees | None = Field(default=None, description="of the plan; null where they are not in question")
     sharding: Sharding | None = None
+    chosen: dict[Name, Name] | None = Field(default=None, description="the values of further axes that a request opens")
     stages: Count | None = Field(default=None, description="groups of devices that hold stages, one after the other")
     layout: str | None = Field(default=None, description="a given layout as trainers call it: TP8 PP4 DP2")
 

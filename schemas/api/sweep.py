@@ -84,6 +84,7 @@ class SweepRow(Part):
     sequence_length: PositiveCount | None = Field(default=None, description="tokens of a sample, where it is known")
     degrees: Degrees | None = Field(default=None, description="of the plan; null where they are not in question")
     sharding: Sharding | None = None
+    chosen: dict[Name, Name] | None = Field(default=None, description="the values of further axes that a request opens")
     stages: Count | None = Field(default=None, description="groups of devices that hold stages, one after the other")
 
 

@@ -36,7 +36,7 @@ class Row:
     @property
     def choice(self) -> str:
         """Its degrees and stages."""
-        return choice_words(self.row.degrees, self.row.sharding, self.row.stages)
+        return choice_words(self.row)
 
     @property
     def found(self) -> str:

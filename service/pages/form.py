@@ -96,6 +96,20 @@ def _typed_degrees(degrees: Any) -> str:
     return "; ".join(" ".join(f"{name}={value}" for name, value in (each or {"tensor": 1}).items()) for each in above)
 
 
+def _values(text: str) -> Any:
+    """Return values of further axes: ``optimizer=adam,sgd; clock=fast``."""
+    pairs = (part.partition("=") for part in text.split(";") if part.strip())
+    return {
+        name.strip(): [each.strip() for each in values.split(",") if each.strip()] for name, _equals, values in pairs
+    }
+
+
+def _typed_values(choose: Any) -> str:
+    """Return them as people type them."""
+    listed = ((name, [each] if isinstance(each, str) else each) for name, each in choose.items())
+    return "; ".join(f"{name}={','.join(values)}" for name, values in listed)
+
+
 def _seconds(limit_ns: int) -> str:
     return f"{limit_ns / 10**9:g} s"
 
@@ -116,6 +130,7 @@ FIELDS = (
     _Field("schedule", "/schedule", str),
     _Field("degrees", "/degrees", _degrees, _typed_degrees),
     _Field("sharding", "/sharding", str),
+    _Field("choose", "/choose", _values, _typed_values),
     _Field("recompute", "/recompute", str),
     _Field("codec", "/codec", str),
     _Field("optimizer", "/memory/optimizer", str),
@@ -133,7 +148,17 @@ FIELDS = (
     _Field("seed", "/seed", _whole),
 )
 ADVANCED = frozenset(
-    {"micro_batch_sizes", "gradient", "optimizer_sharding", "sharing", "all_reduce", "codec", "target", "max_plans"}
+    {
+        "choose",
+        "micro_batch_sizes",
+        "gradient",
+        "optimizer_sharding",
+        "sharing",
+        "all_reduce",
+        "codec",
+        "target",
+        "max_plans",
+    }
     | {"gap", "seed", *ROUTED}
 )
 """Fields that are folded away at first."""

@@ -1,7 +1,7 @@
-"""A race of alternatives: by what they take at least, which is raised only as far as it decides.
+"""A race of alternatives by their lower bounds, which are raised only while they decide what is evaluated next.
 
-Layouts of even stages, choices of degrees, a job's sets of hosts, and the shapes of another trainer's plans are
-alternatives. Who runs the race evaluates the next one that may still win, and so lowers the limit for the others.
+Layouts of even stages and choices of degrees are alternatives. The caller evaluates the next one that may still win,
+and so lowers the limit for the others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from penstock.solvers.costs.infinity import NEVER_NS
 
 
 class Alternative(Protocol):
-    """Something whose results take ``least_ns`` or more."""
+    """A thing to evaluate, whose results take ``least_ns`` or more."""
 
     @property
     def least_ns(self) -> int:
         """The highest bound that is known."""
 
     def raised(self, below_ns: float) -> Self | None:
-        """Return it with a higher bound, looked for as far as it is below a time; with the same where there is none.
+        """Return it with a higher bound, or with the same one if no higher one is known below a time.
 
         None: it has no results.
         """
@@ -55,9 +55,9 @@ class Race(Generic[A]):
         self._entered += 1
 
     def next_below(self, limit_ns: Callable[[A], float]) -> A | None:
-        """Return the next alternative whose bound, raised as far as may be, is below its limit; None: none is.
+        """Return the next alternative whose highest bound is below its limit; None at the end of the race.
 
-        Those that are not below are out of the race, so a limit may fall from one call to the next, but not rise.
+        An alternative above its limit is out of the race, so limits may fall from one call to the next, but not rise.
         """
         while self._waiting:
             _, number, each = heappop(self._waiting)
@@ -70,9 +70,9 @@ class Race(Generic[A]):
         return None
 
     def least_ns(self, below_ns: float = NEVER_NS, raises: float = float("inf")) -> int:
-        """Return a bound on all results, of a race by bounds; NEVER_NS where there are none.
+        """Return a bound on all results, of a race by bounds; NEVER_NS if no alternative is left.
 
-        It is raised as far as it is below a time, ``raises`` times at most.
+        The bound is raised while it is below a time, ``raises`` times at most.
         """
         while self._waiting and raises > 0 and (least_ns := self._waiting[0][2].least_ns) < below_ns:
             _, number, each = self._waiting[0]

@@ -17,7 +17,7 @@ from penstock.solvers.degrees.cell_network import cell_network
 from penstock.solvers.degrees.cells import Cells
 from penstock.solvers.degrees.inner_times import InnerTimes, TimeFactors, scaled
 from penstock.solvers.degrees.one_stage import joined
-from penstock.solvers.degrees.planned import cells_apart, is_copied, pin_of, planned_cells, remaining, whole_rows
+from penstock.solvers.degrees.planned import asked_at, cells_apart, is_copied, pin_of, planned_cells, whole_rows
 from penstock.solvers.degrees.sharding import held_bytes, sharded_rules
 from penstock.solvers.degrees.times import cell_times, variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
@@ -35,7 +35,7 @@ def contract(problem: Problem, choice: Choice, known: Known | None = None) -> Pr
     the same request on any number of nodes of the same kinds; what is made now is added. Raises UnsupportedRequest
     where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
     """
-    problem = remaining(problem, choice)
+    problem = asked_at(problem, choice.excluded, choice.values)
     if not problem.choices and choice._replace(excluded=None) == Choice():
         return problem
     cells = planned_cells(problem, choice)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.degrees.axes import at_values
 from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.times import variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
@@ -14,11 +15,17 @@ from penstock.solvers.model.problem import Pin, Problem, keeping
 
 
 @lru_cache(maxsize=8)
-def remaining(problem: Problem, choice: Choice) -> Problem:
-    """Return the problem without the devices that a choice leaves out."""
-    if choice.excluded is None:
+def remaining(problem: Problem, excluded: str | None) -> Problem:
+    """Return the problem without the devices of a kind."""
+    if excluded is None:
         return problem
-    return keeping(problem, [d for d, device in enumerate(problem.devices) if device.kind != choice.excluded])
+    return keeping(problem, [d for d, device in enumerate(problem.devices) if device.kind != excluded])
+
+
+@lru_cache(maxsize=64)
+def asked_at(problem: Problem, excluded: str | None, values: tuple[tuple[str, str], ...]) -> Problem:
+    """Return the problem without the devices of a kind, at the values of axes. Raises as ``axes.at_values``."""
+    return at_values(remaining(problem, excluded), values)
 
 
 def planned_cells(problem: Problem, choice: Choice) -> Cells:

@@ -34,7 +34,7 @@ def sharded_rules(memory: MemoryRules, sharding: Sharding | None) -> MemoryRules
     if sharding is None:
         return memory
     more = memory.shard_factor if sharding == "parameters_kept" else 0
-    return replace(memory, shard_states=sharding != "none", state_factor=memory.state_factor + more)
+    return replace(memory, shard_states=sharding != "none", master_factor=memory.master_factor + more)
 
 
 def held_bytes(model: Problem | Variant, choice: Choice) -> np.ndarray:

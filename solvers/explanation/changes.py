@@ -19,7 +19,6 @@ from penstock.solvers.degrees.contract import contract
 from penstock.solvers.degrees.planned import remaining
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem, keeping
@@ -251,7 +250,7 @@ def _without_kind(problem: Problem, kind: str) -> Change:
     gpus = problem.real or problem
     if all(device.kind == kind for device in gpus.devices):
         raise UnsupportedRequest(f"all {gpus.num_devices} devices are of kind {kind}")
-    rest = remaining(gpus, Choice(excluded=kind))
+    rest = remaining(gpus, kind)
     sentence = f"the cluster without its {gpus.num_devices - rest.num_devices} devices of kind {kind}"
     return Change(f"devices=-{kind}", sentence, _of_gpus(problem, rest), retimes=False)
 

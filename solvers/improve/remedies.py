@@ -21,7 +21,6 @@ from penstock.solvers.model.problem import Problem
 
 MAX_NODE_COPIES = 8
 MAX_DEVICES = 512
-MASTER_COPY_FACTORS = (6, 4)
 """State factors of mixed precision with Adam and momentum; 2 of them are the fp32 master copy's."""
 
 
@@ -56,7 +55,7 @@ def remedies(problem: Problem) -> Iterator[Remedy]:
         named = [size * problem.samples_per_row for size in sizes]
         words.append(f"micro_batch_sizes {named} with min_slice {most.min_slice}")
     if leaner:
-        memory = replace(problem.memory, headroom_bytes=0, shard_states=True, state_factor=_kept_factor(problem))
+        memory = replace(problem.memory, headroom_bytes=0, shard_states=True, states=0)
         most = replace(most, memory=memory)
         words += [remedy.sentence.split(": ", 1)[1] for remedy in leaner]
     if len(words) > 1:
@@ -69,18 +68,12 @@ def _leaner_memory(problem: Problem) -> Iterator[Remedy]:
     if rules.state_factor and not rules.shard_states:
         changed = replace(problem, memory=replace(rules, shard_states=True))
         yield Remedy("share the optimizer states: memory.optimizer_sharding over_replicas", changed)
-    if rules.state_factor:
-        changed = replace(problem, memory=replace(rules, state_factor=_kept_factor(problem)))
-        precision = "" if _kept_factor(problem) else " with memory.precision full"
-        yield Remedy(f"an optimizer without states: memory.optimizer sgd{precision}", changed)
+    if rules.states:
+        changed = replace(problem, memory=replace(rules, states=0))
+        yield Remedy("an optimizer without states: memory.optimizer sgd", changed)
     if rules.headroom_bytes:
         changed = replace(problem, memory=replace(rules, headroom_bytes=0))
         yield Remedy("no headroom: memory.headroom_bytes 0", changed)
-
-
-def _kept_factor(problem: Problem) -> int:
-    """The state factor without momentum and variance: that of the master copy, where there is one for certain."""
-    return 2 if problem.memory.state_factor in MASTER_COPY_FACTORS else 0
 
 
 def _smaller_sizes(problem: Problem) -> Iterator[int]:

@@ -116,12 +116,13 @@ class Choice(NamedTuple):
     """What is chosen before a pipeline is planned.
 
     ``sharding``: what replicas share out, None for what memory rules say. ``excluded``: the kind of devices that are
-    left out, None for none.
+    left out, None for none. ``values``: of further axes (``degrees.axes``), each with its name.
     """
 
     degrees: Degrees = Degrees()
     sharding: Sharding | None = None
     excluded: str | None = None
+    values: tuple[tuple[str, str], ...] = ()
 
     @property
     def in_one_stage(self) -> bool:
@@ -131,7 +132,8 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""
         sharded = "" if self.sharding is None else f", {SHARDED[self.sharding]}"
-        return f"{self.degrees}{sharded}{'' if self.excluded is None else f', without {self.excluded}'}"
+        more = "".join(f", {name} {value}" for name, value in self.values)
+        return f"{self.degrees}{sharded}{more}{'' if self.excluded is None else f', without {self.excluded}'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,16 +115,24 @@ class Measured:
 class MemoryRules:
     """Bytes in addition to activations: gradients and optimizer states as multiples of the parameters' bytes.
 
-    ``shard_factor``: what sharded parameters take in all parts together besides these states, whose fp32 copies may be
-    what is sharded.
+    ``states``: how many an optimizer has of a parameter, each ``state_width`` times as wide; ``master_factor``: what is
+    kept with them whatever the optimizer, such as an fp32 copy. ``shard_factor``: what sharded parameters take in all
+    parts together besides these, whose fp32 copies may be what is sharded.
     """
 
     gradient_factor: int
-    state_factor: int
+    states: int
     shard_states: bool
     headroom_bytes: int
     count_buffers: bool
     shard_factor: int = 1
+    state_width: int = 1
+    master_factor: int = 0
+
+    @property
+    def state_factor(self) -> int:
+        """Return what is kept of a parameter from step to step besides itself, per byte of it."""
+        return self.master_factor + self.state_width * self.states
 
     @property
     def exchange(self) -> Fraction:
@@ -222,7 +230,8 @@ class Problem:
     ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
     to express the plan. ``variants``: the model at the degrees that its profile knows besides 1. ``choices``: of
-    degrees and sharding that the request allows; none: a request that says nothing of them. ``collectives``: those
+    degrees and sharding that the request allows; none: a request that says nothing of them. ``values``: of the axes
+    (``degrees.axes``) that it is at. ``collectives``: those
     that were measured, between GPUs; others take what ``costs.collectives`` computes.
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
@@ -268,6 +277,7 @@ class Problem:
     variants: tuple[Variant, ...] = ()
     choices: tuple[Choice, ...] = ()
     choice: Choice | None = None
+    values: tuple[tuple[str, str], ...] = ()
     real: Problem | None = None
     cells: tuple[tuple[int, ...], ...] = ()
     copies: Copies | None = None

@@ -419,7 +419,7 @@ class Search:
         return least_of(self.problem, self.choices)
 
     def outcome(self, problem: Problem | None = None) -> Result:
-        """Return the answer; ``problem``: the problem of its plan, where it is not that of the choices searched.
+        """Return the answer; ``problem``: its plan's problem, where the choices searched have another.
 
         Raises UnsupportedRequest where every choice is refused.
         """

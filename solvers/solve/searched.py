@@ -19,7 +19,7 @@ from penstock.solvers.bounds.schedule_bound import LOAD, request_bound
 from penstock.solvers.degrees.cells import Cells
 from penstock.solvers.degrees.contract import Known, contract
 from penstock.solvers.degrees.loads import Loads
-from penstock.solvers.degrees.planned import planned_cells, remaining
+from penstock.solvers.degrees.planned import asked_at, planned_cells
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.micro_batches import size_of
@@ -156,10 +156,10 @@ def choices_of(
     refused: dict[Choice, UnsupportedRequest] = {}
     whole: dict[Choice, set[tuple[str, ...]]] = {}
     for kind in kinds:
-        part = remaining(problem, Choice(excluded=kind))
-        loads = Loads(part)
+        loads: dict[Problem, Loads] = {}
         for choice in (each._replace(excluded=kind) for each in problem.choices or (Choice(),)):
             try:
+                part = asked_at(problem, kind, choice.values)
                 cells = planned_cells(part, choice._replace(excluded=None))
             except UnsupportedRequest as reason:
                 refused[choice] = reason
@@ -170,7 +170,7 @@ def choices_of(
                 there = names <= whole.get(choice._replace(excluded=None), set())
                 alone = kind is None or choice.in_one_stage or not there
                 if kind is None or not alone or _lanes_stay(problem):
-                    least_ns = loads.least_ns(choice, cells)
+                    least_ns = loads.setdefault(part, Loads(part)).least_ns(choice, cells)
                     found.append(Searched(problem, choice, len(cells), least_ns, known=known, bounds_all=alone))
     return found, refused
 

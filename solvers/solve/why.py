@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
+from penstock.solvers.degrees.axes import AXES
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.plan_shape import are_in_turn, layers_need, micro_batches, recomputing, shape
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import (
     REQUEST_SCOPE,
     Alternative,
@@ -237,7 +239,18 @@ def why_best(search: Search, result: Result, bound: Bound) -> tuple[str, ...]:
     if not search.problem.choices:  # the planner's own words on the one choice of degrees
         return (*result.why, *_next_best(search, result.best.value_ns))
     parts = (*at(search.best.choice, result.why), _gap(search, result.best.value_ns, bound))
-    return (*parts, *_next_best(search, result.best.value_ns), *spared(search))
+    return (*parts, *_unlike(search.problem), *_next_best(search, result.best.value_ns), *spared(search))
+
+
+def _unlike(problem: Problem) -> Iterator[str]:
+    """Yield each axis whose open values train differently, so that times do not decide between them."""
+    every: dict[str, dict[str, None]] = {}
+    for choice in problem.choices:
+        for name, value in choice.values:
+            every.setdefault(name, {})[value] = None
+    for name, values in every.items():
+        if len(values) > 1 and not AXES[name].trains_alike:
+            yield f"{name} {' and '.join(values)} train differently, and only their times are compared"
 
 
 def at(choice: Choice, clauses: Sequence[str]) -> tuple[str, ...]:

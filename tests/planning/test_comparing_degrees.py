@@ -166,11 +166,16 @@ def test_documents_that_say_nothing_stay_at_degrees_of_one() -> None:
 
 
 def test_choices_in_words() -> None:
-    assert choice_words(Degrees(tensor=8), "optimizer", 4) == "TP 8 × 4 stages, optimizer sharded"
-    assert choice_words(None, "parameters_kept", 1) == "1 stage, parameters sharded"
-    assert choice_words(Degrees(tensor=2, context=2), None, 1) == "TP 2 × CP 2 × 1 stage"
-    assert choice_words(None, "none", 3) == "3 stages"
-    assert choice_words(None, None, None) == "–"
+    row = SweepRow.model_construct
+
+    def words(degrees: Degrees | None, sharding: str | None, stages: int | None, **chosen: str) -> str:
+        return choice_words(row(degrees=degrees, sharding=sharding, stages=stages, chosen=chosen or None))
+
+    assert words(Degrees(tensor=8), "optimizer", 4) == "TP 8 × 4 stages, optimizer sharded"
+    assert words(None, "parameters_kept", 1) == "1 stage, parameters sharded"
+    assert words(Degrees(tensor=2, context=2), None, 1) == "TP 2 × CP 2 × 1 stage"
+    assert words(None, "none", 3, optimizer="sgd") == "3 stages, optimizer sgd"
+    assert words(None, None, None) == "–"
 
 
 def test_open_degrees_are_those_of_plan() -> None:

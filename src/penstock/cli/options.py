@@ -393,6 +393,13 @@ class Degrees:
             "auto where the profile has tensor degrees, else nothing).",
         ),
     ] = None
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=VALUE,...",
+            help="Values of a further axis to choose from, such as optimizer=adam,sgd. Repeatable.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -263,7 +263,8 @@ def prediction_lines(plan: Plan) -> list[str]:
     ]
     if plan.degrees is not None:
         shared = "" if plan.sharding is None else f", sharding {plan.sharding}"
-        lines.append(f"degrees    {plan.degrees}{shared}")
+        more = "".join(f", {name} {value}" for name, value in (plan.chosen or {}).items())
+        lines.append(f"degrees    {plan.degrees}{shared}{more}")
     if (modules := recomputed_modules(plan)) is not None:
         lines.append(f"recompute  {modules}")
     if p.tokens_per_s_per_gpu is not None:
@@ -294,7 +295,7 @@ def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
         table.add_row(
             row.planner,
-            *([choice_words(row.degrees, row.sharding, row.stages)] if divided else []),
+            *([choice_words(row)] if divided else []),
             row.schedule or "–",
             *([(row.update_rule or "–").replace("_", " ")] if several else []),
             row.status,

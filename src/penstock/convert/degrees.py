@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import product
 
@@ -15,6 +15,7 @@ from penstock.schemas.profile import Variant as ProfileVariant
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers import degrees as wire
+from penstock.solvers.degrees.axes import AXES
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import (
     CellMeasured,
@@ -50,7 +51,8 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
     Raises InvalidDocument for degrees that the profile has no costs at, and for those of devices that are groups of
     GPUs already.
     """
-    if request.degrees is None and request.sharding is None:
+    values = list(_values(request))
+    if request.degrees is None and request.sharding is None and values == [()]:
         return ()
     known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
     degrees = _asked(request, known)
@@ -77,8 +79,32 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
         shardings = AUTO if sharding == "auto" else (sharding,)
     for each in shardings:
         refuse_sharding(profile, each)
-    found = tuple(Choice(*each) for each in product(degrees, shardings))
+    found = tuple(Choice(*each) for each in product(degrees, shardings, [None], values))
     return () if found in UNDIVIDED else found
+
+
+def _values(request: PlanRequest) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield the values of further axes that a request chooses from, one of each axis.
+
+    Raises InvalidDocument for an axis or a value that there is not.
+    """
+    choose = request.choose or {}
+    for name in choose.keys() - AXES.keys():
+        raise InvalidDocument(
+            f"there is no axis {name!r} to choose a value of",
+            faults=(Fault("/choose", name, "axis"),),
+            remedy=f"one of {', '.join(AXES)}",
+        )
+    listed = {name: (each,) if isinstance(each, str) else each for name, each in choose.items()}
+    for name, values in listed.items():
+        if unknown := [value for value in values if value not in AXES[name].values]:
+            raise InvalidDocument(
+                f"{name} {unknown[0]!r} is none that is known",
+                faults=(Fault(f"/choose/{name}", unknown[0], "value"),),
+                remedy=f"one of {', '.join(AXES[name].values)}",
+            )
+    every = product(*([(name, value) for value in dict.fromkeys(values)] for name, values in sorted(listed.items())))
+    return (tuple(each) for each in every)
 
 
 def refuse_sharding(profile: ModelProfile, sharding: Sharding | None) -> None:
@@ -145,9 +171,9 @@ def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
 
 def choice_of(plan: Plan) -> Choice | None:
     """Return the choice that a plan states; None where it states none."""
-    if plan.degrees is None and plan.sharding is None:
+    if plan.degrees is None and plan.sharding is None and plan.chosen is None:
         return None
-    return Choice(degrees_of(plan.degrees), plan.sharding)
+    return Choice(degrees_of(plan.degrees), plan.sharding, None, tuple(sorted((plan.chosen or {}).items())))
 
 
 def refuse_divided(plan: Plan, what: str) -> None:

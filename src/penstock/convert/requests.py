@@ -20,6 +20,7 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link, Node
 from penstock.shapes.flops import flops_per_sample
+from penstock.solvers.degrees.axes import STATES
 from penstock.solvers.model.degrees import Known, Module
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import (
@@ -36,8 +37,6 @@ from penstock.solvers.model.problem import (
     frozen,
     prefix,
 )
-
-OPTIMIZER_STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 
 
 def to_problem(request: PlanRequest, *, any_modules: bool = False) -> Problem:
@@ -278,17 +277,16 @@ def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
     FSDP2 shards the fp32 parameters that are among the states, and Megatron's FSDP those of 16 bits besides them.
     """
     half_width = profile.parameter_dtype != "fp32"
-    states = OPTIMIZER_STATES[memory.optimizer]
     in_fp32 = memory.precision == "mixed" and half_width
-    if in_fp32:
-        states = 2 + 2 * states
     return MemoryRules(
         gradient_factor=2 if memory.gradient == "fp32" and half_width else 1,
-        state_factor=states,
+        states=STATES[memory.optimizer],
         shard_states=memory.optimizer_sharding == "over_replicas",
         headroom_bytes=memory.headroom_bytes,
         count_buffers=memory.buffers == "exact",
         shard_factor=0 if in_fp32 and profile.framework != "megatron" else 1,
+        state_width=2 if in_fp32 else 1,
+        master_factor=2 if in_fp32 else 0,
     )
 
 

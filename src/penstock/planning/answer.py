@@ -103,6 +103,7 @@ def plan(
     pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
     degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None = None,
     sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
+    choose: Mapping[str, str | Sequence[str]] | None = None,
     framework: Framework | None = None,
     sequence_length: int | None = None,
     routing_imbalance: float | None = None,
@@ -127,6 +128,8 @@ def plan(
         out. ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name,
         as far as the profile has costs. Left out, both are chosen, from what the profile has costs at; without such
         costs, or with a target or codecs, they are 1 and nothing.
+    choose
+        Values of further axes, such as ``{"optimizer": ["adam", "sgd"]}``; of several the quickest plan's is chosen.
     framework, sequence_length
         Whose kernels and memory (``"torch"``, ``"megatron"``), and tokens of a sample, of a transformer whose profile
         is computed: one by name or by its ``config.json``. A profile given as such has the costs that it has.
@@ -182,6 +185,7 @@ def plan(
         "pipeline_profile": pipeline_profile,
         "degrees": degrees,
         "sharding": sharding,
+        "choose": choose,
     }
     request = PlanRequest.parse(
         {

@@ -113,6 +113,7 @@ def _own(written: Written, alone_ns: int | None) -> PlanComparison:
         layout=written.words,
         degrees=plan.degrees,
         sharding=plan.sharding,
+        chosen=plan.chosen,
         stages=len({stage.devices for stage in plan.pipelines[0].stages}),
     )
 
@@ -136,6 +137,7 @@ def _row(
         why=result.sentence,
         degrees=to_degrees(result.choice.degrees) if best and result.choice else None,
         sharding=result.choice.sharding if best and result.choice else None,
+        chosen=dict(result.choice.values) or None if best and result.choice else None,
         stages=len({stage.devices for stage in best.allocation.stages}) if best else None,
     )
 

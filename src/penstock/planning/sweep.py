@@ -128,6 +128,7 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
         "cost_per_sample": plan.prediction.cost_per_sample,
         "degrees": plan.degrees,
         "sharding": plan.sharding,
+        "chosen": plan.chosen,
         "stages": len({stage.devices for stage in stages}),
     }
 

@@ -20,6 +20,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Sharding, listed
 from penstock.shapes.profiled_degrees import refuse_illegal
 from penstock.solvers.bounds.schedule_bound import request_bound
+from penstock.solvers.degrees.axes import AXES
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.explanation.why_not import Planned
 from penstock.solvers.model.degrees import Choice, Degrees
@@ -78,7 +79,7 @@ def other_choices(
 def _others(problem: Problem, profile: ModelProfile, own: Choice, text: str) -> list[Choice]:
     """Return the choices besides the plan's own that a text names."""
     named = _named(text)
-    if named and all(getattr(own.degrees, name, own.sharding) == value for name, value in named.items()):
+    if named and all(_value(own, name) == value for name, value in named.items()):
         raise InvalidDocument(
             f"{text!r} is what the plan has: it is at {own}", remedy=f"name another choice: {EXAMPLE}"
         )
@@ -91,6 +92,11 @@ def _others(problem: Problem, profile: ModelProfile, own: Choice, text: str) -> 
     return others
 
 
+def _value(choice: Choice, name: str) -> object:
+    """Return a choice's value by its name: of a degree, of ``sharding``, or of a further axis (None: as asked)."""
+    return getattr(choice.degrees, name, choice.sharding if name == "sharding" else dict(choice.values).get(name))
+
+
 def _settled(problem: Problem, choice: Choice) -> Choice:
     """Return the choice with what its replicas share out, where that is left to the memory rules."""
     rules: Sharding = "optimizer" if problem.memory.shard_states else "none"
@@ -98,7 +104,7 @@ def _settled(problem: Problem, choice: Choice) -> Choice:
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """Return degrees and sharding as far as words name them."""
+    """Return degrees, sharding and values of further axes as far as words name them."""
     if text == NEXT:
         return {}
     named: dict[str, Any] = {}
@@ -106,7 +112,8 @@ def _named(text: str) -> Mapping[str, Any]:
         name, equals, value = (each.strip() for each in part.partition("="))
         name = name.replace("-", "_")
         whole = name in Degrees._fields and value.isdecimal() and len(value) < 6
-        if not equals or name in named or not (whole or (name == "sharding" and value in get_args(Sharding))):
+        values = AXES[name].values if name in AXES else get_args(Sharding) if name == "sharding" else ()
+        if not equals or name in named or not (whole or value in values):
             raise InvalidDocument(f"{text!r} names no choice of degrees", remedy=EXAMPLE)
         named[name] = int(value) if whole else value
     return named
@@ -114,7 +121,9 @@ def _named(text: str) -> Mapping[str, Any]:
 
 def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Mapping[str, Any]) -> Iterator[Choice]:
     """Yield the choices with what is named; the rest as the request allows."""
-    if not problem.variants:
+    asked = {name: value for name, value in named.items() if name in Degrees._fields}
+    values = tuple((name, value) for name, value in sorted(named.items()) if name in AXES)
+    if not problem.variants and (asked or not (values or any(each.values for each in problem.choices))):
         raise UnsupportedRequest(
             f"the profile {profile.name!r} has no costs at degrees above 1",
             remedy=WITH_DEGREES,
@@ -122,12 +131,13 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
     refuse_sharding(profile, named.get("sharding"))
     open_to = problem.choices or (own,)
     degrees = list(dict.fromkeys(each.degrees for each in open_to))
-    if asked := {name: value for name, value in named.items() if name != "sharding"}:
+    if asked:
         degrees = _with(problem, profile, degrees, asked)
     shardings = [named["sharding"]] if "sharding" in named else dict.fromkeys(each.sharding for each in open_to)
+    others = dict.fromkeys(tuple(sorted((dict(each.values) | dict(values)).items())) for each in open_to)
     for each in degrees:
         for sharding in shardings:
-            yield Choice(each, sharding)
+            yield from (Choice(each, sharding, None, other) for other in others)
 
 
 def _with(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from penstock.schemas.amounts import amount, three_digits
 
 if TYPE_CHECKING:
-    from penstock.schemas.api.jobs import Alternative
+    from penstock.schemas.api.jobs import Alternative, PlanComparison
+    from penstock.schemas.api.sweep import SweepRow
     from penstock.schemas.plan import Stage
-    from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 __all__ = ["alternative_words", "amount", "choice_words", "duration", "number", "percent", "ranges", "recomputed"]
 
@@ -54,14 +54,16 @@ def recomputed(stage: Stage) -> str:
 def alternative_words(row: Alternative) -> str:
     """Format a choice that was compared: ``TP 8, optimizer sharded``; ``all but V100``."""
     shared = "" if row.sharding in (None, "none") else f"{row.sharding.replace('_kept', '')} sharded"
-    words = [row.degrees.initials, shared, "" if row.excluded is None else f"all but {row.excluded}"]
+    more = (f"{name} {value}" for name, value in (row.chosen or {}).items())
+    words = [row.degrees.initials, shared, *more, "" if row.excluded is None else f"all but {row.excluded}"]
     return ", ".join(filter(None, words)) or "no GPUs share a layer"
 
 
-def choice_words(degrees: Degrees | None, sharding: Sharding | None, stages: int | None) -> str:
+def choice_words(row: PlanComparison | SweepRow) -> str:
     """Format what a plan chose: ``TP 8 × 4 stages, optimizer sharded``; a dash where there is no plan."""
-    if stages is None:
+    if row.stages is None:
         return "–"
-    said = [degrees.initials] if degrees is not None and degrees.initials else []
-    shared = "" if sharding in (None, "none") else f", {sharding.replace('_kept', '')} sharded"
-    return " × ".join([*said, f"{stages} stage{'s' if stages > 1 else ''}"]) + shared
+    initials = [row.degrees.initials] if row.degrees is not None and row.degrees.initials else []
+    shared = [] if row.sharding in (None, "none") else [f"{row.sharding.replace('_kept', '')} sharded"]
+    more = (f"{name} {value}" for name, value in (row.chosen or {}).items())
+    return ", ".join([" × ".join([*initials, f"{row.stages} stage{'s' if row.stages > 1 else ''}"]), *shared, *more])

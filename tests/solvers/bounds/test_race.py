@@ -13,43 +13,43 @@ from penstock.solvers.costs.infinity import NEVER_NS
 
 @dataclass
 class Rising:
-    """Bounds of one alternative from the lowest on, none above its result; None: it turns out to have none."""
+    """Bounds of one alternative from the lowest on, none above its result; None: evaluating it gives nothing."""
 
     bounds: list[int]
     result_ns: int | None
-    asked: int = 0
+    raises: int = 0
 
     @property
     def least_ns(self) -> int:
-        return self.bounds[min(self.asked, len(self.bounds) - 1)]
+        return self.bounds[min(self.raises, len(self.bounds) - 1)]
 
     def raised(self, _below_ns: float) -> Rising | None:
-        if self.asked + 1 < len(self.bounds):
-            self.asked += 1
+        if self.raises + 1 < len(self.bounds):
+            self.raises += 1
             return self
         return None if self.result_ns is None else self
 
 
 def drawn(rng: random.Random) -> list[Rising]:
-    found = []
+    alternatives = []
     for _ in range(rng.randint(1, 9)):
         result_ns = None if rng.random() < 0.2 else rng.randint(1, 40)
         bounds = sorted({rng.randint(0, result_ns or 40) for _ in range(rng.randint(1, 4))})
-        found.append(Rising(bounds, result_ns))
-    return found
+        alternatives.append(Rising(bounds, result_ns))
+    return alternatives
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_result_is_found_and_no_alternative_evaluated_that_its_bounds_rule_out(seed: int) -> None:
     every = drawn(random.Random(seed))
     best_ns = min((each.result_ns for each in every if each.result_ns is not None), default=NEVER_NS)
-    race, found = Race(every), [NEVER_NS]
-    while (each := race.next_below(lambda _each: found[-1])) is not None:
-        assert each.asked == len(each.bounds) - 1, "its bounds are asked for before it is evaluated"
+    race, limits_ns = Race(every), [NEVER_NS]
+    while (each := race.next_below(lambda _each: limits_ns[-1])) is not None:
+        assert each.raises == len(each.bounds) - 1, "its bounds are asked for before it is evaluated"
         assert each.least_ns <= best_ns, "of those left, another had a lower bound"
         assert each.result_ns is not None
-        found.append(min(found[-1], each.result_ns))
-    assert found[-1] == best_ns
+        limits_ns.append(min(limits_ns[-1], each.result_ns))
+    assert limits_ns[-1] == best_ns
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -63,7 +63,7 @@ def test_its_bound_is_on_every_result_and_raised_no_further_than_needed(seed: in
     least_ns = race.least_ns(below_ns)
     assert least_ns <= min(results, default=NEVER_NS)
     for each, before_ns in zip(every, before, strict=True):
-        assert each.asked == 0 or before_ns < below_ns, "its bound was no reason to ask for another"
+        assert each.raises == 0 or before_ns < below_ns, "its bound was no reason to ask for another"
     assert race.least_ns() >= least_ns
 
 
@@ -73,10 +73,10 @@ def test_a_copy_runs_apart_and_what_enters_takes_part() -> None:
     other.enter(Rising([2], 2))
 
     def everything(apart: Race[Rising]) -> list[int | None]:
-        found = []
+        results = []
         while (each := apart.next_below(lambda _each: NEVER_NS)) is not None:
-            found.append(each.result_ns)
-        return found
+            results.append(each.result_ns)
+        return results
 
     assert everything(other) == [9, 2, 5]
     assert everything(race) == [9, 5]

@@ -228,7 +228,7 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
             *([str(row.sequence_length or "–")] if lengths else []),
             _asked(row, with_rule=several),
             _found(row, with_rule=several),
-            *([choice_words(row.degrees, row.sharding, row.stages)] if divided else []),
+            *([choice_words(row)] if divided else []),
             row.status or row.state,
             *("–" if value is None else shown(value) for value, shown in figures),  # type: ignore[operator]
         )

@@ -92,14 +92,14 @@ def _encodable(cut: list[Json]) -> tuple[int, int]:
 
 
 def _memory(memory: Json, fp32: bool, framework: str | None) -> MemoryRules:
-    states = {"sgd": 0, "momentum": 1, "adam": 2}[memory["optimizer"]]
-    if memory["precision"] == "mixed" and not fp32:
-        states = 2 + 2 * states
+    mixed = memory["precision"] == "mixed" and not fp32
     return MemoryRules(
         gradient_factor=2 if memory["gradient"] == "fp32" and not fp32 else 1,
-        state_factor=states,
+        states={"sgd": 0, "momentum": 1, "adam": 2}[memory["optimizer"]],
+        state_width=2 if mixed else 1,
+        master_factor=2 if mixed else 0,
         shard_states=memory["optimizer_sharding"] != "none",
-        shard_factor=0 if memory["precision"] == "mixed" and not fp32 and framework != "megatron" else 1,
+        shard_factor=0 if mixed and framework != "megatron" else 1,
         headroom_bytes=memory["headroom_bytes"],
         count_buffers=memory["buffers"] == "exact",
     )
