@@ -163,7 +163,7 @@ class Search:
             even = {**self.asked, "planner": QUICK, "options": {}, "workers": 0}  # a process takes longer to start
             asked = even if plans is None else self._planners_only()
             most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left, asked, most, quick=plans is None)
+            self._round(left, asked, most, quick=plans is None, near=near)
             left = self._nearest(left, near, untried=plans is None)
         self._round(self._last(left), self.asked, self.max_plans, final=True)
         self._place_back()
@@ -215,7 +215,7 @@ class Search:
         for planner in (each for each in LISTED if each not in excluded):
             limit_ns = ROUNDS[0].near * (self.best_ns or 0)
             ranked = [each for each in left if each.value_ns is not None and each.value_ns <= limit_ns]
-            self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans)
+            self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans, near=near)
         others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name))
         self._search(self.best, {**excluding(self.asked, others), "workers": 1, "prove_bounds": False}, counts=False)
         return self._nearest(left, near, untried=True)
@@ -280,12 +280,13 @@ class Search:
         asked: Mapping[str, Any],
         most: int | None,
         *,
+        near: float = 1.0,
         quick: bool = False,
         final: bool = False,
     ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan,
+        Plans that take longer than ``near`` times the best one are of no use. After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan,
         and does not share out its time, since each takes little; it asks for no bounds that take longer.
         """
         for number, each in enumerate(left):
@@ -295,19 +296,9 @@ class Search:
                 continue
             if (quick or self.is_open(each)) and not self.deadline.passed:
                 limits = {"time_limit_ns": limit_ns, "max_plans": most}
-                if not (quick or final):
-                    limits["upper_bound_ns"] = self._upper_bound_ns
+                if not quick and self.best_ns is not None:
+                    limits["upper_bound_ns"] = int(near * self.best_ns)
                 self._search(each, {**asked, **limits, "prove_bounds": final and asked.get("prove_bounds", True)})
-
-    @property
-    def _upper_bound_ns(self) -> int | None:
-        """How long plans may take that choices are compared by, with an effort that ends planners.
-
-        Others would be far from the best plan, so that their choice does not go on.
-        """
-        if self.best_ns is None or not self._ends_planners:
-            return None
-        return int(ROUNDS[0].near * self.best_ns)
 
     def _is_far(self, each: Searched) -> bool:
         """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
