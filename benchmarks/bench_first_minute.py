@@ -36,8 +36,8 @@ from penstock.solvers.explanation.changes import MOST, with_network
 from penstock.solvers.explanation.what_if import retime
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
+from penstock.solvers.planners.effort import EFFORTS, NORMAL
 from penstock.solvers.solve.choices import problem_of
-from penstock.solvers.solve.effort import EFFORTS, NORMAL
 
 CLUSTERS = ("1x8xA100", "8x8xH100", "128x8xH100")
 SAMPLES = 64

@@ -25,9 +25,9 @@ from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbou
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import NetworkRules, Problem
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 NEVER = 2**60
 SMALL, LARGE = 1.0, 10.0

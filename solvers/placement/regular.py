@@ -28,9 +28,9 @@ from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import judged
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 NAME = "regular"
 MOST_JUDGED, LEAST_JUDGED = 6, 3

@@ -18,9 +18,9 @@ from penstock.solvers.model.network import MAX_DENSE_DEVICES
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, Planner, Tier
-from penstock.solvers.solve.effort import LARGE
+from penstock.solvers.planners.effort import LARGE
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.searched import Searched
-from penstock.solvers.solve.setting import Setting
 
 MOST_CELLS = 1024
 """Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""

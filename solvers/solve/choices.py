@@ -27,13 +27,13 @@ from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan, Progress, Reason, Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES, PLANNERS, resolve
+from penstock.solvers.planners.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal, proposed_again
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve import asking, driver, incumbent
 from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, excluding, left_out
-from penstock.solvers.solve.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch, Selective
 from penstock.solvers.solve.why import alternatives, at, idle, spared, why_best
 

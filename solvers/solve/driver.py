@@ -19,12 +19,12 @@ from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan, Progress, Reason, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
+from penstock.solvers.planners.effort import THOROUGH, effort_of
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.asking import not_asked
-from penstock.solvers.solve.effort import THOROUGH, effort_of
 from penstock.solvers.solve.incumbent import State, certified
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
 from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for

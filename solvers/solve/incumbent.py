@@ -22,8 +22,8 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan, Progress, Reason, Result, Shortage, Status
 from penstock.solvers.model.schedule import Orders, Schedule, kinds_of
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.encoding import encoded
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.verify.verifier import verify
 
 Key = tuple[int, int, tuple[object, ...], int, str]

@@ -20,11 +20,11 @@ from penstock.solvers.model.schedule import Schedule
 from penstock.solvers.model.trainer_limits import misnumbered
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, recompute_variants, unreachable, whole_backwards_bound_ns
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
 from penstock.solvers.solve.incumbent import Incumbent, Obstacles, Outcome, Proofs, key_of
-from penstock.solvers.solve.setting import Setting
 
 MOST_FUTILE = 16
 """Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""

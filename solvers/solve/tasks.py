@@ -45,12 +45,12 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
 from penstock.solvers.planners.dapple.planner import LONGEST
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans
 from penstock.solvers.schedules.catalogue import tried_with
 from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
 from penstock.solvers.solve.incumbent import OrderBound, Outcome, State, with_timeline
 from penstock.solvers.solve.judging import Judge, Link
-from penstock.solvers.solve.setting import Setting
 
 EFFORT = 1.0
 """Effort of optimising a plan's order, without a time limit."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Bound, JudgedPlan
-from penstock.solvers.solve.setting import Setting
+from penstock.solvers.planners.setting import Setting
 
 
 class Crash(NamedTuple):

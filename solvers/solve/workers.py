@@ -24,9 +24,9 @@ from penstock.schemas.machine.processors import available_processors
 from penstock.solvers.compiled.progress import tell
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.result import Bound, JudgedPlan
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.incumbent import Outcome, State
 from penstock.solvers.solve.processes import end_with
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask, Prove, Remedy, Task
 from penstock.solvers.solve.worker_process import Compiling, Crash, serve
 

@@ -35,9 +35,9 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]

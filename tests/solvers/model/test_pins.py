@@ -15,10 +15,10 @@ from penstock.solvers.model.pins import broken_pin, keep_pins, keep_pins_of_sche
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.trainer_limits import Span, Within, misnumbered
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 
 def pinned(*pins: tuple[int, int, set[int]], layers: int = 6, **changes: object) -> Problem:

@@ -22,9 +22,9 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.proposal import unreachable, whole_backwards_bound_ns
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import run, solve
 from penstock.solvers.solve.incumbent import State
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import rounds
 from penstock.solvers.solve.workers import Here
 from penstock.solvers.verify.verifier import verify

@@ -19,6 +19,7 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner, refuse_untried, resolve
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.simple.dp import data_parallel
 from penstock.solvers.schedules.catalogue import SCHEDULES, Parts, ScheduleRow
 from penstock.solvers.schedules.interleaved import looped_bfs
@@ -26,7 +27,6 @@ from penstock.solvers.schedules.support.candidates import candidate_schedules
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import asked as asked_of
 
 pytestmark = pytest.mark.tier("ci")

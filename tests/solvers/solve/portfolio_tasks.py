@@ -13,9 +13,9 @@ from types import ModuleType
 from penstock.schemas.coverage import Covers
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.result import Bound, JudgedPlan
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.incumbent import Obstacles, Outcome
 from penstock.solvers.solve.judging import Link
-from penstock.solvers.solve.setting import Setting
 
 
 @dataclass(frozen=True)

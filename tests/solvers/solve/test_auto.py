@@ -13,9 +13,9 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.incumbent import Proofs
-from penstock.solvers.solve.setting import Setting
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
 """Planners of several pipelines or split backwards, which neither min_slice nor ``exact`` speaks of."""

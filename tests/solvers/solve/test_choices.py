@@ -22,8 +22,9 @@ from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
+from penstock.solvers.planners import effort
 from penstock.solvers.solve import asking as who
-from penstock.solvers.solve import choices, driver, effort, tasks
+from penstock.solvers.solve import choices, driver, tasks
 from penstock.solvers.solve import searched as one_choice
 from penstock.solvers.solve.asking import NEAR, QUICK, Round, most_comparable
 

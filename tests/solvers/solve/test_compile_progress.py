@@ -11,10 +11,10 @@ from problems import make_problem
 
 from penstock.solvers.compiled.progress import listening, tell
 from penstock.solvers.model.deadline import Deadline
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run
 from penstock.solvers.solve.incumbent import State
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.workers import Here, Workers, Workforce
 
 STEPS = """

@@ -15,11 +15,11 @@ from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.effort import EFFORTS, QUICK, effort_of
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.effort import EFFORTS, QUICK, effort_of
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 
 @pytest.mark.tier("quick")

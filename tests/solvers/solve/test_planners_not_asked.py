@@ -14,11 +14,12 @@ from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Status
 from penstock.solvers.model.trainer_limits import Span, Within
+from penstock.solvers.planners import effort
 from penstock.solvers.planners.catalogue import PLANNERS
-from penstock.solvers.solve import asking, choices, driver, effort
+from penstock.solvers.planners.effort import NORMAL
+from penstock.solvers.planners.setting import Setting
+from penstock.solvers.solve import asking, choices, driver
 from penstock.solvers.solve.asking import chosen, not_asked
-from penstock.solvers.solve.effort import NORMAL
-from penstock.solvers.solve.setting import Setting
 
 EVERY = {row.name for row in PLANNERS.values() if row.proposals is not None}
 

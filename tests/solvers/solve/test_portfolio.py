@@ -35,11 +35,11 @@ from penstock.solvers.model.result import (
 )
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run as run_rounds
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.incumbent import Proofs, State
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import Ask
 from penstock.solvers.solve.workers import Here, Workers, Workforce
 

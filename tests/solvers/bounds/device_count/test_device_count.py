@@ -31,8 +31,8 @@ from penstock.solvers.model.micro_batches import Batch, batch_of, candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 

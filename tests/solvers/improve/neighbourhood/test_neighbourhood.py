@@ -26,11 +26,11 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.early_backward import early_backward
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 NEVER = 2**60
 

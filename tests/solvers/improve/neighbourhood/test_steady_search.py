@@ -18,10 +18,10 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.periodic.eager import eager, noam
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 from penstock.solvers.solve.tasks import LocalSearch
 
 pytestmark = pytest.mark.tier("ci")

@@ -21,9 +21,9 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
-from penstock.solvers.solve.setting import Setting
 
 SPREAD = PLANNERS["spread"]
 

@@ -1,4 +1,4 @@
-"""How long a solve looks for a better plan, in counts: the same answer on every machine (decision 10).
+"""Efforts: the counts after which a solve looks for no better plan; the same answer on every machine (decision 10).
 
 A planner that has had many plans judged without one that is better than its best rarely finds one later, and what it
 finds then is rarely the answer: docs/benchmarks.md has the figures that the counts are from.

@@ -1,4 +1,4 @@
-"""What is asked of a solve, for all of its tasks."""
+"""The request of a solve, as every task and every planner reads it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, Reason
-from penstock.solvers.solve.effort import THOROUGH, Effort
+from penstock.solvers.planners.effort import THOROUGH, Effort
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all tasks of a solve have in common.
+    """A problem, and the limits of its solve.
 
     ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
     enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
