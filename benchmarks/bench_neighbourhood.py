@@ -115,7 +115,7 @@ def _started(problem: Problem, names: Iterable[str]) -> tuple[Judge, float]:
         entry = PLANNERS[name]
         assert entry.proposals is not None
         try:
-            judge.judge_all(name, entry.proposals(problem, checked(name, entry.options, {})))
+            judge.judge_all(name, entry.proposals(judge.setting, checked(name, entry.options, {})))
         except UnsupportedRequest as refused:
             print(f"  {name}: {refused}", flush=True)
     return judge, time.process_time() - began

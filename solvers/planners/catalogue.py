@@ -32,6 +32,7 @@ from penstock.solvers.planners.madpipe import planner as madpipe
 from penstock.solvers.planners.many_devices import planner as spread
 from penstock.solvers.planners.pipedream import planner as pipedream
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.simple import dp, gpipe
 from penstock.solvers.planners.simple.candidates import Simple, averaged, eagerly, flushed, grouped, starred
 from penstock.solvers.planners.spp import planner as spp
@@ -41,7 +42,7 @@ from penstock.solvers.planners.wpipe import planner as wpipe
 from penstock.solvers.schedules.catalogue import SCHEDULES, SYNCHRONOUS, Parts, schedule_row, tried_with
 from penstock.solvers.schedules.names import remedy_for
 
-Proposals = Callable[[Problem, Mapping[str, object]], Iterator[Proposal]]
+Proposals = Callable[[Setting, Mapping[str, object]], Iterator[Proposal]]
 PHASES = ("polish", "selective", "closing")
 """What follows the planners in ``auto``."""
 EXCLUDE = Option(
@@ -65,7 +66,7 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A planner. ``proposals(problem, options)`` yields what to judge; ``auto`` has none, because it asks all others.
+    """A planner. ``proposals(setting, options)`` yields what to judge; ``auto`` has none, because it asks all others.
 
     ``schedules`` may be asked for, with those that name the planner (``accepts``), which are for ``parts`` that it lays
     out without an order. ``supports``: the update rules of its plans. ``exact``: its best plan is optimal over what it

@@ -145,7 +145,7 @@ def replanned_by(planner: str, max_plans: int) -> Replan:
             if row.proposals is None:
                 return solve(problem, row.name, max_plans=max_plans).best
             judge = Judge(Setting(problem, max_plans=max_plans))
-            judge.judge_all(row.name, row.proposals(problem, checked(row.name, row.options, {})))
+            judge.judge_all(row.name, row.proposals(judge.setting, checked(row.name, row.options, {})))
             return judge.best
         return None
 

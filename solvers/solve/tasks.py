@@ -43,7 +43,6 @@ from penstock.solvers.model.result import Bound, JudgedPlan, Reason
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.update_rules import PERIODIC_RULES
 from penstock.solvers.planners.catalogue import EXCLUDE, PLANNERS, Planner, Tier
-from penstock.solvers.planners.dapple.planner import LONGEST
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans
@@ -99,7 +98,7 @@ class Ask:
         judge = Judge(setting, link, patience=patience)
         assert row.proposals is not None
         try:
-            own = _also_under(self.also, row.proposals(setting.problem, self.values))
+            own = _also_under(self.also, row.proposals(setting, self.values))
             simple = row.simple if unlimited(row.options, self.values) else ()
             before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
             last = last_plans(setting.problem, simple, lambda: judge.best is None)
@@ -340,13 +339,12 @@ def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
 
 
 def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
-    """Return the planners with their default options, the limit of the setting, and the schedules that name them."""
-    limit = {} if setting.upper_bound_ns is None else {LONGEST: setting.upper_bound_ns}
+    """Return the planners with their default options, and the schedules that name them."""
     tasks: list[Task] = []
     for row in rows:
         also = [each for each in tried_with(row.name) if each.for_any_stages]
         makes = row.makes(setting.problem) if row.makes and not any(each.split for each in also) else None
-        values = {**checked(row.name, row.options, {}), **limit}
+        values = checked(row.name, row.options, {})
         tasks.append(Ask(row.name, values, tuple(each.name for each in also), makes, row.early))
     return tasks
 

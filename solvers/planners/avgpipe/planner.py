@@ -13,11 +13,11 @@ from penstock.solvers.judge.shared_processor import disconnected, parallel_pipel
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.options import PAPER, Option
-from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.avgpipe.partition import partitions
 from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.proposal import Proposal, in_order
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.advance_forward import advance_forward, climb, deltas
 
 STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and the most that the cluster allows", low=0)
@@ -27,8 +27,9 @@ MOST_OPERATIONS = 2_000_000
 """Judged at most, over all proposals with one partition: a few seconds."""
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Each setting of the tuning with each number of forwards in advance, the most promising settings first."""
+    problem = setting.problem
     batches = candidates(problem)
     if not batches or "elastic_averaging" not in problem.update_rules:
         return

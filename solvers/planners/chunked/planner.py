@@ -32,6 +32,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import Proposal, in_order
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.catalogue import ScheduleRow, tried_with
 from penstock.solvers.schedules.overtaking import found_overtaking, improved, room_of
 from penstock.solvers.schedules.support.chained import Chained
@@ -58,12 +59,13 @@ NEAR = 1.4
 """How much longer than the shortest shape is expected to take an order may take that is proposed before others."""
 
 
-def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def interleaved_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Interleaved 1F1B, and breadth first, of the most promising shapes.
 
     Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
     for a depth or a number of chunks that is not possible.
     """
+    problem = setting.problem
     asked = CHUNKS.of(options)
     if asked == 1:
         raise InvalidDocument(
@@ -76,11 +78,12 @@ def interleaved_proposals(problem: Problem, options: Mapping[str, object]) -> It
     yield from _near_first(problem, ranked, found)
 
 
-def zero_bubble_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def zero_bubble_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The published orders of the most promising shapes, and for the first of each shape what ``overtaking`` finds.
 
     Raises as ``interleaved_proposals``.
     """
+    problem = setting.problem
     turns = {"all": (LINE, IN_A_V), "line": (LINE,), "v": (IN_A_V,)}[SHAPE.of(options)]
     ranked = _ranked(problem, DEPTH.of(options), lambda _ranks: turns, least=turns[0].number)
     yield from _near_first(problem, ranked, _split(problem, ranked))
@@ -98,11 +101,12 @@ def _split(problem: Problem, ranked: Iterable[Allocation]) -> Iterator[Proposal]
             yield from _overtaking(problem, allocation)
 
 
-def chimera_proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def chimera_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Pipelines in both directions over the same devices, of the most promising shapes.
 
     Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
     """
+    problem = setting.problem
     asked = PAIRS.of(options)
 
     def turns(ranks: int) -> list[Turns]:

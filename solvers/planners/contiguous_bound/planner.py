@@ -26,6 +26,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.proposal import Proposal, proposed, under, unreachable
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.support.fitting import best_order
 
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
@@ -144,12 +145,13 @@ def _passes(plan: Allocation) -> int:
     return len(plan.stages) * plan.num_micro_batches
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Ever better plans, each with what is proven by then; the same again where only the bound rose.
 
     While nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
     ``UnsupportedRequest`` for more devices than it can search.
     """
+    problem = setting.problem
     if problem.num_devices > MOST_DEVICES:
         raise UnsupportedRequest(
             f"planner 'relax' searches plans on at most {MOST_DEVICES} devices; there are {problem.num_devices}",

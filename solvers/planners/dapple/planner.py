@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -18,10 +17,9 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple.search import Found, Rules, search, straight
 from penstock.solvers.planners.dapple.tables import Shape, shape
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 
 OPTIONS = (PAPER,)
-LONGEST = "longest_ns"
-"""The latency by the formula beyond which no plan is looked for: ``auto`` gives it where it compares problems."""
 AT_ONCE = 2
 AFTERWARDS = 24
 TIGHT_BATCHES = 6
@@ -29,12 +27,13 @@ WORTH_JUDGING = 8
 """Plans up to 1/8 above the best latency known are of interest: that far the judge may turn the order round."""
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    problem = setting.problem
     policy = "acr" if PAPER.of(options) else "best"
     left: list[Found] = []
     seen: set[Allocation] = set()
-    for plans in _searches(problem, options):
+    for plans in _searches(setting, PAPER.of(options)):
         for found in plans[:AT_ONCE]:
             seen.add(found.allocation)
             yield under(problem, found.allocation, ("early-backward",), policy)
@@ -46,15 +45,17 @@ def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Propo
         yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest(problem))
 
 
-def _searches(problem: Problem, options: Mapping[str, object]) -> Iterator[list[Found]]:
+def _searches(setting: Setting, paper: bool) -> Iterator[list[Found]]:
     """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
 
-    When nothing fits by the memory estimate, once more without buffers in it, unless the latency is limited.
+    No plan is looked for that is not of interest beside one of ``Setting.upper_bound_ns``. When nothing fits by the
+    memory estimate, once more without buffers in it, unless there is such a limit.
     """
+    problem, limit_ns = setting.problem, setting.upper_bound_ns
+    longest = NEVER_NS if limit_ns is None else limit_ns
     base, singles = shape(problem), shape(problem, (1,))
-    longest = cast(int, options.get(LONGEST, NEVER_NS))
-    for lenient in (False, True) if longest == NEVER_NS else (False,):
-        rules = Rules(paper=PAPER.of(options), lenient=lenient)
+    for lenient in (False, True) if limit_ns is None else (False,):
+        rules = Rules(paper=paper, lenient=lenient)
         best_of: dict[Batch, Found] = {}
         yield from _every_batch(problem, rules, base, singles, best_of, longest)
         if best_of:

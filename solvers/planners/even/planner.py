@@ -36,6 +36,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.support.fitting import judged
 from penstock.solvers.schedules.trainer_orders import order_of
 
@@ -183,8 +184,9 @@ class Even:
         return replace(stage, recompute=tuple((layer, layer) for layer in range(low, min(stop, low + way))))
 
 
-def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
+    problem = setting.problem
     every = _listed(problem)
     found = Layouts(problem).quickest(problem)
     for trial in found:

@@ -14,6 +14,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.exact.joint import BestFirstSearch, Improvement
 from penstock.solvers.planners.proposal import Proposal, proposed, under
+from penstock.solvers.planners.setting import Setting
 
 MOST_PLANS = 30_000
 """Partitions × placements × numbers of micro-batches at most: some seconds of bounds, and a queue that memory holds."""
@@ -21,12 +22,13 @@ EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans;
 OPTIONS = (EFFORT,)
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Ever better plans, each with the bound proven by then; the same again between pieces of work.
 
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
     ``UnsupportedRequest`` where there are too many plans to list.
     """
+    problem = setting.problem
     space = Space.of(problem)
     count = space.count()
     if count > MOST_PLANS:

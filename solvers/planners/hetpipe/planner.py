@@ -19,6 +19,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 from penstock.solvers.planners.hetpipe.partitions import HOLDS, POLICIES, Partitions, groupings, groupings_for_pins
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 
 WORKERS = Option[str](
     "workers",
@@ -32,12 +33,13 @@ MAX_JUDGED = 48
 Grouping = tuple[tuple[int, ...], ...]
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Every grouping of the devices with every number of micro-batches, the shortest expected first.
 
     Raises ``UnsupportedRequest`` for a cluster of one node, for fewer micro-batches than workers and for pins to a
     single device, ``InvalidDocument`` for nodes of which no such workers can be made.
     """
+    problem = setting.problem
     _refuse_pins(problem)
     wanted = _groupings(problem, options)
     batches = candidates(problem)

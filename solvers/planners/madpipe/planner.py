@@ -32,6 +32,7 @@ from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optim
 from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.proposal import Proposal, in_order
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.periodic import inside_out, one_f_one_b_star
 from penstock.solvers.schedules.periodic.ilp import solve
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS, StageLine
@@ -114,12 +115,13 @@ class SecondPhase:
                 yield from self.note([plan]) if halves == ALL_BUFFERS else [plan]
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Contiguous plans of all chains, the best first; then special ones of the promising chains; then longer periods.
 
     Raises ``UnsupportedRequest`` for several kinds of devices, and for a width that does not divide their number or
     that no micro-batch feeds.
     """
+    problem = setting.problem
     refuse_kinds(problem)
     setups = _setups(problem, WIDTH.of(options))
     plans = (_paper_plans if PAPER.of(options) else _plans)(problem, setups, SecondPhase(problem))

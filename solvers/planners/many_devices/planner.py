@@ -19,6 +19,7 @@ from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.partition import IDLE, Partitions
 from penstock.solvers.planners.many_devices.stage_costs import Pieces, replica_choices
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 
 BATCHES = 6
 """Numbers of micro-batches that are looked into, the most promising first; a few seconds on thousands of devices."""
@@ -31,11 +32,12 @@ class _Found(NamedTuple):
     allocation: Allocation
 
 
-def proposals(problem: Problem, _options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the first partition as soon as there is one, then the best of each share of idling, the second best, …
 
     Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
     """
+    problem = setting.problem
     line = line_of(problem)
     batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[:BATCHES]
     every: list[Partitions] = []

@@ -27,6 +27,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.pipedream.hierarchy import Rules, allocated
 from penstock.solvers.planners.proposal import Proposal, in_order, under
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.periodic.eager import (
     LONGEST_TURN,
     eager,
@@ -54,8 +55,9 @@ class _Plan(NamedTuple):
     always: bool = False
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of each number of micro-batches for each update rule, then the next best of all of them."""
+    problem = setting.problem
     search = _Partitions(problem, options)
     rules = [rule for rule in RULES if rule in problem.update_rules]
     left: list[_Plan] = []

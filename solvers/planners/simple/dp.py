@@ -9,6 +9,7 @@ from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal
+from penstock.solvers.planners.setting import Setting
 
 OVERLAP = Option(
     "overlap",
@@ -19,8 +20,9 @@ OVERLAP = Option(
 OPTIONS = (OVERLAP,)
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield every number of accumulation steps, on all devices that the micro-batches feed."""
+    problem = setting.problem
     overlaps = {"best": (True, False), "yes": (True,), "no": (False,)}[OVERLAP.of(options)]
     if not problem.rules.overlap_all_reduce and OVERLAP.of(options) == "best":
         overlaps = (False,)

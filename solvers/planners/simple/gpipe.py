@@ -11,6 +11,7 @@ from penstock.solvers.model.micro_batches import candidates, evenly
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 
 STAGES = Option("stages", 0, "number of stages; 0 tries each number that the cluster allows", low=0)
 SHARED: tuple[By, ...] = ("time", "layers", "parameters")
@@ -19,8 +20,9 @@ BY_PARAMETERS = Option[By]("by", "parameters", "what the devices share evenly", 
 MAX_TRIED = 32
 
 
-def proposals(schedule: str, by: Option[By], problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(schedule: str, by: Option[By], setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield each number of stages with each number of micro-batches, under one schedule."""
+    problem = setting.problem
     for num_stages in stage_counts(problem, options):
         for batch in candidates(problem):
             allocation = kept_or_as_it_is(problem, block_partition(problem, batch, num_stages, by=by.of(options)))

@@ -21,6 +21,7 @@ from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.pins import broken_pin, by_layers
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, under
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
 from penstock.solvers.planners.spp.partition import pruned_replicas
 from penstock.solvers.planners.spp.plans import Found, partitioned
@@ -32,8 +33,9 @@ AT_ONCE = 3
 AFTERWARDS = 48
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    problem = setting.problem
     paper = PAPER.of(options)
     lines = list(_orders(problem, paper))
     left: list[Found] = []

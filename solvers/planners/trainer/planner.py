@@ -35,6 +35,7 @@ from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.support.fitting import Judged, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
@@ -72,8 +73,9 @@ class Shape(NamedTuple):
     batch: Batch
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
+    problem = setting.problem
     if problem.within is None:
         raise UnsupportedRequest(
             "planner 'uniform' makes plans that another trainer can express; the request names no target",

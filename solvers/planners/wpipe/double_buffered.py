@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, in_order
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.wpipe.planner import OPTIONS, configurations
 from penstock.solvers.schedules.periodic.eager import eager
 
 __all__ = ["OPTIONS", "proposals"]
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the configurations that promise most."""
+    problem = setting.problem
     for each in configurations(problem, options, groups=1):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]
         pattern = eager(problem, each.allocation, update_rule="double_buffered", depth=depth)

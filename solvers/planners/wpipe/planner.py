@@ -12,6 +12,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.options import PAPER, Option, unlimited
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, in_order
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
 from penstock.solvers.planners.wpipe.cut_search import Found, priced, rank
 from penstock.solvers.planners.wpipe.throughput import Links
@@ -24,8 +25,9 @@ MAX_OPERATIONS = 30_000
 SHORT = 3
 
 
-def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
     """Yield the configurations that promise most; none of layers that stay together, which one stage runs."""
+    problem = setting.problem
     if not problem.cuttable.any() and unlimited(OPTIONS, options):
         return
     for each in configurations(problem, options, groups=2):

@@ -16,6 +16,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.chunked.planner import interleaved_proposals, zero_bubble_proposals
 from penstock.solvers.planners.even.planner import proposals
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.support.recomputed import recomputed
 from penstock.solvers.verify.verifier import verify
 
@@ -71,7 +72,7 @@ def test_nothing_is_found_where_modules_are_not_allowed_or_time_is_up() -> None:
 
 
 def test_even_recomputes_modules_where_that_is_enough() -> None:
-    found = [next(iter(proposals(four_layers(memory), {}))) for memory in (460, 410, 290)]
+    found = [next(iter(proposals(Setting(four_layers(memory)), {}))) for memory in (460, 410, 290)]
     ways = [{(stage.modules, bool(stage.recompute)) for stage in each.allocation.stages} for each in found]
     assert ways[0] == {((), False)}
     assert ways[1] == {(("norm",), False)}
@@ -89,7 +90,7 @@ def test_chunked_planners_propose_what_fits_first_and_recompute_modules() -> Non
             (interleaved_proposals, {"depth": 0, "chunks": 0}),
             (zero_bubble_proposals, {"depth": 0, "shape": "all"}),
         ):
-            found = list(made(problem, options))
+            found = list(made(Setting(problem), options))
             plans = [(each.allocation, each.fixed) for each in found if isinstance(each.fixed, Orders)]
             assert len(plans) == len(found)
             fit = [fits(problem, simulate(problem, *plan)) for plan in plans]

@@ -25,6 +25,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.hetpipe.partitions import Partitions
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.stage_costs import Pieces
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.trainer.planner import Shape, ShapeSearch
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 from penstock.solvers.solve.driver import solve
@@ -218,7 +219,7 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
     folds = 2 if planner == "wpipe" else 1
     proposals = PLANNERS[planner].proposals
     assert proposals is not None
-    made = [each.allocation for each in proposals(problem, checked(planner, PLANNERS[planner].options, {}))]
+    made = [each.allocation for each in proposals(Setting(problem), checked(planner, PLANNERS[planner].options, {}))]
     depths = {len(allocation.stages) // folds for allocation in made}
     assert 4 in depths
     assert all(broken_pin(problem, allocation) is None for allocation in made)
@@ -255,7 +256,7 @@ def test_a_line_is_cut_for_the_pins_with_as_many_stages(planner: str) -> None:
     proposals = PLANNERS[planner].proposals
     assert proposals is not None
     options = checked(planner, PLANNERS[planner].options, {"stages": 2})
-    made = [each.allocation for each in proposals(problem, options)]
+    made = [each.allocation for each in proposals(Setting(problem), options)]
     assert made
     for allocation in made:
         assert [(s.first, s.last, s.devices) for s in allocation.stages] == [(0, 4, (1,)), (5, 7, (0,))]

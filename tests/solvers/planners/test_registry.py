@@ -140,7 +140,7 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
     """By a planner's row, by what a planner proposes, in ``auto`` too; it never becomes another schedule."""
     problem = make_problem([3, 3, 3, 3])
 
-    def proposals(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
         yield Proposal(data_parallel(problem, candidates(problem)[0]), ("gpipes",))
 
     with pytest.raises(UnsupportedRequest, match="no schedule 'gpipes'; there are early-backward, pe") as refused:
@@ -148,7 +148,7 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
     assert refused.value.remedy == "did you mean 'gpipe'?"
     monkeypatch.setitem(PLANNERS, "proposing", Planner("proposing", proposals, "nobody", "wrong"))
 
-    def bare(problem: Problem, options: Mapping[str, object]) -> Iterator[Proposal]:
+    def bare(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
         yield Proposal(data_parallel(problem, candidates(problem)[0]), ("zb-h1",))
 
     monkeypatch.setitem(PLANNERS, "bare", Planner("bare", bare, "nobody", "wrong", ("zb-h1",)))

@@ -109,7 +109,7 @@ def test_the_answer_says_who_ended_early_and_who_was_not_asked() -> None:
 def _proposals(problem: Problem) -> Iterator[Proposal]:
     row = PLANNERS["dapple"]
     assert row.proposals is not None
-    return row.proposals(problem, row.check(problem.update_rules, "auto", {}))
+    return row.proposals(Setting(problem), row.check(problem.update_rules, "auto", {}))
 
 
 def _slower(proposal: Proposal, number: int) -> Proposal:

@@ -33,6 +33,7 @@ from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.contiguous_bound.planner import Relaxation, proposals
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.support.fitting import best_order, judged
 from penstock.solvers.solve import driver
 
@@ -280,7 +281,7 @@ def test_a_search_can_be_left_between_pieces() -> None:
 @pytest.mark.tier("quick")
 def test_proposals_carry_a_bound_from_the_first_piece_on() -> None:
     problem = random_request(7, 6, 4)
-    found = list(proposals(problem, {"effort": 30}))
+    found = list(proposals(Setting(problem), {"effort": 30}))
     proven = [each.proven.bound_ns for each in found if each.proven is not None]
     assert found[0].proven is None
     assert len(proven) == len(found) - 1

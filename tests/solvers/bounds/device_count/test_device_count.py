@@ -213,7 +213,7 @@ def test_never_above_planners_plans(seed: int) -> None:
         entry = PLANNERS[name]
         assert entry.proposals is not None
         try:
-            judge.judge_all(name, entry.proposals(problem, entry.check(problem.update_rules, "auto", {})))
+            judge.judge_all(name, entry.proposals(judge.setting, entry.check(problem.update_rules, "auto", {})))
         except UnsupportedRequest:
             continue
         if judge.best is not None and features_of_candidate(problem, judge.best) <= proven.covers:

@@ -222,7 +222,9 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
     judge = Judge(Setting(problem))
     planner = PLANNERS["interleaved"]
     assert planner.proposals is not None
-    judge.judge_all("interleaved", planner.proposals(problem, checked("interleaved", planner.options, {"chunks": 2})))
+    judge.judge_all(
+        "interleaved", planner.proposals(judge.setting, checked("interleaved", planner.options, {"chunks": 2}))
+    )
     best: Any = judge.best
     stages = list(best.allocation.stages)
     k = next(s for s, stage in enumerate(stages[:-1]) if stage.last > stage.first)
@@ -252,7 +254,7 @@ def test_a_search_yields_ever_better_plans(planner: str) -> None:
     judge = Judge(Setting(problem))
     entry = PLANNERS[planner]
     assert entry.proposals is not None
-    judge.judge_all(planner, entry.proposals(problem, checked(planner, entry.options, {})))
+    judge.judge_all(planner, entry.proposals(judge.setting, checked(planner, entry.options, {})))
     assert judge.best is not None
     before = judge.best.value_ns
     values = []

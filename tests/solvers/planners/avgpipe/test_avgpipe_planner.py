@@ -25,6 +25,7 @@ from penstock.solvers.planners.avgpipe.planner import MOST_OPERATIONS, orders_of
 from penstock.solvers.planners.avgpipe.predictor import Degrees
 from penstock.solvers.planners.avgpipe.tuning import Tuner, best_partitions
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.advance_forward import advance_forward
 from penstock.solvers.solve import driver
 
@@ -213,7 +214,7 @@ def test_the_same_twice_and_within_a_count() -> None:
     assert first.best.allocation == second.best.allocation
     assert first.sentence == second.sentence
     options = checked("avgpipe", AVGPIPE.options, {})
-    numbers = [sum(len(row.operations) for row in each.fixed.rows) for each in proposals(problem, options)]  # type: ignore[union-attr]
+    numbers = [sum(len(row.operations) for row in each.fixed.rows) for each in proposals(Setting(problem), options)]  # type: ignore[union-attr]
     assert sum(numbers) < MOST_OPERATIONS
 
 
@@ -226,8 +227,8 @@ def test_refuses_what_it_cannot_take() -> None:
     run = PipelineRun(4, 1, (RankRun(1, 1, (1_000_000,), 1, 1, 1),) * 3)
     with pytest.raises(InvalidDocument, match="has 3 ranks"):
         solve(replace(problem, pipeline_run=run), stages=4)
-    assert list(proposals(replace(problem, update_rules=frozenset({"synchronous"})), {})) == []
-    assert list(proposals(replace(problem, min_slice=9), {})) == []
+    assert list(proposals(Setting(replace(problem, update_rules=frozenset({"synchronous"}))), {})) == []
+    assert list(proposals(Setting(replace(problem, min_slice=9)), {})) == []
 
 
 def test_says_which_devices_nothing_connects() -> None:

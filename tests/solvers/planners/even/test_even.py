@@ -21,6 +21,7 @@ from penstock.solvers.model.result import Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.even.planner import _every
 from penstock.solvers.planners.proposal import whole_backwards_bound_ns
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.solve.driver import solve
 
@@ -92,7 +93,7 @@ def test_no_even_layout_is_quicker(seed: int) -> None:
     if best_ns is None:
         assert solve(problem, "even").status in (Status.NONE_FOUND, Status.INFEASIBLE)
         return
-    first = next(iter(row.proposals(problem, {})))
+    first = next(iter(row.proposals(Setting(problem), {})))
     assert first.fixed is not None
     found = simulate(problem, first.allocation, first.fixed)
     assert fits(problem, found)

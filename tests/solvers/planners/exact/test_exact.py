@@ -21,6 +21,7 @@ from penstock.solvers.model.result import CLASS_SCOPE, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint, planner
 from penstock.solvers.planners.exact.joint import BestFirstSearch
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.support.fitting import best_order
 from penstock.solvers.solve.driver import solve
 
@@ -188,7 +189,7 @@ def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPa
     problem = instance(1, 5, 2)
     proposals = PLANNERS["exact"].proposals
     assert proposals is not None
-    found = [each.fixed for each in proposals(problem, {"effort": 5.0})]
+    found = [each.fixed for each in proposals(Setting(problem), {"effort": 5.0})]
     assert len(found) == 3
     assert len(set(found)) == 1
 

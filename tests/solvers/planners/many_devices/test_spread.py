@@ -58,7 +58,7 @@ def searched(problem: Problem) -> Judge:
     """A few dozen of the planner's plans, judged."""
     judge = Judge(Setting(problem, max_plans=40))
     assert SPREAD.proposals is not None
-    judge.judge_all("spread", SPREAD.proposals(problem, SPREAD.check(problem.update_rules, "auto", {})))
+    judge.judge_all("spread", SPREAD.proposals(judge.setting, SPREAD.check(problem.update_rules, "auto", {})))
     return judge
 
 

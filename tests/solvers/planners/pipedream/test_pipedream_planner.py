@@ -20,6 +20,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.pipedream.hierarchy import Rules, allocated
 from penstock.solvers.planners.pipedream.planner import _Partitions
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.early_backward import early_backward, policy_a
 from penstock.solvers.solve.driver import judged, solve
 
@@ -159,7 +160,7 @@ def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
 def test_every_replica_that_shares_rows_gets_the_least_slice(seed: int) -> None:
     """Of micro-batches of 5 samples two replicas get 2 or more each, three do not."""
     problem = replace(drawn(seed, micro_batch_sizes=(5,), global_batch_size=20, nodes=(4,)), min_slice=2)
-    for proposal in PLANNER.proposals(problem, checked("pipedream", PLANNER.options, {})):
+    for proposal in PLANNER.proposals(Setting(problem), checked("pipedream", PLANNER.options, {})):
         assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)
 
 

@@ -15,6 +15,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Status
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.spp import planner as spp
 from penstock.solvers.planners.spp.estimate import estimate_ns
 from penstock.solvers.schedules.pipeline_execution import pipeline_execution
@@ -87,7 +88,7 @@ def test_the_papers_own_system() -> None:
 def test_cuts_micro_batches_and_slices_are_those_of_the_request() -> None:
     cuttable = [i % 3 == 2 for i in range(9)]
     problem = random_problem(4, cuttable=cuttable, micro_batch_sizes=(8,), min_slice=4)
-    for proposal in spp.proposals(problem, checked("spp", spp.OPTIONS, {})):
+    for proposal in spp.proposals(Setting(problem), checked("spp", spp.OPTIONS, {})):
         assert proposal.allocation.num_micro_batches == 4
         assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)
         assert all(cuttable[stage.last] for stage in proposal.allocation.stages[:-1])
@@ -137,7 +138,7 @@ def test_same_request_same_plan() -> None:
 def test_estimates_keep_close_to_the_judge() -> None:
     """The estimate only ranks; within a fifth below and a tenth above on the plans that the planner proposes."""
     problem = random_problem(7, transfer="spp", shared=False, micro_batch_sizes=(4,))
-    for proposal in spp.proposals(problem, checked("spp", spp.OPTIONS, {})):
+    for proposal in spp.proposals(Setting(problem), checked("spp", spp.OPTIONS, {})):
         value = makespan_ns(problem, proposal.allocation, pipeline_execution(problem, proposal.allocation))
         assert 0.8 * value <= estimate_ns(problem, proposal.allocation) <= 1.1 * value
 
