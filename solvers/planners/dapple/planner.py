@@ -34,6 +34,8 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     left: list[Found] = []
     seen: set[Allocation] = set()
     for plans in _searches(setting, PAPER.of(options)):
+        if setting.deadline.passed:
+            return
         for found in plans[:AT_ONCE]:
             seen.add(found.allocation)
             yield under(problem, found.allocation, ("early-backward",), policy)

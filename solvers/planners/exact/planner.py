@@ -45,6 +45,8 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
     latest: Proposal | None = None
     for found in search.run():
+        if setting.deadline.passed:
+            return
         latest = latest if found is None else _proposal(problem, found, covers)
         if latest is not None:
             yield latest

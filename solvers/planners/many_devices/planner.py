@@ -49,6 +49,8 @@ def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Prop
         for idle, own in found.items():
             known = len(own)
             for split in partitions.splits(idle):
+                if setting.deadline.passed:
+                    return
                 own.append(_Found(split.estimate_ns, partitions.allocation(split)))
                 if first:
                     yield _proposal(problem, own[0].allocation)

@@ -82,7 +82,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
             remedy="target: megatron, torchtitan or deepspeed (--target), or planner 'auto'",
         )
     for name in problem.within.schedules:
-        search = ShapeSearch(problem, problem.within, name)
+        search = ShapeSearch(setting, problem.within, name)
         yield from search.run()
         if search.best is None and search.unpinned is not None:
             yield search.proposal(search.unpinned)
@@ -94,7 +94,8 @@ class ShapeSearch:
     ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
     """
 
-    def __init__(self, problem: Problem, within: Within, schedule: str) -> None:
+    def __init__(self, setting: Setting, within: Within, schedule: str) -> None:
+        problem, self.deadline = setting.problem, setting.deadline
         self.problem, self.within, self.schedule = problem, within, schedule
         self.row = schedule_row(schedule)
         cuts = np.asarray(within.cuts, dtype=bool) & problem.cuttable
@@ -109,7 +110,7 @@ class ShapeSearch:
     def run(self) -> Iterator[Proposal]:
         """The best plan after every shape; of one that does not fit, its nearest attempt."""
         for number, shape in enumerate(sorted(self._shapes())):
-            if number >= LEAST_SHAPES and self.effort > EFFORT:
+            if self.deadline.passed or (number >= LEAST_SHAPES and self.effort > EFFORT):
                 break
             if self.best is None or shape.least_ns < self.best.value_ns:
                 yield from self._tried(shape, self._cuts(shape))
@@ -119,6 +120,8 @@ class ShapeSearch:
     def _tried(self, shape: Shape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
         best: JudgedPlan | None = None
         for allocation in allocations:
+            if self.deadline.passed:
+                return
             if broken_pin(self.problem, allocation) is not None:
                 self.unpinned = allocation
                 continue
@@ -261,7 +264,7 @@ class ShapeSearch:
         while moved:
             moved = False
             for near in moved_cuts(cuts):
-                if self.effort > enough:
+                if self.effort > enough or self.deadline.passed:
                     return
                 plan = self._allocation(shape, [places[cut] for cut in near])
                 if broken_pin(self.problem, plan) is not None:

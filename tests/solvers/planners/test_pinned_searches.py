@@ -184,7 +184,7 @@ def test_a_targets_ranks_get_the_shortest_longest_part_that_their_devices_may_ho
     for seed in range(40):
         problem = replace(drawn(seed, layers=8), within=limits)
         shape = Shape(0, 0, places, chunks, rank_of, batch_of(problem, 2))
-        found = ShapeSearch(problem, limits, schedule)._kept_cut(shape)
+        found = ShapeSearch(Setting(problem), limits, schedule)._kept_cut(shape)
         own = [places[rank] for rank in rank_of]
         values = [_longest(problem, bounds) for bounds in cuts(problem, len(rank_of)) if kept(problem, bounds, own)]
         assert (None if found is None else _longest(problem, tuple(found))) == min(values, default=None), seed

@@ -19,6 +19,7 @@ from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan, Result, Status
 from penstock.solvers.model.schedule import Orders
+from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.proposal import unreachable, whole_backwards_bound_ns
@@ -112,6 +113,18 @@ def test_the_same_request_gives_the_same_plan() -> None:
         assert again.best is not None
         assert first.best.allocation == again.best.allocation
         assert (first.sentence, first.best.schedule.name) == (again.sentence, again.best.schedule.name)
+
+
+@pytest.mark.parametrize("name", ["dapple", "exact", "spread", "uniform"])
+def test_a_search_ends_at_the_time_limit_between_pieces_of_work(name: str) -> None:
+    """The judge takes no proposal after the limit, so that a search which goes on works for nothing."""
+    target = Within("deepspeed", ("early-backward",), False, (), False, Span(0, 3), (True,) * 3)
+    problem = replace(four_devices(3, 4, global_batch_size=4), within=target if name == "uniform" else None)
+    row = PLANNERS[name]
+    assert row.proposals is not None
+    for limit_ns, ends in ((None, False), (0, True)):
+        setting = Setting(problem, Deadline(limit_ns))
+        assert (next(row.proposals(setting, row.check(problem.update_rules, "auto", {})), None) is None) == ends
 
 
 def test_data_parallelism_overlaps_where_that_is_faster() -> None:
