@@ -14,12 +14,12 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.problem import Problem
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2}
-"""How many states an optimizer keeps of each parameter."""
+"""The number of states that an optimizer keeps of each parameter."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What a choice has one of its ``values`` of; without one the request's costs are as they are.
+    """A row of the table: a choice may have one of its ``values``; without one the request's costs are as they are.
 
     ``help``: what is chosen, for listings. ``trains_alike``: whether all values make the same updates; else plans at
     different ones are of different trainings.

@@ -13,18 +13,23 @@ from penstock.solvers.planners.effort import THOROUGH, Effort
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem, and the limits of its solve.
+    """A problem, whom to ask for a plan of it, and within which limits.
 
-    ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a bound at which a plan is good
-    enough. ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every
-    machine. ``first_feasible``: stop at the first plan that fits. ``prove_bounds``: look for bounds of classes of
-    plans. ``whole``: a bound on every plan of the request, where it is known already. ``effort``: when planners end by
-    themselves. ``excluded``: planners and phases that ``auto`` does not ask, each with the reason that the answer
-    gives, None where it gives none. ``upper_bound_ns``: plans that take longer need not be looked for; None: no limit.
+    ``options`` are the ``planner``'s. ``workers``: processes for a large request, by default as many as processors. The
+    answer does not depend on it. ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a
+    bound at which a plan is good enough. ``max_plans``: how many plans of one planner are simulated; a count, so the
+    answer is the same on every machine. ``first_feasible``: stop at the first plan that fits. ``prove_bounds``: look
+    for bounds of classes of plans. ``whole``: a bound on every plan of the request, where it is known already.
+    ``effort``: when planners end by themselves. ``excluded``: planners and phases that ``auto`` does not ask, each with
+    the reason that the answer gives, None where it gives none. ``upper_bound_ns``: plans that take longer need not be
+    looked for; None: no limit.
     """
 
     problem: Problem
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    planner: str = "auto"
+    options: Mapping[str, object] = field(default_factory=dict)
+    workers: int | None = None
     gap: float = 0.0
     schedule: str = "auto"
     max_plans: int | None = None

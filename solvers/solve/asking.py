@@ -7,9 +7,10 @@ named once, with the least and the greatest (``Reason.combined``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.deadline import Deadline
@@ -209,6 +210,6 @@ def left_out(each: Searched) -> dict[str, Reason | None]:
     return {**dict.fromkeys(each.asked), **unfit}
 
 
-def excluding(asked: Mapping[str, Any], others: Mapping[str, Reason | None]) -> dict[str, Any]:
+def excluding(setting: Setting, others: Mapping[str, Reason | None]) -> Setting:
     """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
-    return {**asked, "excluded": {**asked.get("excluded", {}), **others}}
+    return replace(setting, excluded={**setting.excluded, **others})

@@ -10,7 +10,7 @@ is the minimum over the choices of the best bound of each: a choice that was lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -60,11 +60,10 @@ def solve(
     planner: str = "auto",
     *,
     time_limit_ns: int | None = None,
-    max_plans: int | None = None,
-    gap: float = 0.0,
+    effort: str = THOROUGH.name,
     on_incumbent: Callable[[Found], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    **more: Any,
+    **limits: Any,
 ) -> Result:
     """Return the best plan over all choices of a request, with a bound that holds for all of them.
 
@@ -77,9 +76,9 @@ def solve(
         alone = (
             f"planner {TARGETED} alone was asked, as others' plans are not kept within {problem.within.trainer}'s",
         )
-    resolve(planner).check(problem.update_rules, more.get("schedule", "auto"), more.get("options") or {})
-    deadline, asked = Deadline(time_limit_ns), {"planner": planner, **more}
-    search = Search(problem, deadline, max_plans, gap, on_incumbent, on_progress, asked)
+    setting = Setting(problem, Deadline(time_limit_ns), planner, effort=effort_of(effort), **limits)
+    resolve(planner).check(problem.update_rules, setting.schedule, setting.options)
+    search = Search(setting, on_incumbent, on_progress)
     search.run()
     result = replace(search.outcome(), alternatives=alternatives(search))
     return result if result.status is Status.INFEASIBLE else replace(result, why=result.why + alone)
@@ -90,8 +89,7 @@ def quick(problem: Problem) -> Result:
 
     Nothing is proven of single ones. Raises UnsupportedRequest where no choice can be made.
     """
-    asked = {"planner": QUICK, "workers": 1, "prove_bounds": False}
-    search = Search(problem, Deadline(None), None, 0.0, None, None, asked)
+    search = Search(Setting(problem, planner=QUICK, workers=1, prove_bounds=False))
     search.run()
     return search.outcome()
 
@@ -107,7 +105,7 @@ def certified(
 
     ``known``: what is known of the choices, whose bounds are tightened here.
     """
-    search = Search(problem, Deadline(None), None, 0.0, None, None, {"planner": QUICK})
+    search = Search(Setting(problem, planner=QUICK))
     search.choices, search.refused = [copy(each) for each in known], refused
     search.best = next(each for each in search.choices if each.choice == choice)
     cells = contract(problem, choice)
@@ -125,21 +123,17 @@ class Search:
 
     def __init__(
         self,
-        problem: Problem,
-        deadline: Deadline,
-        max_plans: int | None,
-        gap: float,
-        on_incumbent: Callable[[Found], None] | None,
-        on_progress: Callable[[Progress], None] | None,
-        asked: Mapping[str, Any],
+        setting: Setting,
+        on_incumbent: Callable[[Found], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.problem, self.deadline, self.max_plans, self.gap, self.asked = problem, deadline, max_plans, gap, asked
+        self.setting, self.problem, self.deadline = setting, setting.problem, setting.deadline
         self.on_incumbent, self.on_progress = on_incumbent, on_progress
         self.best: Searched | None = None
         self._spent = 0
-        effort = effort_of(asked.get("effort", THOROUGH.name))
+        problem, effort = self.problem, setting.effort
         self._ends_planners, self._most = effort.patience is not None, effort.comparing
-        kinds = kinds_apart(problem) if resolve(asked["planner"]).asks_others else ()
+        kinds = kinds_apart(problem) if self.asks_others else ()
         self.choices, self.refused = choices_of(problem, kinds=(None, *kinds))
         self._compares_all = sum(each.size for each in self.choices) <= self._most
         self._rounds = ROUNDS if self._compares_all or effort.compares else ROUNDS[:1]
@@ -160,12 +154,13 @@ class Search:
             left = left if plans is None else self._afforded(left)
             if len(left) <= 1 or (plans is not None and len(self._last(left)) == len(self._open)):
                 break
-            even = {**self.asked, "planner": QUICK, "options": {}, "workers": 0}  # a process takes longer to start
-            asked = even if plans is None else self._planners_only()
-            most = None if plans is None else min(plans, self.max_plans or plans)
-            self._round(left, asked, most, quick=plans is None, near=near)
+            if plans is None:  # without workers, as a process takes longer to start
+                asked = replace(self.setting, planner=QUICK, options={}, workers=0, max_plans=None)
+            else:
+                asked = replace(self._planners_only(), max_plans=min(plans, self.setting.max_plans or plans))
+            self._round(left, asked, quick=plans is None, near=near)
             left = self._nearest(left, near, untried=plans is None)
-        self._round(self._last(left), self.asked, self.max_plans, final=True)
+        self._round(self._last(left), self.setting, final=True)
         self._place_back()
 
     def _place_back(self) -> None:
@@ -209,21 +204,22 @@ class Search:
         """
         if self.best is None or self.best.size <= LARGE or self.deadline.limited:
             return left
-        schedule, options = self.asked.get("schedule", "auto"), self.asked.get("options") or {}
-        values = resolve(self.asked["planner"]).check(self.problem.update_rules, schedule, options)
+        setting = self.setting
+        values = resolve(setting.planner).check(self.problem.update_rules, setting.schedule, setting.options)
         excluded = excluded_by(Setting(self.problem), EXCLUDE.of(values))
         for planner in (each for each in LISTED if each not in excluded):
             limit_ns = ROUNDS[0].near * (self.best_ns or 0)
             ranked = [each for each in left if each.value_ns is not None and each.value_ns <= limit_ns]
-            self._round(ranked, {**self.asked, "planner": planner, "options": {}}, self.max_plans, near=near)
+            self._round(ranked, replace(setting, planner=planner, options={}), near=near)
         others = dict.fromkeys((*PLANNERS, LocalSearch.name, Selective.name))
-        self._search(self.best, {**excluding(self.asked, others), "workers": 1, "prove_bounds": False}, counts=False)
+        asked = replace(excluding(setting, others), workers=1, prove_bounds=False)
+        self._search(self.best, asked, counts=False)
         return self._nearest(left, near, untried=True)
 
     @property
     def _limit_ns(self) -> float | None:
         """The time from which on plans are no better by more than the gap; None as long as there is no plan."""
-        return None if self.best_ns is None else self.best_ns / (1.0 + self.gap)
+        return None if self.best_ns is None else self.best_ns / (1.0 + self.setting.gap)
 
     def _is_surpassed(self, each: Searched) -> bool:
         """Return whether a bound that takes less time than planner ``QUICK`` shows that no plan is better."""
@@ -237,8 +233,8 @@ class Search:
 
         What a planner proposes first says little of its best plan. Where it has no plan there, the others follow.
         """
-        if self.asked["planner"] in (QUICK, TARGETED) or len(left) < 2:
-            self._round(left, self.asked, self.max_plans, final=True)
+        if self.setting.planner in (QUICK, TARGETED) or len(left) < 2:
+            self._round(left, self.setting, final=True)
             return
         times: dict[Choice, int] = {}
         for each in left:
@@ -247,20 +243,20 @@ class Search:
         limit_ns = asking.NEAR * min(times.values())
         ranked = sorted(left, key=lambda each: times[each.choice])
         near = [each for each in ranked if times[each.choice] <= limit_ns]
-        self._round(near, self.asked, self.max_plans, final=True)
+        self._round(near, self.setting, final=True)
         for each in ranked[len(near) :]:
             each.dropped = f"planner {QUICK} has no plan there within {asking.NEAR:g} times its best"
             if self.best is None:
-                self._round([each], self.asked, self.max_plans, final=True)
+                self._round([each], self.setting, final=True)
 
     def _quick_ns(self, each: Searched) -> int:
         """Return the time of the best plan of planner ``QUICK``; NEVER_NS where it has none."""
         known = _QUICK.setdefault(self.problem, {})
         if each.choice not in known:
-            limit_ns = self.deadline.share_ns(4 * len(self.choices))
+            deadline = Deadline(self.deadline.share_ns(4 * len(self.choices)))
             found = None
             with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-                found = driver.search(each.problem, QUICK, time_limit_ns=limit_ns, workers=1, prove_bounds=False).best
+                found = driver.search(Setting(each.problem, deadline, QUICK, workers=1, prove_bounds=False)).best
             known[each.choice] = NEVER_NS if found is None else found.value_ns
         return known[each.choice]
 
@@ -272,13 +268,12 @@ class Search:
     @property
     def asks_others(self) -> bool:
         """Return whether the planner asks others."""
-        return resolve(self.asked["planner"]).asks_others
+        return resolve(self.setting.planner).asks_others
 
     def _round(
         self,
         left: list[Searched],
-        asked: Mapping[str, Any],
-        most: int | None,
+        asked: Setting,
         *,
         near: float = 1.0,
         quick: bool = False,
@@ -286,8 +281,9 @@ class Search:
     ) -> None:
         """Search the open choices; of the time left each gets as much as those that wait, and later rounds half.
 
-        Plans that take longer than ``near`` times the best one are of no use. After the ``final`` round there are none. The ``quick`` one leaves out choices that are far from the best plan,
-        and does not share out its time, since each takes little; it asks for no bounds that take longer.
+        Plans that take longer than ``near`` times the best one are of no use. After the ``final`` round there are none.
+        The ``quick`` one leaves out choices that are far from the best plan, and does not share out its time, since
+        each takes little; it asks for no bounds that take longer.
         """
         for number, each in enumerate(left):
             parts = (1 if final else 2) * (1 if quick else len(left) - number)
@@ -295,10 +291,10 @@ class Search:
             if quick and (self._is_far(each) or self._is_surpassed(each)):
                 continue
             if (quick or self.is_open(each)) and not self.deadline.passed:
-                limits = {"time_limit_ns": limit_ns, "max_plans": most}
-                if not quick and self.best_ns is not None:
-                    limits["upper_bound_ns"] = int(near * self.best_ns)
-                self._search(each, {**asked, **limits, "prove_bounds": final and asked.get("prove_bounds", True)})
+                most_ns = None if quick or self.best_ns is None else int(near * self.best_ns)
+                proves = final and asked.prove_bounds
+                limited = replace(asked, deadline=Deadline(limit_ns), upper_bound_ns=most_ns, prove_bounds=proves)
+                self._search(each, limited)
 
     def _is_far(self, each: Searched) -> bool:
         """Return whether no plain layout of a choice can be near the best plan; degrees of 1 are not left out so."""
@@ -357,7 +353,7 @@ class Search:
             return False
         return self._limit_ns is None or each.is_below(self._limit_ns)
 
-    def _search(self, each: Searched, asked: Mapping[str, Any], *, counts: bool = True) -> None:
+    def _search(self, each: Searched, asked: Setting, *, counts: bool = True) -> None:
         """Search one choice from what was known; keep its bound, and a better plan. ``counts``: planners are asked."""
 
         def on_incumbent(plan: JudgedPlan) -> None:
@@ -370,38 +366,32 @@ class Search:
             working = tuple(f"{name} at {each.choice}" for name in progress.working)
             self.on_progress(Progress(min(known, default=None), self.bound(), working))
 
-        if resolve(asked["planner"]).asks_others:
-            asked = excluding(asked, left_out(each))
+        asks_others = resolve(asked.planner).asks_others
+        setting = replace(excluding(asked, left_out(each)) if asks_others else asked, problem=each.problem)
+        known = None if each.result is None else each.result.best
         try:
-            result = driver.search(
-                each.problem,
-                **asked,
-                gap=self.gap,
-                known=None if each.result is None else each.result.best,
-                on_incumbent=on_incumbent,
-                on_progress=None if self.on_progress is None else on_progress,
-            )
+            result = driver.search(setting, known, on_incumbent, None if self.on_progress is None else on_progress)
         except UnsupportedRequest as refused:
-            if asked["planner"] == self.asked["planner"]:
+            if asked.planner == self.setting.planner:
                 self.refused[each.choice] = refused
             return
         each.take(result)
-        if counts and asked["planner"] not in result.unfinished:
-            each.asked.add(asked["planner"])
-        each.prove_bounds = asked["prove_bounds"]
-        if counts and resolve(asked["planner"]).asks_others:
+        if counts and asked.planner not in result.unfinished:
+            each.asked.add(asked.planner)
+        each.prove_bounds = asked.prove_bounds
+        if counts and asks_others:
             each.not_asked = result.not_asked
         if each.value_ns is not None and (self.best_ns is None or each.value_ns < self.best_ns):
             self.best = each
 
-    def _planners_only(self) -> dict[str, Any]:
+    def _planners_only(self) -> Setting:
         """Return what is asked of the rounds before the last: planners in this process, without a search afterwards.
 
         With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
         """
         proofs = asking.EXACT if self._ends_planners else ()
         others = dict.fromkeys(PHASES) | dict.fromkeys(proofs, Reason("proofs are looked for at the best choice alone"))
-        return {**excluding(self.asked, others), "workers": 1}
+        return replace(excluding(self.setting, others), workers=1)
 
     # ---- what came of it ---------------------------------------------------------------------------------------------
 
@@ -460,8 +450,7 @@ class Search:
 
     def _alone(self) -> Result:
         """Return the answer on all devices, whose planners say what stands in the way of each."""
-        limits = {"time_limit_ns": self.deadline.share_ns(), "max_plans": self.max_plans}
-        result = driver.solve(self.problem, **{**self.asked, **limits}, gap=self.gap)
+        result = driver.search(replace(self.setting, deadline=Deadline(self.deadline.share_ns())))
         return replace(result, seconds=self.deadline.seconds)
 
     def _with_remedy(self, nearest: Searched) -> Result:
@@ -469,9 +458,9 @@ class Search:
         assert nearest.result is not None
         if nearest.prove_bounds or nearest.result.shortage is None or self.deadline.passed:
             return nearest.result
-        limits = {"time_limit_ns": self.deadline.share_ns(), "schedule": self.asked.get("schedule", "auto")}
+        deadline, schedule = Deadline(self.deadline.share_ns()), self.setting.schedule
         with suppress(UnsupportedRequest):  # plans with a flush are not asked for
-            found = driver.search(nearest.problem, QUICK, workers=1, **limits)
+            found = driver.search(Setting(nearest.problem, deadline, QUICK, workers=1, schedule=schedule))
             return found if found.best is None else nearest.result
         return nearest.result
 

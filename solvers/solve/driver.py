@@ -17,7 +17,7 @@ from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.model.result import JudgedPlan, Progress, Reason, Result, Status
+from penstock.solvers.model.result import JudgedPlan, Progress, Result, Status
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.effort import THOROUGH, effort_of
 from penstock.solvers.planners.proposal import Proposal
@@ -30,69 +30,53 @@ from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
 
-def solve(problem: Problem, planner: str = "auto", **settings: Any) -> Result:
-    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
-
-    Its parameters and errors are the same as in ``search``.
-    """
-    return certified(problem, search(problem, planner, **settings))
-
-
-def search(
+def solve(
     problem: Problem,
     planner: str = "auto",
     *,
-    schedule: str = "auto",
-    options: Mapping[str, object] | None = None,
     time_limit_ns: int | None = None,
-    max_plans: int | None = None,
     effort: str = THOROUGH.name,
-    gap: float = 0.0,
-    workers: int | None = None,
-    known: JudgedPlan | None = None,
-    prove_bounds: bool = True,
-    excluded: Mapping[str, Reason | None] | None = None,
-    upper_bound_ns: int | None = None,
+    start: JudgedPlan | None = None,
+    on_incumbent: Callable[[JudgedPlan], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **limits: Any,
+) -> Result:
+    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
+
+    ``effort``: a name of ``EFFORTS``; ``limits``: further fields of ``Setting``. The rest, and errors: as ``search``.
+    """
+    setting = Setting(problem, Deadline(time_limit_ns), planner, effort=effort_of(effort), **limits)
+    return certified(problem, search(setting, start, on_incumbent, on_progress))
+
+
+def search(
+    setting: Setting,
+    start: JudgedPlan | None = None,
     on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Return the best plan found, with bounds, simulated but not yet ``certified``; or why no plan was found.
 
-    ``max_plans``: plans that each planner may have judged. ``effort``: a name of ``EFFORTS``, by which planners end
-    before that. ``on_incumbent`` is called with every improvement,
-    ``on_progress`` with these, bounds, and who is at work. ``workers``: processes for a large request, by default as
-    many as processors; the answer does not depend on it. ``known``: a plan that was found before, to be improved on.
-    ``prove_bounds``: whether bounds of classes of plans are looked for, and what would help: remedies where there is no
-    plan, changes of the request where ``auto`` has one. ``excluded`` and ``upper_bound_ns``: as in ``Setting``.
-    Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take
-    the request.
+    ``start``: a plan that was found before, to be improved on. ``on_incumbent`` is called with every improvement,
+    ``on_progress`` with these, bounds, and who is at work. Where bounds are proven, what would help is looked for too:
+    remedies where there is no plan, changes of the request where ``auto`` has one. Raises ``UnsupportedRequest`` and
+    ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take the request.
     """
-    row = resolve(planner)
-    values = row.check(problem.update_rules, schedule, options or {})
-    deadline = Deadline(time_limit_ns)
-    setting = Setting(
-        problem,
-        deadline,
-        gap,
-        schedule,
-        max_plans,
-        prove_bounds=prove_bounds,
-        effort=effort_of(effort),
-        excluded=excluded or {},
-        upper_bound_ns=upper_bound_ns,
-    )
+    row, problem = resolve(setting.planner), setting.problem
+    values = row.check(problem.update_rules, setting.schedule, setting.options)
     state = State(setting, on_incumbent, on_progress)
     small = is_small(setting)
-    if known is not None:
-        state.offer(known)
+    if start is not None:
+        state.offer(start)
     elif row.asks_others and not small:
         quick = State(replace(setting, first_feasible=True))
         run(quick, [first_tasks(setting, values)], Here(quick.setting))
         if quick.incumbent.best is not None:
             state.offer(quick.incumbent.best)
-    with workers_for(state, 0 if small else workers, one_planner=not row.asks_others) as workforce:
+    with workers_for(state, 0 if small else setting.workers, one_planner=not row.asks_others) as workforce:
         run(state, rounds(state, row, values), workforce)
-        if prove_bounds and state.best is None and state.shortage is not None and state.status is not Status.TIME_LIMIT:
+        shortage = state.shortage if setting.prove_bounds and state.best is None else None
+        if shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
     return _answer(state, asks_others=row.asks_others)

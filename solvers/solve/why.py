@@ -325,7 +325,7 @@ def _why_spared(search: Search, each: Searched) -> str:
         return each.dropped
     if search.deadline.passed:
         return "the time limit came first"
-    return f"effort {search.asked.get('effort')} asks them at the best ones alone"
+    return f"effort {search.setting.effort.name} asks them at the best ones alone"
 
 
 def alternatives(search: Search) -> tuple[Alternative, ...]:

@@ -55,7 +55,7 @@ def _row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(AXES, CLOCK.name, CLOCK)
 
 
-def asked(**more: Any) -> PlanRequest:
+def vgg_request(**more: Any) -> PlanRequest:
     return PlanRequest(
         profile=catalogue.profile("vgg-19"),
         topology=catalogue.cluster("1x4xV100"),
@@ -66,7 +66,7 @@ def asked(**more: Any) -> PlanRequest:
 
 @pytest.mark.usefixtures("_row")
 def test_a_row_is_what_a_new_axis_needs() -> None:
-    request = asked(choose={"clock": ["slow", "fast"]})
+    request = vgg_request(choose={"clock": ["slow", "fast"]})
     problem = to_problem(request)
     slow, fast = (Choice(values=(("clock", value),)) for value in CLOCK.values)
     assert problem.choices == (slow, fast)
@@ -98,7 +98,7 @@ def test_a_row_is_what_a_new_axis_needs() -> None:
 
 @pytest.mark.usefixtures("_row")
 def test_axes_are_open_together_and_a_value_counts_once() -> None:
-    problem = to_problem(asked(choose={"clock": ["fast", "slow"], "optimizer": ["sgd", "adam"]}))
+    problem = to_problem(vgg_request(choose={"clock": ["fast", "slow"], "optimizer": ["sgd", "adam"]}))
     assert len(problem.choices) == 4
     for choice in problem.choices:
         cells = contract(problem, choice)
@@ -113,7 +113,7 @@ def test_axes_are_open_together_and_a_value_counts_once() -> None:
 
 def optimizers(*values: str, **more: Any) -> tuple[dict[str, str] | None, tuple[str, ...], Prediction | None]:
     """Return what is chosen of some optimizers where the states of Adam do not fit, the clauses, and the prediction."""
-    request = asked(choose={"optimizer": values} if values else None, memory={"headroom_bytes": ROOM, **more})
+    request = vgg_request(choose={"optimizer": values} if values else None, memory={"headroom_bytes": ROOM, **more})
     problem = to_problem(request)
     solve = choices.solve if problem.choices else driver.solve
     shown = to_result(problem, request, solve(problem, "dp", workers=1))
@@ -138,7 +138,7 @@ def test_what_is_no_axis_or_no_value_is_refused(capsys: pytest.CaptureFixture[st
         ({"optimizer": ["sgd", "muon"]}, "optimizer 'muon' is none that is known", "one of sgd, momentum, adam"),
     ):
         with pytest.raises(InvalidDocument, match=words) as refused:
-            to_problem(asked(choose=choose))
+            to_problem(vgg_request(choose=choose))
         assert refused.value.remedy == remedy
     assert main(["plan", "--example", "vgg-19", "--cluster", "1x4xV100", "-b", "8", "--choose", "optimizer"]) == 65
     assert "names no axis and its values" in capsys.readouterr().err

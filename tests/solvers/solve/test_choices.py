@@ -23,6 +23,7 @@ from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Shardi
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.planners import effort
+from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve import asking as who
 from penstock.solvers.solve import choices, driver, tasks
 from penstock.solvers.solve import searched as one_choice
@@ -233,9 +234,9 @@ def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pyte
     rounds: list[tuple[str, object, int | None]] = []
     solve = driver.search
 
-    def noted(problem: Problem, planner: str = "auto", **asked: Any) -> Result:
-        rounds.append((planner, asked.get("workers"), asked.get("time_limit_ns")))
-        return solve(problem, planner, **{**asked, "workers": 0, "effort": "quick", "max_plans": 1})
+    def noted(setting: Setting, *others: Any) -> Result:
+        rounds.append((setting.planner, setting.workers, setting.deadline.share_ns()))
+        return solve(replace(setting, workers=0, effort=effort.QUICK, max_plans=1), *others)
 
     monkeypatch.setattr(choices.driver, "search", noted)
     monkeypatch.setattr(who, "LEAST_S", 3000.0)
@@ -323,10 +324,10 @@ def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
     made: list[object] = []
     solve = driver.search
 
-    def counted(problem: Problem, *args: Any, **more: Any) -> Result:
-        if more.get("planner") == "dapple":
-            made.append(problem.choice)
-        return solve(problem, *args, **more)
+    def counted(setting: Setting, *others: Any) -> Result:
+        if setting.planner == "dapple":
+            made.append(setting.problem.choice)
+        return solve(setting, *others)
 
     with monkeypatch.context() as patched:
         patched.setattr(driver, "search", counted)
@@ -363,10 +364,10 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
     for factor in (0.5, 0.8, 0.95):
         made: dict[object, int] = {}
 
-        def counted(problem: Problem, *args: Any, made: dict[object, int] = made, **more: Any) -> Result:
-            if more.get("planner") == "auto":
-                made[problem.choice] = made.get(problem.choice, 0) + 1
-            return solve(problem, *args, **more)
+        def counted(setting: Setting, *others: Any, made: dict[object, int] = made) -> Result:
+            if setting.planner == "auto":
+                made[setting.problem.choice] = made.get(setting.problem.choice, 0) + 1
+            return solve(setting, *others)
 
         monkeypatch.setattr(driver, "search", counted)
         problem = open_problem(asked(ONE, TWO, FOUR), factor, seed=1)
@@ -395,16 +396,16 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
     monkeypatch.setitem(effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=1))
     problem = open_problem(asked(TWO, FOUR), 0.95)
     solve, layouts = driver.search, choices.Layouts
-    known = solve(contract(problem, Choice(FOUR)), "even").best
+    known = driver.solve(contract(problem, Choice(FOUR)), "even").best
     assert known is not None
     near_ns = choices.ROUNDS[0].near * known.value_ns
 
     def search(least_ns: int) -> tuple[Result, set[Choice | None]]:
         searched: set[Choice | None] = set()
 
-        def noted(problem: Problem, *args: Any, **more: Any) -> Result:
-            searched.add(problem.choice)
-            return solve(problem, *args, **more)
+        def noted(setting: Setting, *others: Any) -> Result:
+            searched.add(setting.problem.choice)
+            return solve(setting, *others)
 
         class Bounded(layouts):
             """Layouts of which those at tensor 2 take a stated time at least."""
@@ -427,7 +428,7 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
     assert min(bounds) <= certificate(result)
     assert result.best is not None
     assert request_bound(contract(problem, Choice(TWO))).bound_ns < result.best.value_ns  # or it would be ruled out
-    other = solve(contract(problem, Choice(TWO)), "even").best
+    other = driver.solve(contract(problem, Choice(TWO)), "even").best
     assert other is not None
     assert certificate(result) <= other.value_ns
     for least_ns in (int(near_ns) - 1, NEVER_NS):
@@ -440,7 +441,7 @@ def test_what_lacks_much_memory_does_not_go_on_where_others_have_plans() -> None
     Of a request that is too large for comparing all choices: of a smaller one all go on.
     """
     problem = open_problem(asked(ONE, FOUR))
-    search = choices.Search(problem, Deadline(None), None, 0.0, None, None, {"planner": "auto"})
+    search = choices.Search(Setting(problem))
     search._compares_all = False
     one, four = (next(each for each in search.choices if each.choice.degrees == degrees) for degrees in (ONE, FOUR))
     four.take(driver.solve(four.problem, "even"))
