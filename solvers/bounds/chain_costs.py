@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import FREE, Chains, window_bounds
-from penstock.solvers.costs.buckets import Bucket, buckets
+from penstock.solvers.costs.buckets import Bucket, whole_buckets
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
@@ -168,7 +168,7 @@ class ChainCosts:
     def _cost_stage(self, stage: Stage) -> None:
         problem, sizes = self.problem, [rows for rows, _count in self.classes]
         costs = [stage_costs(problem, stage, rows) for rows in sizes]
-        made = buckets(problem, stage, 1)
+        made = whole_buckets(problem, stage, 1)
         cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
         leads = [self._leads(stage, made, rows) for rows in sizes]
         exposed = [max(0, _after(made, lead)) for lead in leads]

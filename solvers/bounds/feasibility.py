@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from penstock.solvers.costs.tables.stage_table import StaticSums, layer_sums, st
 from penstock.solvers.model.micro_batches import num_micro_batches
 from penstock.solvers.model.pins import unkeepable_pin
 from penstock.solvers.model.plan_shape import layers, layers_need
-from penstock.solvers.model.problem import Measured, Problem
+from penstock.solvers.model.problem import Measured, Problem, per_problem
 from penstock.solvers.model.result import Shortage
 
 MOST_PAIRS = 1024
@@ -57,7 +57,7 @@ class Proof(NamedTuple):
     shortage: Shortage | None = None
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def proof_of_infeasibility(problem: Problem) -> Proof | None:
     """Return the proof that the request has no plan of any kind, or None.
 

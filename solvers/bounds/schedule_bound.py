@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 
@@ -56,7 +55,7 @@ from penstock.solvers.costs.stage import least_update_ns, stage_costs, update_ns
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import batches_tried, row_classes
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
@@ -68,7 +67,7 @@ LOAD, LOAD_OF_PINNED = (
 MEMORY = "memory: what is computed before the first backward is kept, or computed twice"
 
 
-@lru_cache(maxsize=4)
+@per_problem
 def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     """Return a bound that no plan of the request beats, under any update rule that it allows.
 
@@ -153,7 +152,7 @@ def _around(problem: Problem, *, tails: bool) -> Around:
     return Around(there.tolist(), back.tolist())
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (kinds, sizes, L) forward, input gradient and weight gradient times, of slices of which one is quickest.
 

@@ -41,6 +41,11 @@ class Bucket(NamedTuple):
 
 
 def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
+    """Return the stage's gradient buckets as they take links: each of ``whole_buckets`` in ``pieces``."""
+    return tuple(piece for whole in whole_buckets(problem, stage, rows) for piece in pieces(problem, whole))
+
+
+def whole_buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
     """Return the stage's gradient buckets in the order in which the last backward completes them: last layers first.
 
     ``rows``: size of the last micro-batch, whose backward completes them. Without overlap every bucket is ready
@@ -51,31 +56,30 @@ def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
         return ()
     costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
     resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
-    held = bucket_bytes(problem, stage.first, stage.last)
+    sums = (bucket_bytes(problem, stage.first, stage.last), inner, costs.backward_ns)
+    held, summed, backward = (each[stage.first : stage.last + 2].tolist() for each in sums)
     made: list[Bucket] = []
-    high = stage.last
-    for low in range(stage.last, stage.first - 1, -1):
-        size = int(held[high + 1] - held[low])
-        inside = int(inner[high + 1] - inner[low])
-        if size >= problem.rules.bucket_bytes or (low == stage.first and size + inside > 0):
-            lead = int(costs.backward_ns[low] - costs.backward_ns[stage.first])
-            if not problem.rules.overlap_all_reduce:
-                lead = 0
+    high = stage.last - stage.first
+    for low in range(high, -1, -1):
+        size, inside = held[high + 1] - held[low], summed[high + 1] - summed[low]
+        if size >= problem.rules.bucket_bytes or (low == 0 and size + inside > 0):
+            lead = backward[low] - backward[0] if problem.rules.overlap_all_reduce else 0
             taken = inside + all_reduce_ns(problem, size, stage.devices)
-            made += _pieces(problem, Bucket(low, high, size, lead, taken, resources))
+            made.append(Bucket(stage.first + low, stage.first + high, size, lead, taken, resources))
             high = low - 1
     return tuple(made)
 
 
-def _pieces(problem: Problem, whole: Bucket) -> Iterator[Bucket]:
+def pieces(problem: Problem, whole: Bucket) -> Iterator[Bucket]:
     """Yield the parts in which a bucket takes links that others wait for: of ``bucket_bytes`` or more, all alike."""
     count = min(PIECES, whole.bytes // problem.rules.bucket_bytes) if problem.rules.shared else 1
     if count < 2 or whole.duration_ns >= NEVER_NS:
         yield whole
         return
+    first, last, size, lead, taken, resources = whole
     for k in range(count):
-        size, taken = ((k + 1) * n // count - k * n // count for n in (whole.bytes, whole.duration_ns))
-        yield whole._replace(bytes=size, duration_ns=taken)
+        share, share_ns = ((k + 1) * n // count - k * n // count for n in (size, taken))
+        yield Bucket(first, last, share, lead, share_ns, resources)
 
 
 def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:

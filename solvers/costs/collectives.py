@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil
 from typing import NamedTuple
 
 from penstock.solvers.costs.measured_collectives import Measured, measured_of
@@ -25,7 +24,7 @@ def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> 
     """
     if len(devices) == 1:
         return 0
-    return group_of(problem, tuple(devices)).time_ns("all_reduce", ceil(size_bytes * problem.memory.exchange))
+    return group_of(problem, tuple(devices)).time_ns("all_reduce", problem.memory.exchanged_bytes(size_bytes))
 
 
 class Ring(NamedTuple):

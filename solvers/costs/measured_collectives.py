@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.model.degrees import Operation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 _LESS = 1 - 1e-12
 """For floats that have to be at most an exact number."""
@@ -92,7 +91,7 @@ def _are_alone(problem: Problem, devices: Sequence[int]) -> bool:
     return width > 0 and width >= min(problem.real.network.ring_bandwidth(lane) for lane in lanes)
 
 
-@lru_cache(maxsize=64)
+@per_problem
 def measured_by_span(problem: Problem) -> dict[Span, Measured]:
     """Return what was measured, by span; an all-reduce that was not is a reduce-scatter and an all-gather."""
     points: dict[Span, dict[Operation, list[tuple[int, int]]]] = {}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.degrees import Degrees
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 Cells = tuple[tuple[int, ...], ...]
 
@@ -39,12 +38,12 @@ def cells_of(problem: Problem, degrees: Degrees) -> Cells:
     return found
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def _largest_node(problem: Problem) -> int:
     return max(len(node) for node in problem.nodes())
 
 
-@lru_cache(maxsize=64)
+@per_problem
 def _cells(problem: Problem, size: int) -> Cells:
     nodes = problem.nodes()
     inside = [cell for node in nodes for cell in _chunks(node, size)]

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.axes import at_values
 from penstock.solvers.degrees.cells import Cells, cells_of
 from penstock.solvers.degrees.times import variant_at
 from penstock.solvers.model.degrees import Choice, Degrees, Variant
-from penstock.solvers.model.problem import Pin, Problem, keeping
+from penstock.solvers.model.problem import Pin, Problem, per_problem
 
 
-@lru_cache(maxsize=8)
+def keeping(problem: Problem, devices: Sequence[int]) -> Problem:
+    """Return the problem with these of its devices alone.
+
+    Raises UnsupportedRequest where layers are pinned to others.
+    """
+    network = problem.network.keeping(devices)
+    number_of = {device: number for number, device in enumerate(devices)}
+    kept = tuple(replace(problem.devices[device], node=network.node_of[number]) for device, number in number_of.items())
+    kinds = {device.kind for device in kept}
+    pins = []
+    for pin in problem.pins:
+        remaining = frozenset(number_of[device] for device in pin.devices if device in number_of)
+        if not remaining:
+            raise UnsupportedRequest(f"layers {pin.first}–{pin.last} are pinned to devices that would be left out")
+        pins.append(replace(pin, devices=remaining))
+    sources = {kind: source for kind, source in problem.kind_source.items() if kind in kinds}
+    return replace(problem, devices=kept, kind_source=sources, network=network, pins=tuple(pins), _costs={})
+
+
+@per_problem
 def remaining(problem: Problem, excluded: str | None) -> Problem:
     """Return the problem without the devices of a kind."""
     if excluded is None:
@@ -22,7 +40,7 @@ def remaining(problem: Problem, excluded: str | None) -> Problem:
     return keeping(problem, [d for d, device in enumerate(problem.devices) if device.kind != excluded])
 
 
-@lru_cache(maxsize=64)
+@per_problem
 def asked_at(problem: Problem, excluded: str | None, values: tuple[tuple[str, str], ...]) -> Problem:
     """Return the problem without the devices of a kind, at the values of axes. Raises as ``axes.at_values``."""
     return at_values(remaining(problem, excluded), values)

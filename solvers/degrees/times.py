@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.inner_times import STATED, InnerTimes, TimeFactors, scaled
 from penstock.solvers.model.degrees import Degrees, Variant
-from penstock.solvers.model.problem import Measured, Problem, frozen
+from penstock.solvers.model.problem import Measured, Problem, frozen, per_problem
 
 
 class CellTimes(NamedTuple):
@@ -40,7 +39,7 @@ def variant_at(problem: Problem, degrees: Degrees) -> Variant:
     )
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def _variants(problem: Problem) -> dict[Degrees, Variant]:
     return {variant.degrees: variant for variant in problem.variants}
 

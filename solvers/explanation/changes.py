@@ -16,12 +16,12 @@ import numpy as np
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.costs.memory import activation_bytes, transient_bytes
 from penstock.solvers.degrees.contract import contract
-from penstock.solvers.degrees.planned import remaining
+from penstock.solvers.degrees.planned import keeping, remaining
 from penstock.solvers.improve.remedies import extended
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.network import Cable, Inside, Network
-from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem, keeping
+from penstock.solvers.model.problem import Measured, MeasuredCollective, Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.recomputed import in_flight

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.tables.stage_table import cut_places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.pins import moved
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -74,7 +73,7 @@ def _cut_at(allocation: Allocation, bounds: Sequence[int]) -> Allocation:
     return allocation.having(s.of_layers(*part) for s, part in zip(allocation.stages, parts, strict=True))
 
 
-@lru_cache(maxsize=64)
+@per_problem
 def pinned_bounds(problem: Problem, rank_of: tuple[int, ...], width: int) -> tuple[int, ...] | None:
     """First layer of each part, and L; None where there is no such cut, or too much to search.
 

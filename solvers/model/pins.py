@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 from penstock.solvers.model.schedule import Orders, Row, Schedule
 
 Devices = frozenset[int]
@@ -32,7 +31,7 @@ def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
     return allowed
 
 
-@lru_cache(maxsize=4)
+@per_problem
 def devices_allowed(problem: Problem) -> np.ndarray:
     """Return (L + 1, L + 1): how many devices may hold all layers [i, j) by the first ``MOST_COUNTED`` pins."""
     first, stop = np.ogrid[: problem.num_layers + 1, : problem.num_layers + 1]

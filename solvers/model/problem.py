@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.model.degrees import (
     Choice,
     Degrees,
@@ -136,12 +135,21 @@ class MemoryRules:
 
     @property
     def exchange(self) -> Fraction:
-        """Return the bytes of an all-reduce that is as long as what replicas exchange, per byte of parameters.
+        """Return the bytes of an all-reduce that is as long as what replicas exchange, per byte of parameters."""
+        return Fraction(self._halves, 2)
 
-        They all-reduce gradients; where optimizer states are sharded, gradients are reduce-scattered and the updated
-        parameters gathered, each of which is half of an all-reduce.
+    def exchanged_bytes(self, size_bytes: int) -> int:
+        """Return the bytes of an all-reduce that takes as long as replicas exchange ``size_bytes`` of parameters."""
+        return -(-size_bytes * self._halves // 2)
+
+    @property
+    def _halves(self) -> int:
+        """Return twice ``exchange``.
+
+        Replicas all-reduce gradients; where optimizer states are sharded, gradients are reduce-scattered and the
+        updated parameters gathered, each of which is half of an all-reduce.
         """
-        return Fraction(self.gradient_factor + (1 if self.shard_states else self.gradient_factor), 2)
+        return self.gradient_factor + (1 if self.shard_states else self.gradient_factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,8 @@ class Problem:
     a cell sums gradients among its GPUs; None: nothing.
 
     ``update_workspace_bytes``: (L,) what an optimizer step needs of each layer only while it runs (None: nothing);
-    ``update_in_turn``: of several layers the most of one, not the sum.
+    ``update_in_turn``: of several layers the most of one, not the sum. ``results``: what was computed of the problem
+    (``per_problem``), for as long as it is kept.
     """
 
     layer_names: tuple[str, ...]
@@ -287,6 +296,11 @@ class Problem:
     copied_bytes: np.ndarray | None = None
     peak_ns: dict[str, float] = field(default_factory=dict)
     _costs: dict[tuple[str, int], Costs] = field(default_factory=dict, repr=False)
+    results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields without what was computed of them (``per_problem``)."""
+        return self.__dict__ | {"results": {}}
 
     @property
     def num_layers(self) -> int:
@@ -425,23 +439,24 @@ class Problem:
         )
 
 
-def keeping(problem: Problem, devices: Sequence[int]) -> Problem:
-    """Return the problem with these of its devices alone.
+Values = ParamSpec("Values")
+R = TypeVar("R")
 
-    Raises UnsupportedRequest where layers are pinned to others.
+
+def per_problem(function: Callable[Concatenate[Problem, Values], R]) -> Callable[Concatenate[Problem, Values], R]:
+    """Keep what a function of a problem and hashable values returns, for as long as the problem itself is kept.
+
+    A search over choices asks planners and bounds again and again for the same problems.
     """
-    network = problem.network.keeping(devices)
-    number_of = {device: number for number, device in enumerate(devices)}
-    kept = tuple(replace(problem.devices[device], node=network.node_of[number]) for device, number in number_of.items())
-    kinds = {device.kind for device in kept}
-    pins = []
-    for pin in problem.pins:
-        remaining = frozenset(number_of[device] for device in pin.devices if device in number_of)
-        if not remaining:
-            raise UnsupportedRequest(f"layers {pin.first}–{pin.last} are pinned to devices that would be left out")
-        pins.append(replace(pin, devices=remaining))
-    sources = {kind: source for kind, source in problem.kind_source.items() if kind in kinds}
-    return replace(problem, devices=kept, kind_source=sources, network=network, pins=tuple(pins), _costs={})
+
+    @wraps(function)
+    def of(problem: Problem, /, *args: Values.args, **kwargs: Values.kwargs) -> R:
+        key = function, args, tuple(kwargs.items())
+        if key not in problem.results:
+            problem.results[key] = function(problem, *args, **kwargs)
+        return problem.results[key]  # type: ignore[no-any-return]
+
+    return of
 
 
 def _at_rows(sizes: list[int], points: list[np.ndarray], rows: int, linear: bool) -> np.ndarray:

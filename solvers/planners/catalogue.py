@@ -77,7 +77,8 @@ class Planner:
     ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
     other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
     it for requests with a target, and for no others. ``listed``: it has its best plans soon, as it ranks what it has to
-    choose from by a formula, without a search. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    choose from by a formula, without a search. ``bounded``: its proposals depend on the setting's upper bound. Raises
+    ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Planner:
     most_devices: int = MAX_DENSE_DEVICES
     target: bool = False
     listed: bool = False
+    bounded: bool = False
     options: Options = ()
     simple: tuple[Simple, ...] = ()
 
@@ -213,6 +215,7 @@ PLANNERS: dict[str, Planner] = {
             makes=planned_apart,
             options=dapple.OPTIONS,
             simple=(UNPINNED,),
+            bounded=True,
         ),
         Planner(
             "spp",

@@ -105,7 +105,7 @@ def certified(
 
     ``known``: what is known of the choices, whose bounds are tightened here.
     """
-    search = Search(Setting(problem, planner=QUICK))
+    search = Search(Setting(problem, planner=QUICK, prove_bounds=False))
     search.choices, search.refused = [copy(each) for each in known], refused
     search.best = next(each for each in search.choices if each.choice == choice)
     cells = contract(problem, choice)
@@ -418,9 +418,10 @@ class Search:
         own = [each for each in result.bounds if each.scope == SCHEDULE_SCOPE or each.bound_ns > wide.bound_ns]
         if wide.bound_ns > bound.bound_ns:
             own.insert(0, replace(wide, scope=CLASS_SCOPE))
+        hinted = driver.hinted(replace(self.setting, problem=self.best.problem), result)
         answer = replace(
             result,
-            why=why_best(self, result, bound),
+            why=why_best(self, hinted, bound),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice if self.problem.choices or choice.excluded else None,

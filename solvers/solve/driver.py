@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.schemas.errors import UnsupportedRequest
+from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.options import checked
@@ -28,6 +29,9 @@ from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds
 from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
+
+HINTED_BY, HINT_PLANS = "relax", 4
+"""The planner of changed problems, to see what would help, and the number of plans that it may have judged."""
 
 
 def solve(
@@ -46,7 +50,16 @@ def solve(
     ``effort``: a name of ``EFFORTS``; ``limits``: further fields of ``Setting``. The rest, and errors: as ``search``.
     """
     setting = Setting(problem, Deadline(time_limit_ns), planner, effort=effort_of(effort), **limits)
-    return certified(problem, search(setting, start, on_incumbent, on_progress))
+    return certified(problem, hinted(setting, search(setting, start, on_incumbent, on_progress)))
+
+
+def hinted(setting: Setting, result: Result) -> Result:
+    """Return the result with what binds its plan, and of one of planner ``auto`` with what would help most."""
+    if result.best is None or not setting.prove_bounds or setting.deadline.passed:
+        return result
+    replan = replanned_by(HINTED_BY, HINT_PLANS) if resolve(setting.planner).asks_others else None
+    more = hints(setting.problem, result.best, replan, result.bounds[0].bound_ns)
+    return replace(result, why=(*result.why, *more))
 
 
 def search(
@@ -58,9 +71,9 @@ def search(
     """Return the best plan found, with bounds, simulated but not yet ``certified``; or why no plan was found.
 
     ``start``: a plan that was found before, to be improved on. ``on_incumbent`` is called with every improvement,
-    ``on_progress`` with these, bounds, and who is at work. Where bounds are proven, what would help is looked for too:
-    remedies where there is no plan, changes of the request where ``auto`` has one. Raises ``UnsupportedRequest`` and
-    ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot take the request.
+    ``on_progress`` with these, bounds, and who is at work. Where bounds are proven and no plan was found, remedies are
+    looked for too. Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the
+    planner cannot take the request.
     """
     row, problem = resolve(setting.planner), setting.problem
     values = row.check(problem.update_rules, setting.schedule, setting.options)
@@ -84,7 +97,7 @@ def search(
 
 def _answer(state: State, *, asks_others: bool) -> Result:
     """Return the answer; of a planner that asks others with those that it did not ask."""
-    clauses = why(state, asks_others=asks_others, replanned_by=replanned_by)
+    clauses = why(state)
     if not asks_others:
         return state.result(clauses)
     others = reasons(state)

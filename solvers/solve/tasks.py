@@ -98,7 +98,7 @@ class Ask:
         judge = Judge(setting, link, patience=patience)
         assert row.proposals is not None
         try:
-            own = _also_under(self.also, row.proposals(setting, self.values))
+            own = _also_under(self.also, self._proposals(setting))
             simple = row.simple if unlimited(row.options, self.values) else ()
             before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
             last = last_plans(setting.problem, simple, lambda: judge.best is None)
@@ -106,6 +106,31 @@ class Ask:
         except UnsupportedRequest as refused:
             return replace(judge.outcome(), refused=refused)
         return judge.outcome()
+
+    def _proposals(self, setting: Setting) -> Iterator[Proposal]:
+        """Yield what the planner proposes, beginning with what it has proposed of this problem before.
+
+        Where an earlier search stopped for its number of plans, the planner goes on; so a search of few plans costs
+        nothing twice. With a time limit, or if proposals depend on the setting, it begins again.
+        """
+        row, kept = PLANNERS[self.name], setting.problem.results
+        assert row.proposals is not None
+        if setting.deadline.limited or row.bounded:
+            yield from row.proposals(setting, self.values)
+            return
+        key = "proposals", self.name, tuple(self.values.items())
+        earlier, later = kept.setdefault(key, ([], row.proposals(setting, self.values)))
+        yield from earlier
+        if setting.max_plans is None:
+            kept.pop(key)  # all proposals follow, and would only take memory
+        try:
+            for proposal in later:
+                if setting.max_plans is not None:
+                    earlier.append(proposal)
+                yield proposal
+        except UnsupportedRequest:
+            kept.pop(key, None)
+            raise
 
 
 def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> Iterator[Proposal]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.schemas.amounts import doubtful_memory, shortage
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.degrees.axes import AXES
-from penstock.solvers.explanation.hints import hints
-from penstock.solvers.explanation.what_if import Replan
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.micro_batches import most_rows
@@ -38,22 +36,15 @@ if TYPE_CHECKING:
     from penstock.solvers.solve.choices import Search
 
 SHOWN = 8
-HINTED_BY, HINT_PLANS = "relax", 4
-"""Who plans changed problems to see what would help, and the number of plans that it may have judged."""
 
 
-def why(state: State, *, asks_others: bool, replanned_by: Callable[[str, int], Replan]) -> list[str]:
-    """Return the clauses for the state at its end, with the tasks whose processes died.
-
-    ``asks_others``: of a plan also what binds it and what would help most (``explanation.hints``), for which
-    ``replanned_by(planner, max_plans)`` gives a function that plans changed problems.
-    """
-    replan = replanned_by(HINTED_BY, HINT_PLANS) if asks_others else None
-    clauses = _nothing(state) if state.best is None else _found(state, state.best, replan)
+def why(state: State) -> list[str]:
+    """Return the clauses for the state at its end, with the tasks whose processes died."""
+    clauses = _nothing(state) if state.best is None else _found(state, state.best)
     return clauses + [f"the process of {name} ended with {how}" for name, how in state.lost.items()]
 
 
-def _found(state: State, best: JudgedPlan, replan: Replan | None) -> list[str]:
+def _found(state: State, best: JudgedPlan) -> list[str]:
     """Return the best plan's shape, who found it, its activation communication ratio, and its gap to the bound."""
     parts = [f"{best.planner}: {_shape(state, best)}"]
     if best.planner in state.notes:
@@ -68,8 +59,6 @@ def _found(state: State, best: JudgedPlan, replan: Replan | None) -> list[str]:
         parts.append(state.codec_note)
     bounds = state.proofs.shown(best)
     parts += [_distance(best, bound, _whose(state, bound)) for bound in bounds if bound.bound_ns > 0]
-    if state.setting.prove_bounds and not state.setting.deadline.passed:
-        parts += hints(state.problem, best, replan, bounds[0].bound_ns)
     if state.weary:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
     return parts + _unfinished(state)

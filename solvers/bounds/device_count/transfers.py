@@ -9,19 +9,19 @@ over the quickest link, as often in parallel as the mode has it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.model.micro_batches import Batch, largest_slice
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 SURE = 1 - 1e-12
 """A factor that keeps floating point below the exact value."""
 
 
-@lru_cache(maxsize=4)
+@per_problem
 def transfers_of(problem: Problem) -> Transfers:
     """Return the transfers of a problem, its network looked through once."""
     return Transfers(problem)

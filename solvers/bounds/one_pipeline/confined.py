@@ -6,14 +6,13 @@ layer only if the pins let it hold the layer's whole block.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.solvers.model.pins import allowed_devices
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 MOST_SETS = 64
 """The most sets of devices that are examined; any choice of them gives a bound."""
@@ -28,7 +27,7 @@ class Confined(NamedTuple):
     layers: tuple[int, ...]
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def holders(problem: Problem) -> tuple[Devices, ...]:
     """Return for each layer the devices that may hold it; all if a pinned block has none, as there is no plan then."""
     everywhere = frozenset(range(problem.num_devices))
@@ -41,7 +40,7 @@ def holders(problem: Problem) -> tuple[Devices, ...]:
     return tuple(found) if all(found) else (everywhere,) * problem.num_layers
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def confined(problem: Problem) -> tuple[Confined, ...]:
     """Return all devices with all layers first, then unions of the pins' sets, with the layers confined to each."""
     own = holders(problem)

@@ -6,7 +6,6 @@ Searches that try many message sizes between the same devices use ``Affine`` cos
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.network import Network
-from penstock.solvers.model.problem import Device, Problem
+from penstock.solvers.model.problem import Device, Problem, per_problem
 
 MUCH_BYTES = 2**40
 MANY_ROWS = 5040
@@ -91,7 +90,7 @@ def likeness(device: Device) -> tuple[str, int, int, int, int]:
     return device.kind, device.memory_bytes, device.context_bytes, device.edge_bytes, device.group_bytes
 
 
-@lru_cache(maxsize=16)
+@per_problem
 def server_classes(problem: Problem) -> tuple[int, ...]:
     """Return a class number per server: servers of one class can be exchanged without changing any cost."""
     nodes = problem.nodes()

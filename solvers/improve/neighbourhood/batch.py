@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from penstock.solvers.bounds.chain_costs import CUT_OFF, TIMELESS, UNLINKED, UPDATE, ChainCosts, Rows, Table
+from penstock.solvers.costs.buckets import pieces
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import micro_batches_that_fit
 from penstock.solvers.improve.neighbourhood.batch_ties import BulkTies
@@ -125,8 +126,13 @@ class Lists:
                 self._add("edge", each)
         for made, leads in costs.reduced[self._starts["ring"].count - 1 :]:
             self._add("ring", made[0].resources if made else ())
-            self._add("bucket", [bucket.duration_ns for bucket in made])
-            for first, last in zip(leads[0], leads[-1], strict=True):
+            parts = [
+                (piece.duration_ns, first, last)
+                for bucket, first, last in zip(made, leads[0], leads[-1], strict=True)
+                for piece in pieces(costs.problem, bucket)
+            ]
+            self._add("bucket", [duration_ns for duration_ns, _first, _last in parts])
+            for _duration_ns, first, last in parts:
                 self._values["lead"].add([first])
                 self._values["lead"].add([last])
         edge, ring, bucket = (table.rows[:, 0] for table in self._starts.values())

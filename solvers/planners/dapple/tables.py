@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from penstock.solvers.costs.tables.device_line import Affine, affine_all_reduce,
 from penstock.solvers.costs.tables.routes import Routes, routes_of
 from penstock.solvers.costs.tables.stage_table import layer_sums, static_between, static_sums
 from penstock.solvers.model.micro_batches import Batch, largest_slice
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Places, SetCosts
 from penstock.solvers.planners.dapple.placement import POLICIES, Geometry, Policy, geometry
 
@@ -38,7 +37,7 @@ class Shape:
     restricted: bool
 
 
-@lru_cache(maxsize=4)
+@per_problem
 def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True) -> Shape:
     """Return placements and network of a problem.
 

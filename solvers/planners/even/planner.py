@@ -32,7 +32,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import broken_pin
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
@@ -204,7 +204,7 @@ def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Prop
             yield in_order(problem, plan, even.orders(plan))
 
 
-@lru_cache(maxsize=256)
+@per_problem
 def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> dict[Modules, Saved]:
     """Return what recomputing sets of modules of a layer, or all of it (), takes and frees of ``share`` rows on kinds.
 

@@ -31,7 +31,7 @@ from penstock.solvers.grid.slice_costs import Layers
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, stages_on
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.pins import by_layers, last_ends
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 
 Policy = Literal["node", "equal", "hybrid"]
 POLICIES: tuple[Policy, ...] = ("node", "equal", "hybrid")
@@ -119,7 +119,7 @@ class Sort(NamedTuple):
     pinned: tuple[bool, ...]
 
 
-@lru_cache(maxsize=8)
+@per_problem
 def sorts_of(problem: Problem) -> tuple[Sort, ...]:
     """Those of all devices."""
     return tuple(

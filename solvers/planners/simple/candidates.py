@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from math import lcm
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.judge.shared_processor import parallel_pipelines
 from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, per_problem
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal, in_order, under
 from penstock.solvers.planners.simple.lines import Line, kept_lines, largest_ns, simple_lines
@@ -105,7 +105,7 @@ def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
     return (each for each in simple if each.rule in problem.update_rules)
 
 
-@lru_cache(maxsize=8)
+@per_problem
 def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     """Return lines that keep the pins and may fit, the most promising first."""
     most = MOST_LISTED // max(1, len(candidates(problem, dapple_replicas(problem))))
@@ -113,7 +113,7 @@ def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     return _ranked(problem, lines, in_turn, made)
 
 
-@lru_cache(maxsize=8)
+@per_problem
 def _simplest(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     """Return the most promising line of each number and width of stages, then the next best ones."""
     ranked = _ranked(problem, lines, in_turn, simple_lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import get_args
 
@@ -14,7 +14,7 @@ from penstock.schemas.request import Effort as Word
 from penstock.solvers.model.allocation import Stage
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
-from penstock.solvers.planners.catalogue import PLANNERS
+from penstock.solvers.planners.catalogue import PLANNERS, Planner
 from penstock.solvers.planners.effort import EFFORTS, QUICK, effort_of
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.setting import Setting
@@ -81,14 +81,14 @@ def test_more_effort_is_never_worse_and_quick_judges_less(monkeypatch: pytest.Mo
         judges: list[Judge] = []
         first = Judge.__init__
 
-        def made(
+        def proposed(
             self: Judge, *given: object, _first: object = first, _to: list[Judge] = judges, **more: object
         ) -> None:
             _to.append(self)
             _first(self, *given, **more)  # type: ignore[operator]
 
         with monkeypatch.context() as patched:
-            patched.setattr(Judge, "__init__", made)
+            patched.setattr(Judge, "__init__", proposed)
             best = solve(instance(3, 8), "auto", effort=effort).best
         assert best is not None
         values[effort], judged[effort] = best.value_ns, sum(judge.judged for judge in judges)
@@ -131,3 +131,36 @@ def _sizeless(result: Result) -> tuple[object, ...]:
     best = result.best
     assert best is not None
     return best.planner, best.allocation, best.value_ns, result.sentence, [each.bound_ns for each in result.bounds]
+
+
+def test_a_search_of_more_plans_goes_on_where_one_of_fewer_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second search finds what it finds alone, and asks the planner for the later proposals only."""
+    proposed: list[object] = []
+
+    def counted(row: Planner) -> Planner:
+        proposals = row.proposals
+        assert proposals is not None
+
+        def each(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
+            for proposal in proposals(setting, options):
+                proposed.append(proposal)
+                yield proposal
+
+        return replace(row, proposals=each)
+
+    for name in ("even", "relax", "zero-bubble", "pipedream"):
+        monkeypatch.setitem(PLANNERS, name, counted(PLANNERS[name]))
+        alone = solve(instance(3, 6), name, max_plans=9)
+        in_one, proposed[:] = len(proposed), []
+        problem = instance(3, 6)
+        solve(problem, name, max_plans=1)
+        first, proposed[:] = len(proposed), []
+        again = solve(problem, name, max_plans=9)
+        assert again.best is not None
+        assert alone.best is not None
+        assert again.best.value_ns == alone.best.value_ns
+        assert again.bounds == alone.bounds
+        assert first > 0
+        assert first + len(proposed) == in_one
+        assert not any(key[0] == "proposals" for key in replace(problem).results), "another problem has its own"
+        proposed.clear()
