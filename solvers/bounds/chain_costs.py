@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.schemas.program import BACKWARD
 from penstock.solvers.bounds.stage_windows import channel_kind
 from penstock.solvers.bounds.windows_kernel import FREE, Chains, window_bounds
-from penstock.solvers.costs.buckets import Bucket, whole_buckets
+from penstock.solvers.costs.buckets import Bucket, exposed_ns, leads_ns, whole_buckets
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
@@ -168,32 +169,25 @@ class ChainCosts:
     def _cost_stage(self, stage: Stage) -> None:
         problem, sizes = self.problem, [rows for rows, _count in self.classes]
         costs = [stage_costs(problem, stage, rows) for rows in sizes]
-        made = whole_buckets(problem, stage, 1)
+        made = whole_buckets(problem, stage)
         cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
-        leads = [self._leads(stage, made, rows) for rows in sizes]
-        exposed = [max(0, _after(made, lead)) for lead in leads]
+        leads = [[lead for lead, _weight in leads_ns(problem, stage, rows, made)] for rows in sizes]
+        exposed = [exposed_ns(made, lead) for lead in leads]
         step = update_ns(problem, stage)
-        work = sum(count * _whole(cost) for cost, (_rows, count) in zip(costs, self.classes, strict=True))
-        forward, backward = ([each[c] for c in (0, -1)] for each in _times(costs))
+        work = sum(count * cost.passes_ns for cost, (_rows, count) in zip(costs, self.classes, strict=True))
+        forward, backward, *_rest = zip(*(costs[c].durations_ns() for c in (0, -1)), strict=True)
         timeless = 0 in forward or 0 in backward
         after = min(exposed[-1], FAR_NS) + step
         memory = self._memory(stage, costs)
         self._stages.add([*forward, *backward, step, after, min(FAR_NS, *exposed), work, *memory, timeless, cut_off])
         self.reduced.append(Reduced(made, leads))
 
-    def _leads(self, stage: Stage, made: Sequence[Bucket], rows: int) -> list[int]:
-        """Return how long before the end of a last backward of ``rows`` each bucket is ready."""
-        if not self.problem.rules.overlap_all_reduce:
-            return [0] * len(made)
-        costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
-        return [int(costs.backward_ns[bucket.first] - costs.backward_ns[stage.first]) for bucket in made]
-
     def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
         """Return SPARE, KEPT, INPUT and GRADIENT, counted as in ``StageTimes.in_flight``."""
         problem, least = self.problem, self.classes[-1][0]
         free = free_bytes(problem, stage.devices) - static_bytes(problem, stage).total
-        workspace = 0 if min(cost.backward_ns + cost.recompute_ns for cost in costs) == 0 else None
-        free -= min(cost.workspace_bytes for cost in costs) if workspace is None else workspace
+        if all(cost.durations_ns()[BACKWARD] > 0 for cost in costs):
+            free -= min(cost.workspace_bytes for cost in costs)
         share = stage_rows(stage, least) if problem.memory.count_buffers else 0
         received = boundary_bytes(problem, stage.first - 1, share, 0) if stage.first > 0 else 0
         gradient = boundary_bytes(problem, stage.last, share, 1) if stage.last < problem.num_layers - 1 else 0
@@ -229,21 +223,3 @@ class Table:
     def rows(self) -> np.ndarray:
         """The rows added so far: (count, columns)."""
         return self._held[: self.count]
-
-
-def _times(costs: Sequence[StageCosts]) -> tuple[list[int], list[int]]:
-    """Return forward times, and backward times including recomputation, by row class."""
-    return [cost.forward_ns for cost in costs], [cost.backward_ns + cost.recompute_ns for cost in costs]
-
-
-def _whole(cost: StageCosts) -> int:
-    return cost.forward_ns + cost.backward_ns + cost.recompute_ns
-
-
-def _after(made: Sequence[Bucket], leads: Sequence[int]) -> int:
-    """Return how long the buckets, one after the other, still run after the last backward."""
-    longest, after = 0, 0
-    for bucket, lead in zip(reversed(made), reversed(leads), strict=True):
-        after += bucket.duration_ns
-        longest = max(longest, after - lead)
-    return longest

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from penstock.schemas.program import INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.buckets import Bucket
+from penstock.solvers.costs.buckets import Bucket, exposed_ns, leads_ns
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.reductions import ReductionGroup, group_buckets, reduction_groups
@@ -19,7 +19,7 @@ from penstock.solvers.costs.ties import tied_sums
 from penstock.solvers.costs.transfer import Transfer, boundary_bytes, transfer
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import row_classes
-from penstock.solvers.model.problem import Costs, Problem
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Schedule, kinds_of
 from penstock.solvers.model.update_rules import UpdateRule
 
@@ -68,7 +68,7 @@ class StageTimes:
     @cached_property
     def chains(self) -> list[tuple[ReductionGroup, tuple[Bucket, ...]]]:
         """The buckets that each group of layers reduces."""
-        return [(group, group_buckets(self.problem, group, 1)) for group in reduction_groups(self.allocation)]
+        return [(group, group_buckets(self.problem, group)) for group in reduction_groups(self.allocation)]
 
     @cached_property
     def summed(self) -> list[int]:
@@ -82,21 +82,12 @@ class StageTimes:
     def _exposed(self, s: int, rows: int) -> int:
         """Return what is left of all-reduces and sums of ties after the stage's last backward of ``rows``."""
         stage = self.allocation.stages[s]
-        costs = self.problem.costs(self.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
         longest = 0
         for group, chain in self.chains:
-            after = 0
-            for bucket in reversed(chain if s in group.stages else ()):
-                after += bucket.duration_ns
-                longest = max(longest, after - self._lead_ns(costs, bucket.first, stage.first))
+            if s in group.stages:
+                ready = leads_ns(self.problem, stage, rows, chain)
+                longest = max(longest, exposed_ns(chain, [max(lead) if self.split else lead[0] for lead in ready]))
         return longest + self.summed[s]
-
-    def _lead_ns(self, costs: Costs, layer: int, first: int) -> int:
-        """Return how long before the end of a stage's last gradient operation a layer's gradient may be ready."""
-        if not self.problem.rules.overlap_all_reduce:
-            return 0
-        backward = int(costs.backward_ns[layer] - costs.backward_ns[first])
-        return max(backward, int(costs.weight_ns[layer] - costs.weight_ns[first])) if self.split else backward
 
     @cached_property
     def stages_apart(self) -> bool:

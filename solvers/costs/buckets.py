@@ -9,7 +9,7 @@ In a shared network a bucket of a large layer takes its links piece by piece, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ PIECES = 16
 
 
 class Bucket(NamedTuple):
-    """A part of a stage's gradients: layers [first, last], ready ``lead_ns`` before the last backward ends.
+    """A part of a stage's gradients: layers [first, last].
 
     In a shared network a piece of it, with its part of the bytes and of the time; one after the other they take what
     the whole takes. ``bytes``: what a GPU sums with those of other devices.
@@ -35,37 +35,30 @@ class Bucket(NamedTuple):
     first: int
     last: int
     bytes: int
-    lead_ns: int
     duration_ns: int
     resources: tuple[int, ...]
 
 
-def buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
+def buckets(problem: Problem, stage: Stage) -> tuple[Bucket, ...]:
     """Return the stage's gradient buckets as they take links: each of ``whole_buckets`` in ``pieces``."""
-    return tuple(piece for whole in whole_buckets(problem, stage, rows) for piece in pieces(problem, whole))
+    return tuple(piece for whole in whole_buckets(problem, stage) for piece in pieces(problem, whole))
 
 
-def whole_buckets(problem: Problem, stage: Stage, rows: int) -> tuple[Bucket, ...]:
-    """Return the stage's gradient buckets in the order in which the last backward completes them: last layers first.
-
-    ``rows``: size of the last micro-batch, whose backward completes them. Without overlap every bucket is ready
-    only when that backward has ended (``lead_ns`` 0).
-    """
+def whole_buckets(problem: Problem, stage: Stage) -> tuple[Bucket, ...]:
+    """Return the stage's gradient buckets in the order in which the last backward completes them: last layers first."""
     inner = inner_ns(problem)
     if stage.replicas == 1 and inner[stage.first] == inner[stage.last + 1]:
         return ()
-    costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
     resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
-    sums = (bucket_bytes(problem, stage.first, stage.last), inner, costs.backward_ns)
-    held, summed, backward = (each[stage.first : stage.last + 2].tolist() for each in sums)
+    sums = (bucket_bytes(problem, stage.first, stage.last), inner)
+    held, summed = (each[stage.first : stage.last + 2].tolist() for each in sums)
     made: list[Bucket] = []
     high = stage.last - stage.first
     for low in range(high, -1, -1):
         size, inside = held[high + 1] - held[low], summed[high + 1] - summed[low]
         if size >= problem.rules.bucket_bytes or (low == 0 and size + inside > 0):
-            lead = backward[low] - backward[0] if problem.rules.overlap_all_reduce else 0
             taken = inside + all_reduce_ns(problem, size, stage.devices)
-            made.append(Bucket(stage.first + low, stage.first + high, size, lead, taken, resources))
+            made.append(Bucket(stage.first + low, stage.first + high, size, taken, resources))
             high = low - 1
     return tuple(made)
 
@@ -76,10 +69,31 @@ def pieces(problem: Problem, whole: Bucket) -> Iterator[Bucket]:
     if count < 2 or whole.duration_ns >= NEVER_NS:
         yield whole
         return
-    first, last, size, lead, taken, resources = whole
+    first, last, size, taken, resources = whole
     for k in range(count):
         share, share_ns = ((k + 1) * n // count - k * n // count for n in (size, taken))
-        yield Bucket(first, last, share, lead, share_ns, resources)
+        yield Bucket(first, last, share, share_ns, resources)
+
+
+def leads_ns(problem: Problem, stage: Stage, rows: int, chain: Sequence[Bucket]) -> list[tuple[int, int]]:
+    """Return how long before the end of a stage's last B, and of its last W, each bucket is ready.
+
+    ``rows``: size of the last micro-batch. Without overlap a bucket is ready only when the operation has ended.
+    """
+    if not problem.rules.overlap_all_reduce:
+        return [(0, 0)] * len(chain)
+    costs = problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
+    backward, weight, first = costs.backward_ns, costs.weight_ns, stage.first
+    return [(int(backward[b.first] - backward[first]), int(weight[b.first] - weight[first])) for b in chain]
+
+
+def exposed_ns(chain: Sequence[Bucket], leads: Sequence[int]) -> int:
+    """Return how long buckets that run one after the other last beyond an operation's end, each ready before it."""
+    longest, after = 0, 0
+    for bucket, lead in zip(reversed(chain), reversed(leads), strict=True):
+        after += bucket.duration_ns
+        longest = max(longest, after - lead)
+    return longest
 
 
 def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.compiled.fields import Fields
-from penstock.solvers.costs.buckets import Bucket, buckets
-from penstock.solvers.costs.stage import stage_rows
+from penstock.solvers.costs.buckets import Bucket, buckets, leads_ns
 from penstock.solvers.model.allocation import Allocation, Stage
 from penstock.solvers.model.problem import Problem
 
@@ -75,9 +74,9 @@ def reduction_groups(allocation: Allocation) -> tuple[ReductionGroup, ...]:
     return tuple(sorted(groups, key=lambda group: (group.stages[0], -group.first)))
 
 
-def group_buckets(problem: Problem, group: ReductionGroup, rows: int) -> tuple[Bucket, ...]:
+def group_buckets(problem: Problem, group: ReductionGroup) -> tuple[Bucket, ...]:
     """Return the group's buckets, last layers first."""
-    return buckets(problem, Stage(group.first, group.last, group.devices), rows)
+    return buckets(problem, Stage(group.first, group.last, group.devices))
 
 
 def make_chains(
@@ -98,10 +97,10 @@ def make_chains(
     places: list[int] = []
     leads: list[int] = []
     for s, own in enumerate(members):
-        sums = _sums(problem, allocation.stages[s], rows) if any(sizes[g] for g in own) else []
         for g in own:
             places.append(len(leads) // 4)
-            leads += [int(each[b.first] - each[allocation.stages[s].first]) for b in made[g] for each in sums]
+            ready = [leads_ns(problem, allocation.stages[s], size, made[g]) for size in (rows[0], rows[-1])]
+            leads += [each[way] for classes in zip(*ready, strict=True) for way in (0, 1) for each in classes]
     return Chains(
         stage=_ints([group.stages[0] for group in groups]),
         start=_starts(sizes),
@@ -129,18 +128,6 @@ def all_reductions(chains: Chains) -> Reductions:
     stage = chains.stage[group]
     number = update_round * of_stage[stage] + bucket - first_of_stage[group]
     return Reductions(bucket, group, stage, number)
-
-
-def _sums(problem: Problem, stage: Stage, rows: tuple[int, ...]) -> list[np.ndarray]:
-    """Return the sums to subtract to find how long before the end of the last B or W a layer's gradient is ready."""
-    costs = [problem.costs(problem.devices[stage.devices[0]].kind, stage_rows(stage, size)) for size in rows]
-    if not problem.rules.overlap_all_reduce:
-        return [0 * costs[0].backward_ns] * 4
-    return [each for name in ("backward_ns", "weight_ns") for each in _both([getattr(cost, name) for cost in costs])]
-
-
-def _both(classes: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return classes[0], classes[-1]
 
 
 def _ints(values: list[int]) -> np.ndarray:

@@ -41,6 +41,11 @@ class StageCosts(NamedTuple):
         """Return the time of forward and backward together, recomputation included."""
         return self.forward_ns + self.backward_ns + self.recompute_ns
 
+    def durations_ns(self, *, apart: bool = False) -> tuple[int, int, int, int, int]:
+        """Return the durations of F, B, I, W and R; ``apart``: recomputation is a separate operation."""
+        backward = self.backward_ns + (0 if apart else self.recompute_ns)
+        return self.forward_ns, backward, backward - self.weight_ns, self.weight_ns, self.recompute_ns
+
 
 def stage_rows(stage: Stage, rows: int) -> int:
     """Return the number of rows that the busiest replica computes of a micro-batch of ``rows``."""

@@ -135,7 +135,7 @@ def cost_tables(
     stages = allocation.stages
     moves = _transfers(problem, allocation, rows)
     groups = reduction_groups(allocation)
-    made = tuple(group_buckets(problem, group, rows[0]) for group in groups)
+    made = tuple(group_buckets(problem, group) for group in groups)
     every = update_every or (allocation.num_micro_batches,) * len(stages)
     chains = make_chains(problem, allocation, groups, made, rows, every)
     sums = tied_sums(problem, allocation, rule)

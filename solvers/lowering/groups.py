@@ -28,10 +28,8 @@ class Grouping(NamedTuple):
     shared: tuple[Shared, ...]
 
 
-def groups_of(
-    problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], rows: int, averaging: bool
-) -> Grouping:
-    """Return all ranks' grouping; ``ranks``: of each stage's replicas; ``rows``: of the smallest micro-batch."""
+def groups_of(problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], averaging: bool) -> Grouping:
+    """Return all ranks' grouping; ``ranks``: of each stage's replicas."""
     groups: list[tuple[int, ...]] = []
     made: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for interval in reduction_groups(allocation):
@@ -40,7 +38,7 @@ def groups_of(
         if averaging or len(together) > 1 or problem.copies is not None:
             number = len(groups)
             groups.append(together)
-        parts = [(interval.first, interval.last)] if averaging else _parts(problem, interval, rows)
+        parts = [(interval.first, interval.last)] if averaging else _parts(problem, interval)
         for rank in together:
             owner = min(s for s in interval.stages if rank in ranks[s])
             made.setdefault((owner, rank), []).extend((first, last, number) for first, last in parts)
@@ -54,9 +52,9 @@ def groups_of(
     return Grouping(tuple(groups), buckets, tuple(shared))
 
 
-def _parts(problem: Problem, interval: ReductionGroup, rows: int) -> list[tuple[int, int]]:
+def _parts(problem: Problem, interval: ReductionGroup) -> list[tuple[int, int]]:
     """Return the judge's buckets, extended to all layers: the model may have parameters where the profile has none."""
-    parts = list(dict.fromkeys((each.first, each.last) for each in group_buckets(problem, interval, rows)))
+    parts = list(dict.fromkeys((each.first, each.last) for each in group_buckets(problem, interval)))
     parts = parts or [(interval.first, interval.last)]
     parts[-1] = interval.first, parts[-1][1]
     return parts

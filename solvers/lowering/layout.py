@@ -45,7 +45,7 @@ def layouts(
     )
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     sharding = _sharding(problem, allocation)
-    grouping = groups_of(problem, allocation, ranks, classes[-1][0], averaging)
+    grouping = groups_of(problem, allocation, ranks, averaging)
     held: list[list[Held]] = [[] for _ in lanes]
     for s, own in enumerate(ranks):
         for replica, rank in enumerate(own):

@@ -69,7 +69,7 @@ class BucketRow(NamedTuple):
 @lru_cache(maxsize=32)
 def _chains(problem: Problem, allocation: Allocation) -> tuple[BucketRow, ...]:
     """Return the chain of each group that has gradients."""
-    made = [(group, buckets(problem, _whole(group), 1)) for group in groups_of(allocation)]
+    made = [(group, buckets(problem, _whole(group))) for group in groups_of(allocation)]
     width: dict[int, int] = {}
     places = {}
     for group, chain in reversed(made):

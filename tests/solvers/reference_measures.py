@@ -187,7 +187,7 @@ def reference_use(reference: Reference, lane: int) -> tuple[int, int]:
     busy = [(t, reference.end[key]) for key, t in reference.start.items() if key[0] == lane]
     if not reference.orders.update_every:
         busy += [pair for (_s, other), each in reference.updates.items() if other == lane for pair in each]
-    groups = groups_of(reference.problem, reference.allocation, reference.rows[0])
+    groups = groups_of(reference.problem, reference.allocation)
     active = []
     for (s, number), each in reference.reductions.items():
         own = [group for group in groups if group.stages[0] == s]

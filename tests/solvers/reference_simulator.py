@@ -138,7 +138,7 @@ def _copies(reference: Reference, rule: UpdateRule, s: int, lane: int) -> int:
     return 2 if rule == "double_buffered" or first_half else 1
 
 
-def groups_of(problem: Problem, allocation: Allocation, rows: int) -> list[Group]:
+def groups_of(problem: Problem, allocation: Allocation) -> list[Group]:
     """Layers cut at every stage boundary of every pipeline; those on one device reduce nothing."""
 
     def held(layer: int) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ def groups_of(problem: Problem, allocation: Allocation, rows: int) -> list[Group
         layers = list(run)
         devices = tuple({d: s for s in stages for d in allocation.stages[s].devices})
         whole = Stage(layers[0], layers[-1], devices)
-        found.append(Group(layers[0], layers[-1], stages, buckets(problem, whole, rows), 0))
+        found.append(Group(layers[0], layers[-1], stages, buckets(problem, whole), 0))
     behind = {
         (group.stages[0], group.first): sum(
             len(other.buckets) for other in found if other.stages[0] == group.stages[0] and other.first > group.first
@@ -191,7 +191,7 @@ class _Run:
         self.events: list[tuple[int, tuple]] = []
         self.waiting: list[tuple[tuple[int, ...], tuple]] = []
         self.taken: set[object] = set()
-        self.groups = groups_of(self.problem, self.allocation, reference.rows[0])
+        self.groups = groups_of(self.problem, self.allocation)
         self.announced: dict[tuple[int, int, int], list[int]] = {}
         self.reduced = [0] * len(self.groups)
         self.summed = {(lane, k): 0 for lane, held in enumerate(self.held) for k in self._own_ties(held)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.schemas.program import BACKWARD, WEIGHT
-from penstock.solvers.costs.buckets import Bucket
-from penstock.solvers.costs.stage import stage_rows
+from penstock.solvers.costs.buckets import Bucket, exposed_ns, leads_ns
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 
 
@@ -27,11 +27,7 @@ class BucketChain(NamedTuple):
 
     def exposed_ns(self, place: tuple[int, int]) -> int:
         """Return the rest of the reductions after the last gradient of a row and stage, if no link delays them."""
-        after, longest = 0, 0
-        for bucket, lead in zip(reversed(self.buckets), reversed(self.lead_ns[place]), strict=True):
-            after += bucket.duration_ns
-            longest = max(longest, after - lead)
-        return longest
+        return exposed_ns(self.buckets, self.lead_ns[place])
 
 
 def chains(shop: Shop) -> list[BucketChain]:
@@ -43,21 +39,15 @@ def chains(shop: Shop) -> list[BucketChain]:
             if each.kind in (BACKWARD, WEIGHT) and each.stage in group.stages:
                 ends.setdefault((each.row, each.stage), []).append(each)
         if buckets:
-            leads = {place: [_lead_ns(shop, own, bucket) for bucket in buckets] for place, own in ends.items()}
+            leads = {place: _leads_ns(shop, own, buckets) for place, own in ends.items()}
             found.append(BucketChain(group.stages, numbers[group.stages[0]], buckets, ends, leads))
             numbers[group.stages[0]] += len(buckets)
     return found
 
 
-def _lead_ns(shop: Shop, ends: list[Operation], bucket: Bucket) -> int:
-    """Return the largest lead over all sizes and kinds, because any of the operations may be the last."""
-    if not shop.problem.rules.overlap_all_reduce:
-        return 0
+def _leads_ns(shop: Shop, ends: list[Operation], buckets: Sequence[Bucket]) -> list[int]:
+    """Return each bucket's largest lead over all sizes and kinds, because any of the operations may be the last."""
     stage, kinds = shop.allocation.stages[ends[0].stage], {each.kind for each in ends}
-    longest = 0
-    for rows, _count in shop.times.classes:
-        costs = shop.problem.costs(shop.problem.devices[stage.devices[0]].kind, stage_rows(stage, rows))
-        for kind, sums in ((BACKWARD, costs.backward_ns), (WEIGHT, costs.weight_ns)):
-            if kind in kinds:
-                longest = max(longest, int(sums[bucket.first] - sums[stage.first]))
-    return longest
+    ways = [way for way, kind in enumerate((BACKWARD, WEIGHT)) if kind in kinds]
+    ready = [leads_ns(shop.problem, stage, rows, buckets) for rows, _count in shop.times.classes]
+    return [max(lead[way] for lead in classes for way in ways) for classes in zip(*ready, strict=True)]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
-from penstock.solvers.costs.buckets import buckets
+from penstock.solvers.costs.buckets import buckets, exposed_ns, leads_ns
 from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, update_ns
 from penstock.solvers.costs.transfer import transfer
@@ -167,7 +167,9 @@ def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRul
         costs = stage_costs(problem, stage, rows)
         turns = _turns(stage)
         every = micro_batches_per_update(update_rule, stage, allocation.num_micro_batches)
-        step = update_ns(problem, stage) + _exposed_ns(problem, stage, rows)
+        chain = buckets(problem, stage)
+        ready = [lead for lead, _weight in leads_ns(problem, stage, rows, chain)]
+        step = update_ns(problem, stage) + exposed_ns(chain, ready)
         out, back, channel = _edge(problem, allocation, number, rows)
         backward = max(1, costs.backward_ns + costs.recompute_ns)
         works.append(Work(max(1, costs.forward_ns), backward, -(-step * turns // every), out, back, channel, turns))
@@ -223,15 +225,6 @@ def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> t
         together = problem.rules.channel == "half"
     free = not problem.rules.shared and problem.rules.channel == "none"
     return out, back, 0 if free else out + back if together else max(out, back)
-
-
-def _exposed_ns(problem: Problem, stage: Stage, rows: int) -> int:
-    """Return the exposed part of the stage's all-reduce: what remains when its last backward has ended."""
-    after, longest = 0, 0
-    for bucket in reversed(buckets(problem, stage, rows)):
-        after += bucket.duration_ns
-        longest = max(longest, after - bucket.lead_ns)
-    return longest
 
 
 def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:

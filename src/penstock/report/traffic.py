@@ -46,7 +46,7 @@ def traffic(
             if other is not None:
                 _add_messages(problem, allocation, s, other, direction, sizes)
     for group in reduction_groups(allocation):
-        moved = sum(bucket.bytes for bucket in group_buckets(problem, group, 1))
+        moved = sum(bucket.bytes for bucket in group_buckets(problem, group))
         moved *= _updates(allocation, rule, group.stages[0])
         count = len(group.devices)
         for u, v, parts in problem.network.ring(group.devices) if count > 1 else ():

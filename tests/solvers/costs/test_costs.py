@@ -8,7 +8,7 @@ import pytest
 
 from penstock.convert import to_problem
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.costs.buckets import buckets
+from penstock.solvers.costs.buckets import buckets, leads_ns
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.memory import activation_bytes, micro_batches_that_fit, static_bytes
 from penstock.solvers.costs.stage import stage_costs
@@ -146,12 +146,14 @@ def test_all_reduce_grows_with_size_and_towards_twice_the_transfer() -> None:
 
 def test_buckets_leave_as_the_backward_passes_their_layers() -> None:
     problem = a_problem(network={"bucket_bytes": 2000})
-    made = buckets(problem, Stage(0, 3, (0, 1)), rows=2)
-    assert [(b.first, b.last, b.bytes, b.lead_ns) for b in made] == [(2, 3, 2000, 40), (0, 1, 2000, 0)]
+    stage = Stage(0, 3, (0, 1))
+    made = buckets(problem, stage)
+    assert [(b.first, b.last, b.bytes) for b in made] == [(2, 3, 2000), (0, 1, 2000)]
+    assert [lead for lead, _weight in leads_ns(problem, stage, 2, made)] == [40, 0]
     assert all(b.resources for b in made)
-    assert buckets(problem, Stage(0, 3, (0,)), rows=2) == ()
+    assert buckets(problem, Stage(0, 3, (0,))) == ()
     late = replace(problem, rules=replace(problem.rules, overlap_all_reduce=False))
-    assert [b.lead_ns for b in buckets(late, Stage(0, 3, (0, 1)), rows=2)] == [0, 0]
+    assert leads_ns(late, stage, 2, buckets(late, stage)) == [(0, 0), (0, 0)]
 
 
 def test_pieces_share_the_bytes_and_the_time_of_a_bucket() -> None:
@@ -159,11 +161,11 @@ def test_pieces_share_the_bytes_and_the_time_of_a_bucket() -> None:
     for wanted, count in ((501, 1), (500, 2), (300, 3), (63, 15), (1, 16)):
         problem = a_problem(network={"bucket_bytes": wanted})
         whole = a_problem(network={"bucket_bytes": wanted, "sharing": "private"})
-        shared, private = (buckets(each, Stage(0, 3, (0, 1, 2)), rows=2) for each in (problem, whole))
+        shared, private = (buckets(each, Stage(0, 3, (0, 1, 2))) for each in (problem, whole))
         assert (len(shared), len(private)) == (4 * count, 4)
         for k, bucket in enumerate(private):
             pieces = shared[k * count : (k + 1) * count]
-            assert {(each.first, each.last, each.lead_ns) for each in pieces} == {(*bucket[:2], bucket.lead_ns)}
+            assert {(each.first, each.last) for each in pieces} == {bucket[:2]}
             for name in ("bytes", "duration_ns"):
                 sizes = [getattr(each, name) for each in pieces]
                 assert sum(sizes) == getattr(bucket, name)

@@ -92,12 +92,12 @@ def test_a_parameter_tied_within_a_stage_is_in_its_bucket_and_one_tied_across_is
         [1] * 3, parameter_bytes=[50, 6, 7], nodes=(4,), shared_parameters=(("wte", (0, 2), 30),), bucket_bytes=1000
     )
     whole, low, high = Stage(0, 2, (0, 1)), Stage(0, 1, (0, 1)), Stage(2, 2, (2, 3))
-    assert [[each.bytes for each in buckets(problem, stage, 1)] for stage in (whole, low, high)] == [[63], [26], [7]]
+    assert [[each.bytes for each in buckets(problem, stage)] for stage in (whole, low, high)] == [[63], [26], [7]]
     for spans, held in bytes_of_spans(problem):
         for i in range(3):
             for j in range(i + 1, 4):
                 if spans[i, j]:
-                    made = buckets(problem, Stage(i, j - 1, (0, 1)), 1)
+                    made = buckets(problem, Stage(i, j - 1, (0, 1)))
                     assert int(held[j] - held[i]) == sum(each.bytes for each in made)
     assert sum(int(spans.sum()) for spans, _held in bytes_of_spans(problem)) == 16
 

@@ -101,7 +101,7 @@ def test_every_kind_is_met() -> None:
 def _buckets(drawn: Drawn, stage: StageOut) -> tuple[Bucket, ...]:
     """What a stage of one cell sums."""
     number = [device.name for device in drawn.cells.devices].index(stage.devices[0])
-    return buckets(drawn.cells, Stage(*stage.layers, (number,)), 1)
+    return buckets(drawn.cells, Stage(*stage.layers, (number,)))
 
 
 @pytest.mark.tier("nightly")

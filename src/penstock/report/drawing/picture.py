@@ -277,7 +277,7 @@ def _members(problem: Problem, allocation: Allocation | None) -> Members:
         return found
     counted: Counter[int] = Counter()
     for group in reduction_groups(allocation):
-        for _bucket in group_buckets(problem, group, 1):
+        for _bucket in group_buckets(problem, group):
             found[group.stages[0], counted[group.stages[0]]] = group.stages
             counted[group.stages[0]] += 1
     return found
