@@ -259,10 +259,7 @@ def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
         costs = [
             (stage_costs(problem, stage, rows), utilisation_ppm(problem, allocation, s, rows)) for rows, _ in classes
         ]
-        work = [
-            count * (cost.forward_ns + cost.backward_ns + cost.recompute_ns)
-            for (cost, _share), (_rows, count) in zip(costs, classes, strict=True)
-        ]
+        work = [count * cost.passes_ns for (cost, _share), (_rows, count) in zip(costs, classes, strict=True)]
         update = update_ns(problem, stage)
         alone = max(alone, sum(work) + update)
         used = sum(each * share for each, (_cost, share) in zip(work, costs, strict=True))

@@ -32,8 +32,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.costs.memory import free_bytes, static_bytes
-from penstock.solvers.model.allocation import Stage
+from penstock.solvers.costs.memory import free_bytes
 
 
 def split_bound_ns(times: StageTimes) -> int:
@@ -41,7 +40,7 @@ def split_bound_ns(times: StageTimes) -> int:
     stages = range(len(times.forward))
     after: list[int] = []
     for s in stages:
-        own = times.weight[s] + times.exposed[s] + times.update[s]
+        own = times.weight[s] + times.exposed[s] + times.update_ns[s]
         after.append(own if s == 0 else max(own, times.back[s] + times.backward[s - 1] + after[s - 1]))
     return max(_stage_bound_ns(times, s, after[s]) for s in stages)
 
@@ -51,7 +50,7 @@ def _stage_bound_ns(times: StageTimes, s: int, after: int) -> int:
     forward, gradient, weight, around = times.forward[s], times.backward[s], times.weight[s], times.rounds[s]
     batches = times.allocation.num_micro_batches
     held = min(times.in_flight(s), batches)
-    finish = times.exposed[s] + times.update[s]
+    finish = times.exposed[s] + times.update_ns[s]
     window, way = forward + around, forward + 2 * around + gradient
     earliest: list[int] = []
     best = 0
@@ -75,8 +74,7 @@ def _stage_bound_ns(times: StageTimes, s: int, after: int) -> int:
 
 def shared_device_ns(times: StageTimes, device: int) -> int:
     """Return head, idle time until the first backward, work and tail of a device with several stages; 0 for others."""
-    stages = times.allocation.stages
-    held = [s for s, stage in enumerate(stages) if device in stage.devices and times.stage_work(s, device) > 0]
+    held = [s for s in times.allocation.held_stages[device] if times.stage_work(s, device) > 0]
     if len(held) < 2:
         return 0
     head = min(times.heads[s] for s in held)
@@ -86,12 +84,11 @@ def shared_device_ns(times: StageTimes, device: int) -> int:
 
 def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
     """Return the longest time of forwards of which none is released: a knapsack, filled with parts of micro-batches."""
-    problem = times.problem
-    static = [static_bytes(problem, times.allocation.stages[s]) for s in held]
-    free = free_bytes(problem, (device,)) - sum(each.parameters + each.optimizer for each in static)
+    free = free_bytes(times.problem, (device,))
+    free -= sum(times.static[s].parameters + times.static[s].optimizer for s in held)
     total, weighed = Fraction(0), []
     for s in held:
-        count = _number(times.allocation.stages[s], times, s, device)
+        count = sum(times.counts(s, device))
         longest = max(cost.forward_ns + cost.recompute_ns for cost in times.costs[s])
         size = times.forward_bytes(s)
         if size == 0:
@@ -103,11 +100,3 @@ def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
         free -= max(0, taken)
         total += value * max(0, taken)
     return int(total)
-
-
-def _number(stage: Stage, times: StageTimes, s: int, device: int) -> int:
-    """Return the number of a stage's micro-batches that pass through one of its devices."""
-    own = times.allocation.micro_batches(s)
-    if stage.dispatch == "rows":
-        return len(own)
-    return sum(stage.devices[m % stage.replicas] == device for m in own)

@@ -10,12 +10,13 @@ last end, and only a limited number of operations of the other direction fit the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, Chains, window_bounds
-from penstock.solvers.costs.transfer import Transfer, transfer
+from penstock.solvers.costs.transfer import Transfer
 from penstock.solvers.model.problem import NetworkRules
 
 
@@ -23,7 +24,7 @@ def window_bound_ns(times: StageTimes) -> int:
     """Return the largest end over all stages x: last backward, exposed all-reduce and update, in ns."""
     count = len(times.forward)
     columns = (times.forward, times.backward, times.out, times.back, [*channel_kinds(times), FREE])
-    ends = (times.exposed, times.update, effective_limits(times), [0] * count)
+    ends = (times.exposed, times.update_ns, effective_limits(times), [0] * count)
     chains = Chains(*(np.array([column], dtype=np.int64) for column in (*columns, *ends)))
     bound, scratch = np.empty(1, dtype=np.int64), np.zeros((2, count), dtype=np.int64)
     window_bounds(chains, times.allocation.num_micro_batches, bound, scratch[0], scratch[1])
@@ -40,7 +41,8 @@ def effective_limits(times: StageTimes) -> list[int]:
 
 def channel_kinds(times: StageTimes) -> list[int]:
     """Return how the transfers of each edge exclude each other."""
-    return [_channel_kind(times, s) for s in range(len(times.forward) - 1)]
+    moves = [(out, back) for (out, _), (_, back) in pairwise(times.moves)]
+    return [channel_kind(times.problem.rules, *ways) for ways in moves]
 
 
 def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> int:
@@ -51,10 +53,3 @@ def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequ
     if ways[0] & ways[1]:
         return SERIAL
     return APART if ways[0] and ways[1] else FREE
-
-
-def _channel_kind(times: StageTimes, s: int) -> int:
-    ways = []
-    for sender, direction in ((s, 0), (s + 1, 1)):
-        ways.append([transfer(times.problem, times.allocation, sender, rows, direction) for rows, _ in times.classes])
-    return channel_kind(times.problem.rules, *ways)

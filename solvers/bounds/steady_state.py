@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT
 from penstock.solvers.bounds.stage_times import StageTimes
-from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.update_rules import UpdateRule, micro_batches_per_update
@@ -27,8 +27,7 @@ class SteadyTimes:
 
     def __init__(self, problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> None:
         number = allocation.num_micro_batches
-        self._rows = row_classes(problem.global_batch_size, number)[0][0]
-        even = replace(problem, global_batch_size=self._rows * number)
+        even = replace(problem, global_batch_size=most_rows(problem, allocation) * number)
         self.times = StageTimes(even, allocation, pattern, rule)
         self.pattern = pattern
         self._updates = [Fraction(number, micro_batches_per_update(rule, each, number)) for each in allocation.stages]
@@ -42,11 +41,8 @@ class SteadyTimes:
     def work_ns(self, device: int) -> Fraction:
         """Return the time that a device computes, including updates and the ties that it waits for."""
         total = Fraction(0)
-        for s, stage in enumerate(self.times.allocation.stages):
-            if device in stage.devices:
-                cost = self.times.costs[s][0]
-                each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
-                total += self._batches(s) * each + self._updates[s] * self.times.update[s]
+        for s in self.times.allocation.held_stages[device]:
+            total += self._batches(s) * self.times.costs[s][0].passes_ns + self._updates[s] * self.times.update_ns[s]
         return total + sum(
             self._updates[tie.stages[0]] * tie.duration_ns for tie in self.times.ties if device in tie.devices
         )
@@ -55,30 +51,27 @@ class SteadyTimes:
         """Return the largest total of a stage's all-reduces, which run one after the other."""
         totals = [
             self._updates[group.stages[0]] * sum(bucket.duration_ns for bucket in chain)
-            for group, chain in self.times.chains
+            for group, chain in self.times.reductions
         ]
         return max(totals, default=Fraction(0))
 
     def resource_ns(self) -> Fraction:
         """Return the largest load of a link, port or private channel."""
-        loads: dict[object, Fraction] = {}
+        loads: dict[int, Fraction] = {}
         for resource, load in self._loads():
             loads[resource] = loads.get(resource, Fraction(0)) + load
         return max(loads.values(), default=Fraction(0))
 
-    def _loads(self) -> Iterator[tuple[object, Fraction]]:
-        allocation, problem = self.times.allocation, self.times.problem
-        for s in range(len(allocation.stages)):
-            for direction in (0, 1):
-                move = transfer(problem, allocation, s, self._rows, direction)
-                if move is not None:
-                    load = Fraction(allocation.num_micro_batches * move.duration_ns)
-                    yield from ((resource, load) for resource in self.times.channels(s, direction, move))
-        for group, chain in self.times.chains if problem.rules.shared else ():
+    def _loads(self) -> Iterator[tuple[int, Fraction]]:
+        allocation, times = self.times.allocation, self.times
+        for s, direction in product(range(len(allocation.stages)), (0, 1)):
+            load = Fraction(allocation.num_micro_batches * times.lags_ns(s, direction)[0])
+            yield from ((resource, load) for resource in times.channels(s, direction))
+        for group, chain in times.reductions if times.problem.rules.shared else ():
             for bucket in chain:
                 load = self._updates[group.stages[0]] * bucket.duration_ns
                 yield from ((resource, load) for resource in bucket.resources)
-        for tie in self.times.ties:
+        for tie in times.ties:
             yield from ((resource, self._updates[tie.stages[0]] * tie.duration_ns) for resource in tie.resources)
 
     def way_round_ns(self) -> Fraction:

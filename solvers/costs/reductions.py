@@ -82,12 +82,12 @@ def group_buckets(problem: Problem, group: ReductionGroup) -> tuple[Bucket, ...]
 def make_chains(
     problem: Problem,
     allocation: Allocation,
-    groups: Sequence[ReductionGroup],
-    made: Sequence[Sequence[Bucket]],
-    rows: tuple[int, ...],
+    reductions: Sequence[tuple[ReductionGroup, Sequence[Bucket]]],
+    rows: Sequence[int],
     every: tuple[int, ...],
 ) -> Chains:
-    """Return the chains of all groups; ``made`` are their buckets, ``rows`` the row classes."""
+    """Return the chains of all groups with their buckets; ``rows``: of each row class."""
+    groups, made = zip(*reductions, strict=True)
     sizes = [len(each) for each in made]
     rounds = [allocation.num_micro_batches // every[group.stages[0]] for group in groups]
     members: list[list[int]] = [[] for _ in allocation.stages]

@@ -13,7 +13,7 @@ from penstock.schemas.program import CODEC_HEADER_BYTES
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import slice_bounds
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import NetworkRules, Problem
 
 
 def transfer_ns(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
@@ -73,6 +73,16 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
     if mode == "nic":
         return _nic_transfer(problem, source, target, rows, direction)
     return Transfer(_paper_transfer_ns(problem, source.devices, target.devices, size, mode), (), size)
+
+
+def channels(rules: NetworkRules, resources: tuple[int, ...], edge: int, direction: int) -> tuple[int, ...]:
+    """Return what a transfer takes: its ``resources`` in a shared network, or the private channel of its edge.
+
+    Edges are numbered by the stage before them.
+    """
+    if rules.shared:
+        return resources
+    return {"half": (edge,), "full": (2 * edge + direction,), "none": ()}[rules.channel]
 
 
 def round_trips_ns(

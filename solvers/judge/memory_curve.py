@@ -14,9 +14,10 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.communicators import runtime_bytes
 from penstock.solvers.costs.infinity import NEVER_NS
+from penstock.solvers.costs.tables.step_graph import StageMemory
 from penstock.solvers.judge.lanes import Lanes, Starts
 from penstock.solvers.judge.memory_kernel import WORKSPACE, Costs, Streams, all_peaks, lane_curve
-from penstock.solvers.judge.operation_tables import StageMemory, Tables
+from penstock.solvers.judge.operation_tables import Tables
 from penstock.solvers.judge.posting_kernel import Posted, post_receives
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Breakdown
@@ -110,7 +111,7 @@ class MemoryProfile:
         peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, begin_ns, end_ns)
         found = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
-            held = [self.tables.static[self.lanes.slot_stage[slot]] for slot in slots]
+            held = [self.tables.graph.static[self.lanes.slot_stage[slot]] for slot in slots]
             found.append(
                 Breakdown(
                     parameters=sum(each.parameters for each in held),
@@ -141,7 +142,7 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
             for slot in slots:
                 s = lanes.slot_stage[slot]
                 for direction, sender in enumerate((s, s) if sends else (previous[s], following[s])):
-                    for c, held in enumerate(tables.memory[s]):
+                    for c, held in enumerate(tables.graph.memory[s]):
                         flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
                         if flow >= 0:
                             size = (held.sent_output, held.sent_gradient)[direction] if sends else 0
@@ -160,12 +161,11 @@ def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
 @lru_cache(maxsize=32)
 def _stage_messages(tables: Tables) -> np.ndarray:
     """Return (stages, 6, 2): the bytes that each kind of operation reads from messages, by row class."""
-    found = np.zeros((len(tables.memory), STEP + 1, 2), dtype=np.int64)
-    for s, classes in enumerate(tables.memory):
+    found = np.zeros((len(tables.graph.memory), STEP + 1, 2), dtype=np.int64)
+    for s, classes in enumerate(tables.graph.memory):
         for c in (0, 1):
-            held = classes[min(c, len(classes) - 1)]
-            found[s, FORWARD, c] = held.received_input
-            found[s, [BACKWARD, INPUT], c] = held.received_gradient
+            found[s, FORWARD, c] = classes[-c].received_input
+            found[s, [BACKWARD, INPUT], c] = classes[-c].received_gradient
     return found
 
 
@@ -173,7 +173,7 @@ def _costs(
     tables: Tables, lanes: Lanes, times: Starts, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
 ) -> Costs:
     arrays = lanes.arrays
-    held = [tables.static[s] for s in lanes.slot_stage]
+    held = [tables.graph.static[s] for s in lanes.slot_stage]
     static = np.zeros(len(lanes.slots), dtype=np.int64)
     always = [each.parameters + each.optimizer + more for each, more in zip(held, versions, strict=True)]
     np.add.at(static, arrays.slot_lane, np.asarray(always, dtype=np.int64))
@@ -184,7 +184,7 @@ def _costs(
     freed = used[steps.place]
     after = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
     stepped = lane_of_place[after.place]
-    needed = np.asarray([tables.step_bytes[s] for s in lanes.slot_stage], dtype=np.int64)[slot_of_place][after.place]
+    needed = np.asarray(tables.graph.step_bytes)[list(lanes.slot_stage)][slot_of_place][after.place]
     some = needed > 0
     lane = lane_of_place[used], lane_of_place[steps.place[freed]], stepped[some], stepped[some]
     time = times.start[arrays.first_gradient[used]], steps.end[freed], after.start[some], after.end[some]
@@ -240,12 +240,12 @@ def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
 @lru_cache(maxsize=32)
 def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Return (stages, 6, 2, 2, 3) bytes, without and with recomputations as separate operations."""
-    found = np.zeros((2, len(tables.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
-    for s, classes in enumerate(tables.memory):
+    found = np.zeros((2, len(tables.graph.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
+    for s, classes in enumerate(tables.graph.memory):
         for c in (0, 1):
             for apart in (0, 1):
-                _fill_operations(found[apart, s, :, c], classes[min(c, len(classes) - 1)], bool(apart))
-    found[:, :, STEP, :, 0, WORKSPACE] = np.asarray(tables.step_bytes)[:, None]
+                _fill_operations(found[apart, s, :, c], classes[-c], bool(apart))
+    found[:, :, STEP, :, 0, WORKSPACE] = np.asarray(tables.graph.step_bytes)[:, None]
     return found[0], found[1]
 
 

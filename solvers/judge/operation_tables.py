@@ -8,32 +8,22 @@ sends in one direction (0 forward, 1 backward) in one row class; its transfers h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from penstock.schemas.program import BACKWARD, FORWARD, RECOMPUTE, WEIGHT
+from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.schemas.program import INPUT as INPUT_GRADIENT
 from penstock.solvers.compiled.fields import Fields
-from penstock.solvers.costs.buckets import Bucket
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import Static, static_bytes, step_bytes
-from penstock.solvers.costs.reductions import (
-    Chains,
-    ReductionGroup,
-    Reductions,
-    all_reductions,
-    group_buckets,
-    make_chains,
-    reduction_groups,
-)
-from penstock.solvers.costs.stage import StageCosts, input_bytes, recomputed_inputs, stage_costs, stage_rows, update_ns
+from penstock.solvers.costs.reductions import Chains, Reductions, all_reductions, make_chains
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.costs.ties import TiedSum, Ties, tie_arrays, tied_sums
-from penstock.solvers.costs.transfer import Transfer, boundary_bytes, message_bytes, transfer
-from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import row_classes
+from penstock.solvers.costs.transfer import Transfer
+from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.update_rules import UpdateRule
@@ -75,31 +65,17 @@ class FlowTables(NamedTuple):
     watch_start: np.ndarray
 
 
-class StageMemory(NamedTuple):
-    """Bytes of one micro-batch on the busiest replica of a stage."""
-
-    stash: int
-    workspace: int
-    rebuilt_inside: int
-    rebuilt_whole: int
-    received_input: int
-    received_gradient: int
-    sent_output: int
-    sent_gradient: int
-
-
 @dataclass(frozen=True, eq=False)
 class Tables:
     """Costs of every stage, edge, bucket and tie of one allocation.
 
     ``operations`` and ``operations_apart`` are (S, 6, 2, 8) by operation kind (STEP the last), row class and column:
-    without and with recomputation as an operation of its own. ``memory[s][c]`` is per row class. ``periodic``: rounds
-    end with a step in the rows.
+    without and with separate recomputation. ``periodic``: rounds end with a step in the rows.
     """
 
     problem: Problem
     allocation: Allocation
-    rows: tuple[int, ...]
+    graph: StepGraph
     periodic: bool
     flows: FlowTables
     chains: Chains
@@ -109,10 +85,6 @@ class Tables:
     operations: np.ndarray
     operations_apart: np.ndarray
     resource_ids: tuple[int, ...]
-    update_ns: tuple[int, ...]
-    static: tuple[Static, ...]
-    step_bytes: tuple[int, ...]
-    memory: tuple[tuple[StageMemory, ...], ...]
     unreachable: tuple[str, ...]
 
 
@@ -130,22 +102,17 @@ def cost_tables(
     """
     if problem.rules.overlap_all_reduce != overlap:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
-    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
-    rows = tuple(size for size, _count in classes)
-    stages = allocation.stages
-    moves = _transfers(problem, allocation, rows)
-    groups = reduction_groups(allocation)
-    made = tuple(group_buckets(problem, group) for group in groups)
-    every = update_every or (allocation.num_micro_batches,) * len(stages)
-    chains = make_chains(problem, allocation, groups, made, rows, every)
+    graph = StepGraph(problem, allocation)
+    every = update_every or (allocation.num_micro_batches,) * len(allocation.stages)
+    chains = make_chains(problem, allocation, graph.reductions, [rows for rows, _count in graph.classes], every)
     sums = tied_sums(problem, allocation, rule)
-    flows, resource_ids = _flow_tables(problem, allocation, classes, moves, made, sums, bool(update_every))
-    together, apart = _durations(problem, stages, rows)
-    waits = np.asarray([bool(update_every) and bool(each) for each in made])
+    flows, resource_ids = _flow_tables(graph, sums, bool(update_every))
+    together, apart = _durations(graph)
+    waits = np.asarray([bool(update_every) and bool(each) for _group, each in graph.reductions])
     return Tables(
         problem=problem,
         allocation=allocation,
-        rows=rows,
+        graph=graph,
         periodic=bool(update_every),
         flows=flows,
         chains=chains,
@@ -155,60 +122,35 @@ def cost_tables(
         operations=_operation_table(flows, together, waits),
         operations_apart=_operation_table(flows, apart, waits),
         resource_ids=resource_ids,
-        update_ns=tuple(update_ns(problem, stage) for stage in stages),
-        static=tuple(static_bytes(problem, stage) for stage in stages),
-        step_bytes=tuple(step_bytes(problem, stage) for stage in stages),
-        memory=tuple(
-            tuple(_stage_memory(problem, allocation, s, c, size, moves) for c, size in enumerate(rows))
-            for s in range(len(stages))
-        ),
-        unreachable=_unreachable(problem, allocation, moves, groups, made, sums),
+        unreachable=_unreachable(graph, sums),
     )
 
 
-Moves = dict[tuple[int, int, int], Transfer]
-Made = tuple[tuple[Bucket, ...], ...]
-RowClasses = tuple[tuple[int, int], ...]
+def _sent(graph: StepGraph) -> Iterator[tuple[tuple[int, int, int], Transfer]]:
+    """Yield the transfers with their (stage, direction, row class), in this order."""
+    for s, ways in enumerate(graph.moves):
+        for direction, moves in enumerate(ways):
+            yield from (((s, direction, c), move) for c, move in enumerate(moves) if move is not None)
 
 
-def _transfers(problem: Problem, allocation: Allocation, rows: tuple[int, ...]) -> Moves:
-    """Return the transfers by (stage, direction, row class); no entry where nothing is sent."""
-    found: Moves = {}
-    for s in range(len(allocation.stages)):
-        for direction in (0, 1):
-            for c, size in enumerate(rows):
-                move = transfer(problem, allocation, s, size, direction)
-                if move is not None:
-                    found[s, direction, c] = move
-    return found
-
-
-def _flow_tables(
-    problem: Problem,
-    allocation: Allocation,
-    classes: RowClasses,
-    moves: Moves,
-    made: Made,
-    sums: tuple[TiedSum, ...],
-    periodic: bool,
-) -> tuple[FlowTables, tuple[int, ...]]:
-    stages = allocation.stages
-    count = len(stages)
-    cut = classes[0][1]
+def _flow_tables(graph: StepGraph, sums: tuple[TiedSum, ...], periodic: bool) -> tuple[FlowTables, tuple[int, ...]]:
+    allocation, made = graph.allocation, [each for _group, each in graph.reductions]
+    count = len(allocation.stages)
+    cut = graph.classes[0][1]
     batches = [allocation.micro_batches(s) for s in range(count)]
     sizes = np.asarray([len(each) for each in batches], dtype=np.int64)
     flow_of = np.full(count * 4, -1, dtype=np.int32)
     keys: list[tuple[int, int, int]] = []
-    firsts, offsets, used = [], [0], []
-    for key, move in sorted(moves.items()):
-        s, direction, c = key
+    durations, firsts, offsets, used = [], [], [0], []
+    for (s, direction, c), move in _sent(graph):
         low = max(batches[s].start, cut if c else 0)
         high = batches[s].stop if c else min(batches[s].stop, cut)
         flow_of[(s * 2 + direction) * 2 + c] = len(keys)
-        keys.append(key)
+        keys.append((s, direction, c))
+        durations.append(move.duration_ns)
         firsts.append(low)
         offsets.append(offsets[-1] + max(0, high - low))
-        used.append(_resources(problem, allocation, key, move))
+        used.append(graph.channels(s, direction, c))
     used += [each[0].resources if each else () for each in made]
     used += [each.resources for each in sums]
     ids = sorted({r for each in used for r in each})
@@ -224,7 +166,7 @@ def _flow_tables(
         flow_of=flow_of,
         flow_stage=_small([s for s, _d, _c in keys]),
         flow_direction=_small([d for _s, d, _c in keys]),
-        flow_ns=_ints([moves[key].duration_ns for key in keys]),
+        flow_ns=_ints(durations),
         flow_first=_ints(firsts),
         flow_offset=_ints(offsets),
         resource_start=_starts([len(each) for each in used]),
@@ -233,30 +175,15 @@ def _flow_tables(
     ), tuple(ids)
 
 
-def _resources(problem: Problem, allocation: Allocation, key: tuple[int, int, int], move: Transfer) -> tuple[int, ...]:
-    """Return the network's own resources, or the private channel of the edge (numbered by its lower stage)."""
-    s, direction, _c = key
-    if problem.rules.shared:
-        return move.resources
-    edge = s if direction == 0 else s - 1
-    if problem.rules.channel == "half":
-        return (edge,)
-    return (2 * edge + direction,) if problem.rules.channel == "full" else ()
-
-
-def _durations(problem: Problem, stages: tuple[Stage, ...], rows: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    together = np.zeros((len(stages), STEP + 1, 2), dtype=np.int64)
+def _durations(graph: StepGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Return (S, 6, 2): the durations of operations without and with separate recomputation."""
+    together = np.zeros((len(graph.costs), STEP + 1, 2), dtype=np.int64)
     apart = np.zeros_like(together)
-    for s, stage in enumerate(stages):
+    for s, costs in enumerate(graph.costs):
         for c in (0, 1):
-            cost = stage_costs(problem, stage, rows[min(c, len(rows) - 1)])
-            for table, again in ((together, cost.recompute_ns), (apart, 0)):
-                table[s, FORWARD, c] = cost.forward_ns
-                table[s, BACKWARD, c] = cost.backward_ns + again
-                table[s, INPUT_GRADIENT, c] = cost.backward_ns - cost.weight_ns + again
-                table[s, WEIGHT, c] = cost.weight_ns
-                table[s, RECOMPUTE, c] = cost.recompute_ns
-                table[s, STEP, c] = update_ns(problem, stage)
+            together[s, :STEP, c] = costs[-c].durations_ns()
+            apart[s, :STEP, c] = costs[-c].durations_ns(apart=True)
+    together[:, STEP] = apart[:, STEP] = np.asarray(graph.update_ns)[:, None]
     return together, apart
 
 
@@ -288,85 +215,22 @@ def _operation_table(flows: FlowTables, duration_ns: np.ndarray, waits: np.ndarr
     return table
 
 
-def _stage_memory(problem: Problem, allocation: Allocation, s: int, c: int, rows: int, moves: Moves) -> StageMemory:
-    stage = allocation.stages[s]
-    cost = stage_costs(problem, stage, rows)
-    plain = stage_costs(problem, stage.plain, rows) if stage.recomputes else cost
-    received_input = _buffer(problem, allocation, s, allocation.previous(s), rows, (0, c), moves)
-    return StageMemory(
-        stash=cost.kept_bytes + _handed_input(problem, allocation, s, rows, received_input),
-        workspace=plain.workspace_bytes,
-        rebuilt_inside=cost.workspace_bytes - plain.workspace_bytes,
-        rebuilt_whole=_rebuilt(problem, stage, rows, plain, cost),
-        received_input=received_input,
-        received_gradient=_buffer(problem, allocation, s, allocation.next(s), rows, (1, c), moves),
-        sent_output=_buffer(problem, allocation, s, s, rows, (0, c), moves),
-        sent_gradient=_buffer(problem, allocation, s, s, rows, (1, c), moves),
-    )
-
-
-def _handed_input(problem: Problem, allocation: Allocation, s: int, rows: int, received: int) -> int:
-    """Return the input bytes that a stage recomputing its first layers keeps if one of the same device passes it on.
-
-    A received input is a buffer; without buffers ``kept_bytes`` includes it.
-    """
-    stage = allocation.stages[s]
-    begins = any(first == stage.first for first, _last in stage.recompute)
-    if not begins or received or not problem.memory.count_buffers or allocation.previous(s) is None:
-        return 0
-    return input_bytes(problem, stage.first, stage_rows(stage, rows))
-
-
-def _rebuilt(problem: Problem, stage: Stage, rows: int, plain: StageCosts, cost: StageCosts) -> int:
-    """Return the bytes that recomputing everything at once adds to those kept."""
-    return plain.kept_bytes - cost.kept_bytes + recomputed_inputs(problem, stage, stage_rows(stage, rows))
-
-
-def _buffer(
-    problem: Problem,
-    allocation: Allocation,
-    holder: int,
-    sender: int | None,
-    rows: int,
-    way: tuple[int, int],
-    moves: Moves,
-) -> int:
-    """Return the bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 where nothing is sent.
-
-    A receiver of an encoded message has buffers for the message and for the decoded tensors.
-    """
-    direction, c = way
-    if sender is None or not problem.memory.count_buffers or (sender, direction, c) not in moves:
-        return 0
-    cut = allocation.stages[sender].last if direction == 0 else allocation.stages[sender].first - 1
-    share = stage_rows(allocation.stages[holder], rows)
-    size = boundary_bytes(problem, cut, share, direction)
-    coded = allocation.stages[sender].coded[1 - direction]
-    return size + message_bytes(problem, cut, share, direction, coded=True) if coded and holder != sender else size
-
-
-def _unreachable(
-    problem: Problem,
-    allocation: Allocation,
-    moves: Moves,
-    groups: tuple[ReductionGroup, ...],
-    made: Made,
-    sums: tuple[TiedSum, ...],
-) -> tuple[str, ...]:
+def _unreachable(graph: StepGraph, sums: tuple[TiedSum, ...]) -> tuple[str, ...]:
     """Return a sentence for each edge, group and tie whose devices are not connected."""
+    allocation, devices = graph.allocation, graph.problem.devices
     sentences = []
-    for (s, direction, c), move in sorted(moves.items()):
+    for (s, direction, c), move in _sent(graph):
         if move.duration_ns >= NEVER_NS and c == 0:
             other = allocation.next(s) if direction == 0 else allocation.previous(s)
             sentences.append(f"Nothing connects the devices of stage {s} with those of stage {other}.")
-    for group, each in zip(groups, made, strict=True):
+    for group, each in graph.reductions:
         if any(bucket.duration_ns >= NEVER_NS for bucket in each):
-            names = ", ".join(problem.devices[d].name for d in group.devices)
+            names = ", ".join(devices[d].name for d in group.devices)
             replicas = " and ".join(f"stage {s}" for s in group.stages)
             sentences.append(f"Nothing connects the replicas of {replicas}: {names}.")
     for tie in sums:
         if tie.duration_ns >= NEVER_NS:
-            names = ", ".join(problem.devices[d].name for d in tie.devices)
+            names = ", ".join(devices[d].name for d in tie.devices)
             sentences.append(f"Nothing connects the copies of the tied parameter {tie.name!r}: {names}.")
     return tuple(sentences)
 

@@ -287,7 +287,7 @@ def _steps_after_rows(
 ) -> Spans:
     """Return one step of each slot, after the lane's operations and ties and the reductions of the stage's groups."""
     chains, last = tables.chains, lanes.arrays.last_gradient.tolist()
-    reduced = [0] * len(tables.static)
+    reduced = [0] * len(tables.graph.static)
     if len(bucket_end):
         for s in range(len(reduced)):
             for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]]:
@@ -301,7 +301,7 @@ def _steps_after_rows(
         for slot in sorted(slots, key=lambda k: (last[k], k)):
             s = lanes.slot_stage[slot]
             start[slot] = max(t, reduced[s])
-            end[slot] = t = start[slot] + tables.update_ns[s]
+            end[slot] = t = start[slot] + tables.graph.update_ns[s]
     return Spans(np.arange(len(start)), np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64))
 
 

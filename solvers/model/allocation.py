@@ -74,8 +74,8 @@ class Allocation:
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the hash out: that of another process differs."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        """Leave the hash out, which differs in another process, and the index by device."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "held_stages")}
 
     def on(self, devices: Mapping[int, int]) -> Allocation:
         """Return the allocation with ``devices[d]`` in the place of device d."""
@@ -109,6 +109,15 @@ class Allocation:
     def pipeline_of(self) -> tuple[int, ...]:
         """Return the pipeline of each stage number."""
         return tuple(p for p, pipeline in enumerate(self.pipelines) for _ in pipeline.stages)
+
+    @cached_property
+    def held_stages(self) -> dict[int, tuple[int, ...]]:
+        """Return the numbers of the stages that each device holds, ascending; devices by their first stages."""
+        numbers: dict[int, tuple[int, ...]] = {}
+        for s, stage in enumerate(self.stages):
+            for device in stage.devices:
+                numbers[device] = (*numbers.get(device, ()), s)
+        return numbers
 
     def previous(self, stage: int) -> int | None:
         """Return the number of the previous stage in the same pipeline."""

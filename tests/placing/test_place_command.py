@@ -39,6 +39,12 @@ def test_the_answer_is_text_json_a_hostlist_or_a_plan(capsys: pytest.CaptureFixt
     assert (code, choice["devices"]) == (0, ["node2/1"])
 
 
+def test_private_channels_are_no_links_between_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A channel has the number of its edge; some link of the shared network has the same number."""
+    outputs = [said(capsys, "--nodes", "2", "--explain", "--network", network)[1] for network in ("shared", "private")]
+    assert ["the busiest link between nodes" in out for out in outputs] == [True, False]
+
+
 def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     states = {"node0": "IDLE", "node1": "IDLE+DRAIN", "node2": "ALLOCATED", "login": "IDLE"}
     taken = {"node2": "cpu=4,gres/gpu=2"}

@@ -84,7 +84,7 @@ def optima(problem: Problem, plans: Iterator[Allocation], effort: float = 5.0) -
         work = sum(cost.forward_ns + cost.backward_ns + cost.recompute_ns for costs in times.costs for cost in costs)
         moved = sum(sum(use.load_ns for use in uses) for uses in times.resources.values())
         hops = plan.num_micro_batches * 2 * (sum(times.out) + sum(times.back))
-        longest = plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update) + 1
+        longest = plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update_ns) + 1
         answer = solve(Question(problem, plan, longest, schedule=orders, effort=effort))
         if answer.proven and answer.orders is not None:
             yield plan, answer.bound_ns

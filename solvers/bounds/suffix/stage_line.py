@@ -28,7 +28,7 @@ def line_of(times: StageTimes) -> Line:
     of all-reduces.
     """
     stages = len(times.forward)
-    after = [exposed + update for exposed, update in zip(times.exposed, times.update, strict=True)]
+    after = [exposed + update for exposed, update in zip(times.exposed, times.update_ns, strict=True)]
     out, home = [*times.out[:-1], 0], [*times.back[1:], 0]
     lanes = [DELAY] * stages
     for e, kind in enumerate(channel_kinds(times)):

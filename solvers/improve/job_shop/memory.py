@@ -11,8 +11,8 @@ from typing import NamedTuple
 from penstock.schemas.program import BACKWARD, FORWARD, WEIGHT
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import free_bytes
+from penstock.solvers.costs.tables.step_graph import StageMemory
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
-from penstock.solvers.judge.operation_tables import StageMemory, Tables, cost_tables
 
 
 class Limit(NamedTuple):
@@ -46,10 +46,9 @@ def _most_in_flight(shop: Shop, row: int, s: int) -> int:
     After the forward that reaches the maximum, memory at the next release has all of them, the gradient that belongs
     to it, the stage's gradients, and its own workspace if it takes time.
     """
-    tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
-    classes = tables.memory[s]
+    classes = shop.times.memory[s]
     releases = [shop.release(each) for each in shop.of_row[row] if each.kind == FORWARD]
-    free = _capacity(shop, row) - tables.static[s].total - min(held.received_gradient for held in classes)
+    free = _capacity(shop, row) - shop.times.static[s].total - min(held.received_gradient for held in classes)
     if all(shop.duration_ns(each) > 0 for each in releases):
         inside = all(each.kind == BACKWARD and not shop.apart(each) for each in releases)
         free -= min(held.workspace + (held.rebuilt_inside if inside else 0) for held in classes)
@@ -67,24 +66,22 @@ class Room(NamedTuple):
     row: int
     free_bytes: int
     gradient_bytes: tuple[tuple[int, int], ...]
-    tables: Tables
 
     def held(self, shop: Shop, operation: Operation) -> StageMemory:
         """Return the bytes of the operation's micro-batch on its stage."""
-        classes = self.tables.memory[operation.stage]
-        return classes[min(shop.size_class[operation.micro_batch], len(classes) - 1)]
+        return shop.times.memory[operation.stage][shop.size_class[operation.micro_batch]]
 
 
 def rooms(shop: Shop, limits: list[Limit]) -> list[Room]:
     """Return the rows that could exceed their memory although they keep the limits."""
-    tables = cost_tables(shop.problem, shop.allocation, shop.problem.rules.overlap_all_reduce)
+    static = shop.times.static
     counts = {limit.row: limit.most for limit in limits}
     found = []
     for row in range(len(shop.devices)):
         stages = shop.stages_of(row)
-        free = _capacity(shop, row) - sum(tables.static[s].parameters + tables.static[s].optimizer for s in stages)
-        gradients = tuple((s, tables.static[s].gradients) for s in stages)
-        room = Room(row, free, gradients, tables)
+        free = _capacity(shop, row) - sum(static[s].parameters + static[s].optimizer for s in stages)
+        gradients = tuple((s, static[s].gradients) for s in stages)
+        room = Room(row, free, gradients)
         if _most_bytes(shop, room, counts.get(row)) > free:
             found.append(room)
     return found

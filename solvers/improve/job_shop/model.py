@@ -16,7 +16,6 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.improve.job_shop.memory import Limit, Room, in_flight_limits, rooms
 from penstock.solvers.improve.job_shop.reductions import BucketChain, chains
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
@@ -119,7 +118,7 @@ class Model:
         else:
             head += first + around
         if each.kind == WEIGHT:
-            head, tail = head + gradient, self.units(times.exposed[s]) + self.units(times.update[s])
+            head, tail = head + gradient, self.units(times.exposed[s]) + self.units(times.update_ns[s])
         return self._step(head + before * size, self.horizon - tail - after * size, size, [("row", each.row)])
 
     def _send(self, s: int, direction: int) -> None:
@@ -129,11 +128,11 @@ class Model:
         other = allocation.next(s) if direction == 0 else allocation.previous(s)
         if other is None:
             return
-        moves = [transfer(shop.problem, allocation, s, rows, direction) for rows, _count in shop.times.classes]
+        sizes = [self.units(lag) for lag in shop.times.lags_ns(s, direction)]
         for m in allocation.micro_batches(s):
-            move = moves[shop.size_class[m]]
-            size = 0 if move is None else self.units(move.duration_ns)
-            links = () if move is None or size == 0 else shop.times.channels(s, direction, move)
+            c = shop.size_class[m]
+            size = sizes[c]
+            links = shop.times.channels(s, direction, c) if size else ()
             made, needed = [self.steps[each] for each in ends[s, m]], [self.steps[each] for each in ends[other, m]]
             if links:
                 carried = self._step(0, self.horizon, size, [("link", link) for link in links])
@@ -245,7 +244,7 @@ class Model:
 
     def _reduce(self, chain: BucketChain) -> None:
         """Add buckets one after the other, in a shared network on their ring's links; then their stages' updates."""
-        shop, update = self.shop, self.units(max(self.shop.times.update[s] for s in chain.stages))
+        shop, update = self.shop, self.units(max(self.shop.times.update_ns[s] for s in chain.stages))
         if not shop.problem.rules.shared:
             for place, ends in chain.ends.items():
                 rest = self.units(chain.exposed_ns(place)) + update
@@ -269,7 +268,7 @@ class Model:
         """Put a row's sums of ties and updates after all its operations, and a gradient's way back before its end."""
         shop, times = self.shop, self.shop.times
         for row, operations in enumerate(shop.of_row):
-            update = sum(self.units(times.update[s]) for s in shop.stages_of(row))
+            update = sum(self.units(times.update_ns[s]) for s in shop.stages_of(row))
             update += sum(self.units(tie.duration_ns) for tie in times.ties if shop.devices[row][0] in tie.devices)
             for each in operations:
                 if shop.place[each.micro_batch][1] > 0:

@@ -33,7 +33,7 @@ class BucketChain(NamedTuple):
 def chains(shop: Shop) -> list[BucketChain]:
     """Return every group that has something to reduce."""
     found, numbers = [], Counter[int]()
-    for group, buckets in shop.times.chains:
+    for group, buckets in shop.times.reductions:
         ends: dict[tuple[int, int], list[Operation]] = {}
         for each in shop.operations if buckets else ():
             if each.kind in (BACKWARD, WEIGHT) and each.stage in group.stages:

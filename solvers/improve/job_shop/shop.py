@@ -120,14 +120,7 @@ class Shop:
     def duration_ns(self, operation: Operation) -> int:
         """Return the duration that the judge counts, in ns."""
         cost = self.times.costs[operation.stage][self.size_class[operation.micro_batch]]
-        again = 0 if self.apart(operation) else cost.recompute_ns
-        return {
-            FORWARD: cost.forward_ns,
-            BACKWARD: cost.backward_ns + again,
-            INPUT: cost.backward_ns - cost.weight_ns + again,
-            WEIGHT: cost.weight_ns,
-            RECOMPUTE: cost.recompute_ns,
-        }[operation.kind]
+        return cost.durations_ns(apart=self.apart(operation))[operation.kind]
 
     def release(self, operation: Operation) -> Operation:
         """Return the operation that releases the micro-batch on the row: its backward, or its weight gradient."""
@@ -154,9 +147,7 @@ class Shop:
 
 def whole_backwards(allocation: Allocation) -> Orders:
     """Return whole-backward rows for an allocation without a schedule; devices that run the same share a row."""
-    held: dict[int, tuple[int, ...]] = {}
-    for device in dict.fromkeys(d for stage in allocation.stages for d in stage.devices):
-        held[device] = tuple(s for s, stage in enumerate(allocation.stages) if device in stage.devices)
+    held = allocation.held_stages
     rows: dict[tuple[object, ...], list[int]] = {}
     for device, stages in held.items():
         turns = any(allocation.stages[s].dispatch == "round_robin" for s in stages)

@@ -71,7 +71,7 @@ def improve(
             tables.chains,
             tables.ties,
             lanes.arrays,
-            np.asarray(tables.update_ns, dtype=np.int64),
+            np.asarray(tables.graph.update_ns, dtype=np.int64),
             clock,
             search,
             piece,

@@ -101,12 +101,12 @@ def _busiest_link(job: Job, best: HostSet) -> list[str]:
     plan = best.best
     assert plan is not None
     problem = job.problem_of(best)
-    if problem.network.matrix_bytes_per_s is not None or len(best.used) == 1:
+    if not problem.rules.shared or problem.network.matrix_bytes_per_s is not None or len(best.used) == 1:
         return []
     times = StageTimes(problem, plan.allocation, plan.schedule)
     loads: dict[str, int] = {}
     for resource, uses in times.resources.items():
-        link = link_of(problem.network, resource) if isinstance(resource, int) else None
+        link = link_of(problem.network, resource)
         if link is not None and link not in problem.network.node_names:
             loads[link] = max(loads.get(link, 0), sum(use.load_ns for use in uses))
     if not loads:

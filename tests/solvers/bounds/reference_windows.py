@@ -40,7 +40,7 @@ def window_bound_ns(times: StageTimes) -> int:
             rest += times.back[q + 1]
             if kinds[q] != FREE:
                 slowest = max(slowest, times.back[q + 1])
-        best = max(best, end + times.exposed[x] + times.update[x])
+        best = max(best, end + times.exposed[x] + times.update_ns[x])
     return best
 
 

@@ -91,7 +91,7 @@ def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
     work = sum(cost.forward_ns + cost.backward_ns + cost.recompute_ns for costs in times.costs for cost in costs)
     moved = sum(sum(use.load_ns for use in uses) for uses in times.resources.values())
     hops = plan.num_micro_batches * 2 * (sum(times.out) + sum(times.back))
-    return plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update)
+    return plan.num_micro_batches * work + moved + hops + sum(times.exposed) + sum(times.update_ns)
 
 
 @pytest.mark.cases(2)

@@ -124,7 +124,7 @@ def test_the_drawn_plans_have_what_the_worklist_must_handle() -> None:
         seen |= {"reductions"} if len(tables.chains.bucket_ns) else set()
         seen |= {"stages together"} if any(len(slots) > 1 for slots in lanes.slots) else set()
         seen |= {"pipelines"} if len(tables.allocation.pipelines) > 1 else set()
-        seen |= {"row classes"} if len(tables.rows) > 1 else set()
+        seen |= {"row classes"} if len(tables.graph.classes) > 1 else set()
     assert seen == {"R", "I", "W", "ties", "reductions", "stages together", "pipelines", "row classes"}
 
 
