@@ -20,7 +20,6 @@ from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.memory import activation_bytes, spare_bytes
 from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.slower import Kind, kinds_of
-from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Device
 from penstock.solvers.model.schedule import STEP
 
@@ -166,8 +165,7 @@ def _is_too_large(run: JudgedRun, spare: int, node: int) -> bool:
     if run.kind[node] != FORWARD:
         return False
     stage = run.allocation.stages[run.stage_of[node]]
-    rows = row_classes(run.problem.global_batch_size, run.allocation.num_micro_batches)[-1][0]
-    return spare < activation_bytes(run.problem, stage, rows)
+    return spare < activation_bytes(run.problem, stage, run.graph.classes[-1][0])
 
 
 def _ready_ns(run: JudgedRun) -> tuple[np.ndarray, np.ndarray]:

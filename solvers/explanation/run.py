@@ -17,9 +17,8 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.judge.operation_tables import Tables, cost_tables
-from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import STEP, Pattern
@@ -222,8 +221,7 @@ class JudgedRun:
             yield from (Cause(each, "bucket") for each in self._last_buckets(s, update_round))
 
     def _stages_of_lane(self, lane: int) -> list[int]:
-        device = self.lane_devices[lane][0]
-        return [s for s, stage in enumerate(self.allocation.stages) if device in stage.devices]
+        return list(self.allocation.held_stages[self.lane_devices[lane][0]])
 
     def _ties_of_lane(self, lane: int) -> list[int]:
         """Return a lane's ties in a flushed step, in their order."""
@@ -291,7 +289,7 @@ class JudgedRun:
     def loads(self) -> list[tuple[int, int]]:
         """Return (node, total time) for all traffic on the same resources, which one of its nodes represents."""
         moved, lasts = self.timeline.transfers, self.end - self.start
-        late = moved.micro_batch >= row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)[0][1]
+        late = moved.micro_batch >= self.graph.classes[0][1]
         key = (moved.stage.astype(np.int64) * 2 + moved.direction) * 2 + late
         _keys, first, which = np.unique(key, return_index=True, return_inverse=True)
         total = np.zeros(len(first), dtype=np.int64)
@@ -302,11 +300,9 @@ class JudgedRun:
     def network_resources(self, node: int) -> frozenset[int]:
         """Return the ``resources`` that are the shared network's own, by their numbers there."""
         own = self.resources(node)
-        if self.shares_processors:
-            return frozenset(each for each in own if isinstance(each, int))
-        return frozenset(self.tables.resource_ids[each] for each in own if isinstance(each, int))
+        return own if self.shares_processors else frozenset(self.tables.resource_ids[each] for each in own)
 
-    def resources(self, node: int) -> frozenset[object]:
+    def resources(self, node: int) -> frozenset[int]:
         """Return the shared network's links, or the private channel, that a transfer or a bucket occupies."""
         if node >= self.first_tie:
             number = self.timeline.ties[node - self.first_tie].bucket
@@ -316,26 +312,20 @@ class JudgedRun:
             return self._resources_of_user(len(self.tables.flows.flow_ns) + g)
         s, way = self.stage(node), self.detail(node)
         if self.shares_processors:
-            return self._shared_resources(s, way, self.number(node))
+            return frozenset(self.graph.channels(s % len(self.allocation.pipelines[0].stages), way))
         late = int(self.number(node) >= self.tables.flows.cut)
         return self._resources_of_user(int(self.tables.flows.flow_of[(s * 2 + way) * 2 + late]))
 
-    def _resources_of_user(self, user: int) -> frozenset[object]:
+    def _resources_of_user(self, user: int) -> frozenset[int]:
         flows = self.tables.flows
         return frozenset(flows.resources[flows.resource_start[user] : flows.resource_start[user + 1]].tolist())
 
-    def _shared_resources(self, s: int, way: int, m: int) -> frozenset[object]:
-        """Return the resources under ``sharing``: the channel between two devices is the same for all pipelines."""
-        k, rules = s % len(self.allocation.pipelines[0].stages), self.problem.rules
-        classes = row_classes(self.problem.global_batch_size, self.allocation.num_micro_batches)
-        if rules.shared:
-            move = transfer(self.problem, self.allocation, k, classes[0][0], way)
-            return frozenset(move.resources if move else ())
-        if rules.channel == "half":
-            return frozenset({("edge", k - way)})
-        return frozenset({("edge", k - way, way)}) if rules.channel == "full" else frozenset()
-
     # ---- where things stand --------------------------------------------------------------------------------------
+
+    @cached_property
+    def graph(self) -> StepGraph:
+        """The graph of the run's operations."""
+        return StepGraph(self.problem, self.allocation)
 
     @cached_property
     def tables(self) -> Tables:

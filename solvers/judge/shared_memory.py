@@ -8,11 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import BACKWARD, FORWARD, LOOK_AHEAD
-from penstock.solvers.costs.memory import Static, averaging_bytes, context_bytes, static_bytes, step_bytes
-from penstock.solvers.costs.stage import stage_costs, stage_rows
-from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.costs.memory import Static, averaging_bytes, context_bytes
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.model.timeline import Breakdown
 
 GRADIENTS, KEPT, BUFFERS, WORKSPACE = range(4)
@@ -44,22 +41,21 @@ class DeviceMemory:
     context: int
 
     @classmethod
-    def of(
-        cls, problem: Problem, allocation: Allocation, k: int, operations: np.ndarray, clocks: Clocks
-    ) -> DeviceMemory:
+    def of(cls, graph: StepGraph, k: int, operations: np.ndarray, clocks: Clocks) -> DeviceMemory:
         """Return the memory of every pipeline's stage ``k``; ``operations`` (S, 2 M, 3) as lanes run them."""
-        stage = allocation.stages[k]
+        problem, stage = graph.problem, graph.allocation.stages[k]
+        pipelines = graph.allocation.pipelines
         events = _Events()
         posted = np.stack([posted_ns(rows, end) for rows, end in zip(operations, clocks.end[:, :-1], strict=True)])
-        for s in range(k, len(operations), len(allocation.pipelines[0].stages)):
-            _add_lane(problem, allocation, s, operations[s], clocks, posted, events)
+        for s in range(k, len(operations), len(pipelines[0].stages)):
+            _add_lane(graph, s, operations[s], clocks, posted, events)
         times, sizes = events.settled()
         return cls(
             times,
             sizes,
-            static_bytes(problem, stage),
-            averaging_bytes(problem, stage, len(allocation.pipelines)).always,
-            len(allocation.pipelines),
+            graph.static[k],
+            averaging_bytes(problem, stage, len(pipelines)).always,
+            len(pipelines),
             context_bytes(problem, stage.devices[0]),
         )
 
@@ -133,54 +129,31 @@ def posted_ns(operations: np.ndarray, end: np.ndarray) -> np.ndarray:
 
 
 def _add_lane(
-    problem: Problem,
-    allocation: Allocation,
-    s: int,
-    operations: np.ndarray,
-    clocks: Clocks,
-    posted: np.ndarray,
-    events: _Events,
+    graph: StepGraph, s: int, operations: np.ndarray, clocks: Clocks, posted: np.ndarray, events: _Events
 ) -> None:
-    stage = allocation.stages[s]
-    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
-    rows = np.repeat([size for size, _count in classes], [count for _size, count in classes])
-    costs = [stage_costs(problem, stage, size) for size, _count in classes]
-    plain = [stage_costs(problem, stage.plain, size) for size, _count in classes]
-
-    def per_batch(values: list[int]) -> np.ndarray:
-        return np.repeat(np.asarray(values, dtype=np.int64), [count for _size, count in classes])
-
-    start = np.empty((2, len(rows)), dtype=np.int64)
+    allocation, counts = graph.allocation, [count for _rows, count in graph.classes]
+    sizes = [np.repeat(each, counts) for each in zip(*graph.memory[s], strict=True)]
+    stash, workspace, rebuilt, _whole = sizes[:4]
+    start = np.empty((2, sum(counts)), dtype=np.int64)
     end = np.empty_like(start)
     where = (operations[:, 0], operations[:, 2])
     start[where], end[where] = clocks.start[s, :-1], clocks.end[s, :-1]
-    gradients = np.asarray([static_bytes(problem, stage).gradients])
+    gradients = np.asarray([graph.static[s].gradients])
     events.add(GRADIENTS, start[BACKWARD].min(keepdims=True), clocks.end[s, -1:], gradients)
-    stepping = step_bytes(problem, stage) + averaging_bytes(problem, stage, len(allocation.pipelines)).at_step
-    events.add(WORKSPACE, clocks.start[s, -1:], clocks.end[s, -1:], np.asarray([stepping]))
-    events.add(KEPT, start[FORWARD], end[BACKWARD], per_batch([cost.kept_bytes for cost in costs]))
-    events.add(WORKSPACE, start[FORWARD], end[FORWARD], per_batch([cost.workspace_bytes for cost in plain]))
-    events.add(WORKSPACE, start[BACKWARD], end[BACKWARD], per_batch([cost.workspace_bytes for cost in costs]))
-    if not problem.memory.count_buffers:
-        return
-    share = per_batch([stage_rows(stage, size) for size, _count in classes])
-    for way, per_sample in ((0, problem.forward_bytes), (1, problem.backward_bytes)):
-        sender = allocation.previous(s) if way == 0 else allocation.next(s)
-        for flow_stage, receives in ((sender, True), (s, False)):
-            if flow_stage is None:
-                continue
-            sent, arrival = clocks.sent[2 * flow_stage + way], clocks.arrival[2 * flow_stage + way]
-            travels = np.flatnonzero(sent >= 0)
-            held = allocation.stages[flow_stage]
-            if not travels.size:
-                continue
-            size = share[travels] * per_sample[held.last if way == 0 else held.first - 1]
-            if receives:
-                events.add(BUFFERS, posted[s, way, travels], end[BACKWARD][travels], size)
-            else:
-                other = allocation.next(s) if way == 0 else allocation.previous(s)
-                waits = np.maximum(0, posted[other, way, travels] - sent[travels])
-                events.add(BUFFERS, end[way][travels], arrival[travels] + waits, size)
+    averaged = averaging_bytes(graph.problem, allocation.stages[s], len(allocation.pipelines)).at_step
+    events.add(WORKSPACE, clocks.start[s, -1:], clocks.end[s, -1:], np.asarray([graph.step_bytes[s] + averaged]))
+    events.add(KEPT, start[FORWARD], end[BACKWARD], stash)
+    events.add(WORKSPACE, start[FORWARD], end[FORWARD], workspace)
+    events.add(WORKSPACE, start[BACKWARD], end[BACKWARD], workspace + rebuilt)
+    for way, (received, given) in enumerate(zip(sizes[4:6], sizes[6:], strict=True)):
+        other = allocation.next(s) if way == 0 else allocation.previous(s)
+        travels = np.flatnonzero(received)
+        events.add(BUFFERS, posted[s, way, travels], end[BACKWARD][travels], received[travels])
+        if other is not None:
+            travels = np.flatnonzero(given)
+            sent, arrival = clocks.sent[2 * s + way, travels], clocks.arrival[2 * s + way, travels]
+            waits = np.maximum(0, posted[other, way, travels] - sent)
+            events.add(BUFFERS, end[way][travels], arrival + waits, given[travels])
 
 
 def covered_ns(start: np.ndarray, end: np.ndarray) -> int:

@@ -35,13 +35,13 @@ import numpy as np
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD, KINDS
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.stage import stage_costs, update_ns
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.costs.transfer import transfer
 from penstock.solvers.costs.utilisation import WHOLE, utilisation_ppm
 from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sharing
 from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
-from penstock.solvers.model.micro_batches import most_rows, row_classes
+from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
@@ -75,11 +75,10 @@ def simulate_sharing(problem: Problem, allocation: Allocation, schedule: Schedul
         raise InvalidPlan(sentence, remedy="place the stages on devices that a link connects")
     clocks = _run(problem, allocation, lanes)
     iteration, batches = clocks.makespan_ns, len(allocation.pipelines)
-    number = len(allocation.pipelines[0].stages)
+    graph, number = StepGraph(problem, allocation), len(allocation.pipelines[0].stages)
     steps = clocks.start[:, -1], clocks.end[:, -1]
     profiles = {
-        allocation.stages[k].devices[0]: DeviceMemory.of(problem, allocation, k, lanes.operations, clocks)
-        for k in range(number)
+        allocation.stages[k].devices[0]: DeviceMemory.of(graph, k, lanes.operations, clocks) for k in range(number)
     }
     assert isinstance(schedule, Orders)
     return Timeline(
@@ -239,43 +238,32 @@ class _StageTables(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _stage_tables(problem: Problem, allocation: Allocation) -> _StageTables:
-    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
-    sizes = [classes[min(c, len(classes) - 1)][0] for c in (0, 1)]
+    graph = StepGraph(problem, allocation)
+    rows, counts = zip(*graph.classes, strict=True)
     stages = allocation.pipelines[0].stages
     duration, share, flow_ns, used = [], [], [], []
-    for k, stage in enumerate(stages):
-        costs = [stage_costs(problem, stage, rows) for rows in sizes]
-        duration.append([[c.forward_ns for c in costs], [c.backward_ns + c.recompute_ns for c in costs]])
-        share.append([utilisation_ppm(problem, allocation, k, rows) for rows in sizes])
+    for k in range(len(stages)):
+        costs = [graph.costs[k][c].durations_ns() for c in (0, -1)]
+        duration.append([[each[kind] for each in costs] for kind in (FORWARD, BACKWARD)])
+        share.append([utilisation_ppm(problem, allocation, k, rows[c]) for c in (0, -1)])
         for way in (0, 1):
-            moves = [transfer(problem, allocation, k, rows, way) for rows in sizes]
-            each = [-1 if move is None else move.duration_ns for move in moves]
-            flow_ns.append(np.repeat(each, [classes[0][1], allocation.num_micro_batches - classes[0][1]]))
-            used.append(() if moves[0] is None else _resources(problem, k, way, moves[0].resources))
+            each = [-1 if move is None else move.duration_ns for move in graph.moves[k][way]]
+            flow_ns.append(np.repeat(each, counts))
+            used.append(graph.channels(k, way))
     pipelines = len(allocation.pipelines)
     ids = sorted({r for each in used for r in each})
     flat = [ids.index(r) for _ in range(pipelines) for each in used for r in each]
     lengths = [len(each) for each in used] * pipelines
     return _StageTables(
-        cut=classes[0][1],
+        cut=counts[0],
         duration=np.tile(np.asarray(duration, dtype=np.int64), (pipelines, 1, 1)),
         share=np.tile(np.asarray(share, dtype=np.int64), (pipelines, 1)),
-        update_ns=np.asarray([update_ns(problem, stage) for stage in stages] * pipelines, dtype=np.int64),
+        update_ns=np.asarray(graph.update_ns, dtype=np.int64),
         flow_ns=np.tile(np.asarray(flow_ns, dtype=np.int64), (pipelines, 1)),
         num_resources=len(ids),
         resource_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         resources=np.asarray(flat, dtype=np.int64),
     )
-
-
-def _resources(problem: Problem, k: int, way: int, resources: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the network's own resources, or two neighbours' private channel (numbered by the first device)."""
-    if problem.rules.shared:
-        return resources
-    edge = k - way
-    if problem.rules.channel == "half":
-        return (edge,)
-    return (2 * edge + way,) if problem.rules.channel == "full" else ()
 
 
 def _transfers(clocks: Clocks) -> Transfers:

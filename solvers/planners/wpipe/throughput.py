@@ -19,13 +19,14 @@ from penstock.solvers.costs.buckets import stage_all_reduce_ns
 from penstock.solvers.costs.collectives import ring_resources
 from penstock.solvers.costs.stage import StageCosts, stage_costs, update_ns
 from penstock.solvers.costs.tables.device_line import Affine, affine_transfer
-from penstock.solvers.costs.transfer import boundary_bytes
+from penstock.solvers.costs.transfer import boundary_bytes, channels
 from penstock.solvers.grid.places import Places
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.wpipe.shape import Shape
 
-Loads = dict[tuple[str, int], int]
+Loads = dict[int, int]
+"""Time by link of a shared network, or private channel."""
 
 
 class Links:
@@ -84,17 +85,10 @@ def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, 
                 continue
             sent_ns = way.time_ns(boundary_bytes(problem, stage.last, rows, direction))
             both += sent_ns
-            for key in _passed(problem, s, direction, way.resources):
-                loads[key] += number * sent_ns
+            for resource in channels(problem.rules, way.resources, s, direction):
+                loads[resource] += number * sent_ns
         hops.append(both)
     return hops
-
-
-def _passed(problem: Problem, edge: int, direction: int, resources: tuple[int, ...]) -> list[tuple[str, int]]:
-    if problem.rules.shared:
-        return [("link", resource) for resource in resources]
-    channels = {"half": [("channel", edge)], "full": [("channel", 2 * edge + direction)], "none": []}
-    return channels[problem.rules.channel]
 
 
 def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
@@ -129,7 +123,7 @@ def _after_slots_ns(
         reduce_ns = stage_all_reduce_ns(problem, stage)
         if reduce_ns:
             for resource in links.ring(place):
-                loads["link", resource] += reduce_ns
+                loads[resource] += reduce_ns
         free_slots = max(0, number - shape.ahead(place) + 1) if shape.groups == 2 else 1
         longest = max(longest, update_ns(problem, stage) + max(0, reduce_ns - free_slots * hidden_by_ns))
     return longest

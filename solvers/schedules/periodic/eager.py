@@ -171,8 +171,8 @@ def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRul
         ready = [lead for lead, _weight in leads_ns(problem, stage, rows, chain)]
         step = update_ns(problem, stage) + exposed_ns(chain, ready)
         out, back, channel = _edge(problem, allocation, number, rows)
-        backward = max(1, costs.backward_ns + costs.recompute_ns)
-        works.append(Work(max(1, costs.forward_ns), backward, -(-step * turns // every), out, back, channel, turns))
+        forward, backward, *_split = costs.durations_ns()
+        works.append(Work(max(1, forward), max(1, backward), -(-step * turns // every), out, back, channel, turns))
     return tuple(works)
 
 

@@ -15,9 +15,8 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
 from penstock.solvers.costs.memory import activation_bytes
 from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
@@ -39,25 +38,23 @@ class Chained:
         self.problem, self.allocation = problem, allocation
         self.ranks: Ranks = ranks_of(allocation)
         self._number = allocation.num_micro_batches
-        self._classes = row_classes(problem.global_batch_size, self._number)
-        self._counts = [count for _rows, count in self._classes]
+        self._graph = StepGraph(problem, allocation)
+        self._counts = [count for _rows, count in self._graph.classes]
         self._arrays = cache(self._made)
 
     def times(self) -> tuple[np.ndarray, np.ndarray]:
         """Of larger micro-batches: F, I and W of each stage, (3, S); ways to its forward and its gradient, (2, S)."""
-        rows, count = self._classes[0][0], len(self.allocation.stages)
-        each = [[self._spent(kind, s, rows, False)[0] for s in range(count)] for kind in (FORWARD, INPUT, WEIGHT)]
-        ways = np.zeros((2, count), dtype=np.int64)
-        for s in range(count):
+        times = np.asarray([costs[0].durations_ns() for costs in self._graph.costs], dtype=np.int64)
+        ways = np.zeros((2, len(times)), dtype=np.int64)
+        for s in range(len(times)):
             for direction, other in enumerate((self.allocation.next(s), self.allocation.previous(s))):
-                move = transfer(self.problem, self.allocation, s, rows, direction)
-                if move is not None and other is not None:
-                    ways[direction, other] = move.duration_ns
-        return np.asarray(each, dtype=np.int64), ways
+                if other is not None:
+                    ways[direction, other] = self._graph.lags_ns(s, direction)[0]
+        return times.T[[FORWARD, INPUT, WEIGHT]], ways
 
     def taken_bytes(self, s: int) -> int:
         """Return the bytes that a stage keeps of one of the larger micro-batches from its forward on."""
-        return activation_bytes(self.problem, self.allocation.stages[s], self._classes[0][0])
+        return activation_bytes(self.problem, self.allocation.stages[s], self._graph.classes[0][0])
 
     def peak_bytes(self, orders: Orders) -> list[int]:
         """Return the peak bytes of each rank when it runs its row."""
@@ -184,31 +181,23 @@ class Chained:
         for kind, s in present:
             line = s * len(KINDS) + kind
             apart = (RECOMPUTE, s) in present
-            spent = [self._spent(kind, s, rows, apart) for rows, _count in self._classes]
+            spent = [self._spent(kind, s, c, apart) for c in range(len(self._counts))]
             for array, column in zip((duration, taken, freed), zip(*spent, strict=True), strict=True):
                 array[line] = np.repeat(column, self._counts)
             for k, (after, direction) in enumerate(waiting[kind, s]):
                 following[line, :, k] = after * self._number + np.arange(self._number)
                 if direction is not None:
-                    moves = [transfer(self.problem, self.allocation, s, rows, direction) for rows, _ in self._classes]
-                    lag[line, :, k] = np.repeat([move.duration_ns if move else 0 for move in moves], self._counts)
+                    lag[line, :, k] = np.repeat(self._graph.lags_ns(s, direction), self._counts)
         flat = size * self._number
         return duration.ravel(), taken.ravel(), freed.ravel(), following.reshape(flat, -1), lag.reshape(flat, -1)
 
-    def _spent(self, kind: int, s: int, rows: int, apart: bool) -> tuple[int, int, int]:
+    def _spent(self, kind: int, s: int, c: int, apart: bool) -> tuple[int, int, int]:
         """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
-        stage = self.allocation.stages[s]
-        cost, kept = stage_costs(self.problem, stage, rows), activation_bytes(self.problem, stage, rows)
-        plain = stage_costs(self.problem, stage.plain, rows)
-        again = plain.kept_bytes - cost.kept_bytes if apart else 0
-        with_again = 0 if apart else cost.recompute_ns
-        return {
-            FORWARD: (cost.forward_ns, kept, 0),
-            BACKWARD: (cost.backward_ns + with_again, 0, kept + again),
-            INPUT: (cost.backward_ns - cost.weight_ns + with_again, 0, 0),
-            WEIGHT: (cost.weight_ns, 0, kept + again),
-            RECOMPUTE: (cost.recompute_ns, again, 0),
-        }[kind]
+        stage, cost, rows = self.allocation.stages[s], self._graph.costs[s][c], self._graph.classes[c][0]
+        kept = activation_bytes(self.problem, stage, rows)
+        again = stage_costs(self.problem, stage.plain, rows).kept_bytes - cost.kept_bytes if apart else 0
+        starts, ends = {FORWARD: kept, RECOMPUTE: again}, {BACKWARD: kept + again, WEIGHT: kept + again}
+        return cost.durations_ns(apart=apart)[kind], starts.get(kind, 0), ends.get(kind, 0)
 
     def _after(self, kind: int, s: int, present: frozenset[tuple[int, int]]) -> list[tuple[int, int | None]]:
         """Return the (stage, kind) lines that wait for an operation, and the direction of the transfer between, if any.

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import BACKWARD, FORWARD
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.costs.memory import activation_bytes, free_bytes, static_bytes, transient_bytes, weight_bytes
+from penstock.solvers.costs.memory import activation_bytes, free_bytes, transient_bytes, weight_bytes
 from penstock.solvers.costs.stage import stage_costs, stage_rows
-from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern, PatternOperation
 
@@ -79,18 +78,17 @@ class StageLine:
                 "periodic patterns with two weight versions have one pipeline whose replicas share each micro-batch",
                 remedy="one pipeline with dispatch rows",
             )
-        rows = most_rows(problem, allocation)
-        costs = [stage_costs(problem, stage, rows) for stage in stages]
+        graph = StepGraph(problem, allocation)
+        rows, costs = graph.classes[0][0], [each[0] for each in graph.costs]
         hops = [
-            tuple(_hop_ns(problem, allocation, s + direction, rows, direction) for s in range(len(stages) - 1))
-            for direction in (0, 1)
+            tuple(min(graph.lags_ns(s + way, way)[0], NEVER_NS // 4) for s in range(len(stages) - 1)) for way in (0, 1)
         ]
-        held = [static_bytes(problem, s).total + weight_bytes(problem, s)[1] for s in stages]
+        held = [static.total + weight_bytes(problem, s)[1] for static, s in zip(graph.static, stages, strict=True)]
         buffers = [buffer_bytes(problem, stage, rows, halves) for stage in stages]
         groups = list(dict.fromkeys(stage.devices for stage in stages))
         return cls(
             forward_ns=tuple(c.forward_ns for c in costs),
-            backward_ns=tuple(c.backward_ns + c.recompute_ns for c in costs),
+            backward_ns=tuple(c.durations_ns()[BACKWARD] for c in costs),
             hop_forward_ns=hops[0],
             hop_backward_ns=hops[1],
             processor=tuple(groups.index(stage.devices) for stage in stages),
@@ -115,11 +113,6 @@ def buffer_bytes(problem: Problem, stage: Stage, rows: int, halves: int) -> int:
     if stage.last < problem.num_layers - 1:
         certain = int(problem.backward_bytes[stage.last]) * stage_rows(stage, rows)
     return certain + (everything - certain) * halves // ALL_BUFFERS
-
-
-def _hop_ns(problem: Problem, allocation: Allocation, stage: int, rows: int, direction: int) -> int:
-    move = transfer(problem, allocation, stage, rows, direction)
-    return 0 if move is None else min(move.duration_ns, NEVER_NS // 4)
 
 
 def as_pattern(name: str, period_ns: int, forward_ns: list[int], backward_ns: list[int]) -> Pattern:
