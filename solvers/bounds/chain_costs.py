@@ -20,7 +20,8 @@ from penstock.solvers.costs.buckets import Bucket, exposed_ns, leads_ns, whole_b
 from penstock.solvers.costs.infinity import FAR_NS, NEVER_NS
 from penstock.solvers.costs.memory import free_bytes, static_bytes
 from penstock.solvers.costs.stage import StageCosts, stage_costs, stage_rows, update_ns
-from penstock.solvers.costs.transfer import boundary_bytes, transfer
+from penstock.solvers.costs.tables.step_graph import StepGraph
+from penstock.solvers.costs.transfer import boundary_bytes
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import row_classes
 from penstock.solvers.model.problem import Problem
@@ -194,12 +195,11 @@ class ChainCosts:
         return [free, min(cost.kept_bytes for cost in costs), received, gradient]
 
     def _cost_edge(self, source: Stage, target: Stage) -> None:
-        plan = single_pipeline((source, target), self.num_micro_batches)
-        sizes = [rows for rows, _count in self.classes]
-        moves = [[transfer(self.problem, plan, s, rows, s) for rows in sizes] for s in (0, 1)]
+        graph = StepGraph(self.problem, single_pipeline((source, target), self.num_micro_batches))
+        moves = [graph.moves[s][s] for s in (0, 1)]
         ends = [each[c] for each in moves for c in (0, -1)]
         times = [-1 if move is None else move.duration_ns for move in ends]
-        least = [min(FAR_NS, *(move.duration_ns if move else 0 for move in each)) for each in moves]
+        least = [min(FAR_NS, *graph.lags_ns(s, s)) for s in (0, 1)]
         kind = channel_kind(self.problem.rules, *moves)
         self._edges.add([*times, *least, kind, max(times) >= NEVER_NS])
         self.links.append([() if move is None else move.resources for move in ends])

@@ -104,10 +104,9 @@ class StageTimes(StepGraph):
             found.append(rest if before is None else max(rest, self.back[s] + self.backward[before] + found[before]))
         return found
 
-    def work_ns(self, device: int, updates: bool = True) -> int:
-        """Return the time that a device computes in a step, with or without its updates."""
-        held = self.allocation.held_stages[device]
-        return sum(self.stage_work(s, device) + (self.update_ns[s] if updates else 0) for s in held)
+    def work_ns(self, device: int) -> int:
+        """Return the time that a device computes in a step, with its updates."""
+        return sum(self.stage_work(s, device) + self.update_ns[s] for s in self.allocation.held_stages[device])
 
     def stage_work(self, s: int, device: int) -> int:
         """Return the work of a stage on one of its devices, without the update."""

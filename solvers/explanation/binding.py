@@ -128,8 +128,8 @@ def more_memory(problem: Problem, plan: JudgedPlan) -> Sensitivity | None:
     if not can_be_reordered(plan):
         return None
     device = fullest_device(problem, plan)
-    s, stage = next((s, stage) for s, stage in enumerate(plan.allocation.stages) if device in stage.devices)
-    roomier = with_memory(problem, MORE_MEMORY, frozenset(stage.devices))
+    s = plan.allocation.held_stages[device][0]
+    roomier = with_memory(problem, MORE_MEMORY, frozenset(plan.allocation.stages[s].devices))
     with suppress(InvalidPlan):
         found = best_order(roomier, plan.allocation, schedules_of(plan), overlap=plan.overlap_all_reduce)
         if found.fits and found.plan is not None:
@@ -160,7 +160,7 @@ def binding(problem: Problem, plan: JudgedPlan, path: CriticalPath, idle: tuple[
     span = plan.timeline.window_ns[1] - plan.timeline.window_ns[0]
     if held.memory_ns > max(moved, span // 20):
         device = problem.devices[held.devices[0]].name
-        s = next(s for s, stage in enumerate(plan.allocation.stages) if held.devices[0] in stage.devices)
+        s = plan.allocation.held_stages[held.devices[0]][0]
         share = 100 * held.memory_ns / span
         return Binding(
             "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for lack of it"

@@ -245,7 +245,7 @@ def _sentence(problem: Problem, reordered: BestOrder, ours: JudgedPlan, found: t
     if short is None:
         return pace
     device = problem.devices[short.device].name
-    s = next(s for s, stage in enumerate(theirs.allocation.stages) if short.device in stage.devices)
+    s = theirs.allocation.held_stages[short.device][0]
     return (
         f"it does not fit: stage {s} (layers {short.first_layer}–{short.last_layer}) needs "
         f"{shortage(short.needed_bytes, short.available_bytes, device)}; with enough memory {pace}"

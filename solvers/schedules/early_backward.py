@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.solvers.costs.memory import micro_batches_that_fit
-from penstock.solvers.costs.stage import stage_costs
-from penstock.solvers.costs.transfer import transfer
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import most_rows
 from penstock.solvers.model.problem import Problem
@@ -93,21 +92,13 @@ def fitted(problem: Problem, allocation: Allocation, wanted: Sequence[int]) -> t
 
 def activation_communication_ratio(problem: Problem, allocation: Allocation) -> float:
     """Return ACR: a cut's mean round-trip time over the mean time of a stage's forward and backward."""
-    rows = most_rows(problem, allocation)
-    cuts, moved, computed = 0, 0, 0
-    for number, stage in enumerate(allocation.stages):
-        costs = stage_costs(problem, stage, rows)
-        computed += costs.passes_ns
-        after = allocation.next(number)
-        if after is None:
-            continue
-        cuts += 1
-        for sender, direction in ((number, 0), (after, 1)):
-            sent = transfer(problem, allocation, sender, rows, direction)
-            moved += 0 if sent is None else sent.duration_ns
+    graph, stages = StepGraph(problem, allocation), range(len(allocation.stages))
+    computed = sum(costs[0].passes_ns for costs in graph.costs)
+    moved = sum(graph.lags_ns(s, way)[0] for s in stages for way in (0, 1))
+    cuts = len(stages) - len(allocation.pipelines)
     if cuts == 0 or computed == 0:
         return 0.0
-    return (moved / cuts) / (computed / len(allocation.stages))
+    return (moved / cuts) / (computed / len(stages))
 
 
 def _refuse_growing(allocation: Allocation, vector: tuple[int, ...]) -> None:

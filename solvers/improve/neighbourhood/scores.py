@@ -127,7 +127,7 @@ class Scores:
             if found.plan is not None:
                 return self._recomputed(found.plan)
             if found.short is not None:
-                lacking = next(s for s, stage in enumerate(stages) if found.short.device in stage.devices)
+                lacking = plan.held_stages[found.short.device][0]
                 if vector[lacking] > 1:
                     less = (*vector[:lacking], *(min(k, vector[lacking] - 1) for k in vector[lacking:]))
                     heapq.heappush(ahead, (self.times(score.plan, [less])[0], less))
