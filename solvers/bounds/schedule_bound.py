@@ -51,11 +51,12 @@ from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import window_bound_ns
 from penstock.solvers.bounds.steady_state import SteadyTimes
 from penstock.solvers.bounds.suffix.table import suffix_bound_ns
-from penstock.solvers.costs.stage import least_update_ns, stage_costs, update_ns
+from penstock.solvers.costs.stage import least_update_ns
+from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.costs.utilisation import WHOLE, rank_share, utilisation_ppm
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.micro_batches import batches_tried, row_classes
-from penstock.solvers.model.problem import Problem, per_problem
+from penstock.solvers.model.micro_batches import batches_tried
+from penstock.solvers.model.problem import Problem, per_problem, prefix_sums
 from penstock.solvers.model.result import SCHEDULE_SCOPE, Bound
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
 from penstock.solvers.model.update_rules import UpdateRule
@@ -145,7 +146,7 @@ def _around(problem: Problem, *, tails: bool) -> Around:
     a device's last operation for a layer after others is a backward, whose gradient travels back through those.
     """
     forward, gradient, weight = _slices(problem)
-    there = np.concatenate(([0], np.cumsum(_least_held(problem, forward))[:-1]))
+    there = prefix_sums(_least_held(problem, forward))[:-1]
     back = np.zeros_like(there)
     if tails:
         back[1:] = np.cumsum(_least_held(problem, gradient + weight))[:-1] + int(least_update_ns(problem)[1])
@@ -252,17 +253,15 @@ def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, r
 
 def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
     """Return each device's processor time, and each pipeline's own work on it, over an iteration's global batches."""
-    classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
+    graph = StepGraph(problem, allocation)
     processor: dict[int, int] = {}
     alone = 0
     for s, stage in enumerate(allocation.stages):
-        costs = [
-            (stage_costs(problem, stage, rows), utilisation_ppm(problem, allocation, s, rows)) for rows, _ in classes
-        ]
-        work = [count * cost.passes_ns for (cost, _share), (_rows, count) in zip(costs, classes, strict=True)]
-        update = update_ns(problem, stage)
+        shares = [utilisation_ppm(problem, allocation, s, rows) for rows, _count in graph.classes]
+        work = [count * cost.passes_ns for cost, (_rows, count) in zip(graph.costs[s], graph.classes, strict=True)]
+        update = graph.update_ns[s]
         alone = max(alone, sum(work) + update)
-        used = sum(each * share for each, (_cost, share) in zip(work, costs, strict=True))
+        used = sum(each * share for each, share in zip(work, shares, strict=True))
         for device in stage.devices:
             processor[device] = processor.get(device, 0) + used + update * WHOLE
     batches = len(allocation.pipelines)

@@ -26,10 +26,10 @@ from penstock.solvers.bounds.coverage import class_bound, target_plans
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.stage import least_update_ns
-from penstock.solvers.costs.tables.stage_table import between, crossing_bytes, layer_sums, prefix_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import between, crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.model.pins import devices_allowed
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.result import Bound
 from penstock.solvers.model.trainer_limits import Within
 from penstock.solvers.schedules.catalogue import schedule_row

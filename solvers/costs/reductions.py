@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.buckets import Bucket, buckets, leads_ns
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 
 class ReductionGroup(NamedTuple):
@@ -103,12 +103,12 @@ def make_chains(
             leads += [each[way] for classes in zip(*ready, strict=True) for way in (0, 1) for each in classes]
     return Chains(
         stage=_ints([group.stages[0] for group in groups]),
-        start=_starts(sizes),
+        start=prefix_sums(sizes),
         rounds=_ints(rounds),
-        round_start=_starts(rounds),
-        run_start=_starts([size * count for size, count in zip(sizes, rounds, strict=True)]),
+        round_start=prefix_sums(rounds),
+        run_start=prefix_sums([size * count for size, count in zip(sizes, rounds, strict=True)]),
         bucket_ns=_ints([bucket.duration_ns for each in made for bucket in each]),
-        member_start=_starts([len(own) for own in members]),
+        member_start=prefix_sums([len(own) for own in members]),
         member_group=_ints([g for own in members for g in own]),
         member_lead=_ints(places),
         lead_ns=_ints(leads),
@@ -132,7 +132,3 @@ def all_reductions(chains: Chains) -> Reductions:
 
 def _ints(values: list[int]) -> np.ndarray:
     return np.asarray(values, dtype=np.int64)
-
-
-def _starts(lengths: list[int]) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(_ints(lengths)))).astype(np.int64)

@@ -19,7 +19,7 @@ from penstock.solvers.costs.buckets import bucket_bytes
 from penstock.solvers.costs.collectives import all_reduce_ns, ring_resources
 from penstock.solvers.costs.memory import owned_of
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.update_rules import UpdateRule
 
 SUMMING_RULES: frozenset[UpdateRule] = frozenset({"synchronous", "double_buffered"})
@@ -100,7 +100,7 @@ def tie_arrays(allocation: Allocation, sums: Sequence[TiedSum], every: Sequence[
         stage=np.asarray(stage, dtype=np.int64),
         tie_ns=np.asarray([each.duration_ns for each in sums], dtype=np.int64),
         rounds=np.asarray(rounds, dtype=np.int64),
-        run_start=np.concatenate(([0], np.cumsum(np.asarray(rounds, dtype=np.int64)))).astype(np.int64),
+        run_start=prefix_sums(rounds),
     )
 
 

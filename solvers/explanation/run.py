@@ -19,7 +19,7 @@ import numpy as np
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.judge.operation_tables import Tables, cost_tables
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import STEP, Pattern
 from penstock.solvers.model.timeline import Interval
@@ -60,7 +60,7 @@ class JudgedRun:
             self.allocation, self.every = made.allocation, made.orders.update_every
         tracks, moved = self.timeline.tracks, self.timeline.transfers
         self.lane_devices = tuple(track.devices for track in tracks)
-        self.lane_start = np.concatenate(([0], np.cumsum([len(track.start_ns) for track in tracks]))).astype(np.int64)
+        self.lane_start = prefix_sums([len(track.start_ns) for track in tracks])
         operations = np.concatenate([track.operations for track in tracks]).astype(np.int64)
         self.kind, self.stage_of, self.batch = operations.T
         updates = () if self.periodic else self.timeline.updates

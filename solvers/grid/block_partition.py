@@ -20,7 +20,7 @@ from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.grid.block_kernel import run_worker
 from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, candidates
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.result import Reason, Refusal
 
 By = Literal["time", "layers", "parameters"]
@@ -65,7 +65,7 @@ def smallest_largest(
 
     ``cuttable[i]``: whether a block may end after element i. Ties go to the lexicographically smallest bounds.
     """
-    prefix = np.concatenate(([0], np.cumsum(np.asarray(weights, dtype=np.int64))))
+    prefix = prefix_sums(weights)
     places = [0, *(np.flatnonzero(np.asarray(cuttable)[: len(weights) - 1]) + 1).tolist(), len(weights)]
     load = prefix[places].tolist()
     mean, largest = -(-load[-1] // blocks), int(np.diff(load).max())

@@ -21,7 +21,7 @@ from penstock.solvers.judge.clocks.state import NOWHERE, TOUCHED, ClockState, la
 from penstock.solvers.judge.operation_tables import FlowTables, Tables
 from penstock.solvers.judge.scan_kernel import DUPLICATE, EARLY, GOOD, OUT_OF_ROUND, Scan, find_missing, scan_lane
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.schedule import STEP, Orders
 
 
@@ -91,7 +91,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
     for slot, (s, lane) in enumerate(pairs):
         slot_of[lane, s] = slot
     parts = [np.ascontiguousarray(row.operations, dtype=np.int32).reshape(-1, 3) for row in orders.rows]
-    lane_start = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
+    lane_start = prefix_sums([len(part) for part in parts])
     apart = _recomputes_apart(allocation, pairs, parts)
     replica, replicas = _replicas(allocation, orders, pairs)
     per_stage = np.bincount([s for s, _lane in pairs], minlength=len(allocation.stages))
@@ -100,13 +100,13 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
         batch=np.empty(lane_start[-1], dtype=np.int32),
         lane_start=lane_start,
         slot_of=slot_of,
-        slot_start=np.concatenate(([0], np.cumsum(per_stage))).astype(np.int64),
+        slot_start=prefix_sums(per_stage),
         slot_lane=np.asarray([lane for _s, lane in pairs], dtype=np.int32),
         slot_replica=replica,
         slot_replicas=replicas,
         row=np.empty(lane_start[-1], dtype=np.int32),
         table=_operation_lines(tables, pairs, apart),
-        round_start=np.concatenate(([0], np.cumsum(rounds))).astype(np.int64),
+        round_start=prefix_sums(rounds),
         first_gradient=np.full(rounds.sum(), -1, dtype=np.int64),
         last_gradient=np.full(rounds.sum(), -1, dtype=np.int64),
         lanes_needed=np.asarray(
@@ -129,11 +129,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
 
 def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[int, ...]]:
     """Return the stages of each row's devices; every device that holds a stage is in exactly one row."""
-    holds: dict[int, list[int]] = {}
-    for s, stage in enumerate(allocation.stages):
-        for device in stage.devices:
-            holds.setdefault(device, []).append(s)
-    seen: set[int] = set()
+    holds, seen = allocation.held_stages, set[int]()
     held = []
     for number, row in enumerate(orders.rows):
         for device in row.devices:
@@ -148,11 +144,11 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
                 name = problem.devices[device].name
                 first = problem.devices[row.devices[0]].name
                 raise InvalidPlan(
-                    f"Row {number} of schedule {orders.name}: {first} holds stages {holds[row.devices[0]]}, "
-                    f"{name} holds {holds[device]}.",
+                    f"Row {number} of schedule {orders.name}: {first} holds stages {list(holds[row.devices[0]])}, "
+                    f"{name} holds {list(holds[device])}.",
                     remedy="give devices of different stages rows of their own",
                 )
-        held.append(tuple(holds[row.devices[0]]))
+        held.append(holds[row.devices[0]])
     if missing := sorted(set(holds) - seen):
         name = problem.devices[missing[0]].name
         raise InvalidPlan(
@@ -174,7 +170,7 @@ def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slo
                 halts_of[k].append(halt)
     found = {}
     for name, start, lists in (("halt_tie", "halt_start", ties_of), ("tie_halt", "tie_start", halts_of)):
-        found[start] = np.concatenate(([0], np.cumsum([len(each) for each in lists]))).astype(np.int64)
+        found[start] = prefix_sums([len(each) for each in lists])
         found[name] = np.asarray([number for each in lists for number in each], dtype=np.int64)
     return found
 
@@ -214,7 +210,7 @@ def _replicas(allocation: Allocation, orders: Orders, pairs: list[tuple[int, int
 def _check_operations(tables: Tables, lanes: Lanes) -> None:
     flows, arrays = tables.flows, lanes.arrays
     count = np.diff(flows.base)
-    base = np.concatenate(([0], np.cumsum(count[list(lanes.slot_stage)]))).astype(np.int64)
+    base = prefix_sums(count[list(lanes.slot_stage)])
     scan = Scan(
         first=flows.first,
         batches=count,

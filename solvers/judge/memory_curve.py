@@ -19,6 +19,7 @@ from penstock.solvers.judge.lanes import Lanes, Starts
 from penstock.solvers.judge.memory_kernel import WORKSPACE, Costs, Streams, all_peaks, lane_curve
 from penstock.solvers.judge.operation_tables import Tables
 from penstock.solvers.judge.posting_kernel import Posted, post_receives
+from penstock.solvers.model.problem import prefix_sums
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Breakdown
 
@@ -223,7 +224,7 @@ def _lists(count: int, lane: np.ndarray, time: np.ndarray, *values: np.ndarray) 
     lines = np.full((len(lane), 1 + len(values)), NEVER_NS, dtype=np.int64)
     lines[:-count] = np.column_stack((time, *values))
     order = np.lexsort((lines[:, 0], lane))
-    begin = np.concatenate(([0], np.cumsum(np.bincount(lane, minlength=count)))).astype(np.int64)
+    begin = prefix_sums(np.bincount(lane, minlength=count))
     return begin, lines[order]
 
 

@@ -24,7 +24,7 @@ from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.costs.ties import TiedSum, Ties, tie_arrays, tied_sums
 from penstock.solvers.costs.transfer import Transfer
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.update_rules import UpdateRule
 
@@ -160,7 +160,7 @@ def _flow_tables(graph: StepGraph, sums: tuple[TiedSum, ...], periodic: bool) ->
         cut=cut,
         places=(3 if periodic and any(made) else 2) * int(sizes.sum()),
         first=_ints([each.start for each in batches]),
-        base=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        base=prefix_sums(sizes),
         previous=_small([-1 if (p := allocation.previous(s)) is None else p for s in range(count)]),
         next=_small([-1 if (n := allocation.next(s)) is None else n for s in range(count)]),
         flow_of=flow_of,
@@ -169,9 +169,9 @@ def _flow_tables(graph: StepGraph, sums: tuple[TiedSum, ...], periodic: bool) ->
         flow_ns=_ints(durations),
         flow_first=_ints(firsts),
         flow_offset=_ints(offsets),
-        resource_start=_starts([len(each) for each in used]),
+        resource_start=prefix_sums([len(each) for each in used]),
         resources=_small(flat),
-        watch_start=_starts(np.bincount(_ints(flat), minlength=len(ids)).tolist()),
+        watch_start=prefix_sums(np.bincount(_ints(flat), minlength=len(ids))),
     ), tuple(ids)
 
 
@@ -241,7 +241,3 @@ def _ints(values: list[int]) -> np.ndarray:
 
 def _small(values: list[int]) -> np.ndarray:
     return np.asarray(values, dtype=np.int32)
-
-
-def _starts(lengths: list[int]) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(_ints(lengths)))).astype(np.int64)

@@ -42,7 +42,7 @@ from penstock.solvers.judge.clocks.shared_processor import SPEED, Shared, run_sh
 from penstock.solvers.judge.shared_memory import Clocks, DeviceMemory, covered_ns
 from penstock.solvers.model.allocation import Allocation, Pipeline, Stage
 from penstock.solvers.model.micro_batches import most_rows
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
 
@@ -261,7 +261,7 @@ def _stage_tables(problem: Problem, allocation: Allocation) -> _StageTables:
         update_ns=np.asarray(graph.update_ns, dtype=np.int64),
         flow_ns=np.tile(np.asarray(flow_ns, dtype=np.int64), (pipelines, 1)),
         num_resources=len(ids),
-        resource_start=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+        resource_start=prefix_sums(lengths),
         resources=np.asarray(flat, dtype=np.int64),
     )
 

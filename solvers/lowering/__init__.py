@@ -34,7 +34,7 @@ from penstock.solvers.lowering.transports import TransportChoice, transports_to_
 from penstock.solvers.lowering.updates import count_versions, flushed_updates, periodic_updates, table_of
 from penstock.solvers.lowering.wiring import wire
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.schedule import Orders, Pattern, Schedule
 from penstock.solvers.model.unroll import run_of
 from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
@@ -229,7 +229,7 @@ def _emitted(wiring: Wiring, rows: Sequence[RankRow], updates: Sequence[np.ndarr
     nothing = np.empty((0, 4), dtype=np.int32)
     pairs = list(zip(rows, updates, strict=True))
     sizes = [emit(wiring, rank, row.operations, table, nothing) for rank, (row, table) in enumerate(pairs)]
-    starts = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    starts = prefix_sums(sizes)
     codes = np.empty((int(starts[-1]), 4), dtype=np.int32)
     for rank, (row, table) in enumerate(pairs):
         emit(wiring, rank, row.operations, table, codes[starts[rank] : starts[rank + 1]])

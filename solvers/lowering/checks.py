@@ -26,6 +26,7 @@ from penstock.solvers.lowering.kernels import (
     PARTICIPANT,
     Wiring,
 )
+from penstock.solvers.model.problem import prefix_sums
 
 _WORD = {word: number for number, word in enumerate(WORDS)}
 _SHOWN = 6
@@ -53,7 +54,7 @@ def codes_of(programs: Sequence[Program]) -> tuple[np.ndarray, np.ndarray]:
             if one.kind not in _WORD or one.stage < 0 or one.micro_batch < 0:
                 raise InvalidPlan(f"rank {program.rank} ({program.device}) has {one}, which is not an instruction")
     rows = [[(_WORD[i.kind], i.stage, i.micro_batch, i.channel) for i in p.instructions()] for p in programs]
-    starts = np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64)
+    starts = prefix_sums([len(row) for row in rows])
     return np.array([one for row in rows for one in row], dtype=np.int32).reshape(-1, 4), starts
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import WITHIN_PASSES, Held, Program
+from penstock.solvers.model.problem import prefix_sums
 
 
 class Participants(NamedTuple):
@@ -62,10 +63,10 @@ def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]
     for number, own in enumerate(parties.values()):
         table[own] = number
     return Participants(
-        sources=_bounds([len(own) for own in sources]),
+        sources=prefix_sums([len(own) for own in sources]),
         source_held=_ints([h for own in sources for h in own]),
         table=table,
-        bounds=_bounds([len(own) for own in parties.values()]),
+        bounds=prefix_sums([len(own) for own in parties.values()]),
         participants=_ints([participant for own in parties.values() for participant in own]),
         participant_rank=_ints(ranks),
     )
@@ -79,10 +80,6 @@ def _check_cover(program: Program) -> None:
             f"the buckets of rank {program.rank} ({program.device}) cover the layers {sorted(covered)}, but its stages "
             f"hold {sorted(layers)}; each layer is in one bucket"
         )
-
-
-def _bounds(sizes: Sequence[int]) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(_ints(sizes)))).astype(np.int64)
 
 
 def _ints(values: Sequence[int]) -> np.ndarray:

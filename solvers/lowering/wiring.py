@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.solvers.lowering.kernels import (
 )
 from penstock.solvers.lowering.layout import own_micro_batches
 from penstock.solvers.lowering.participants import participants_of
+from penstock.solvers.model.problem import prefix_sums
 
 _WAYS = ("forward", "backward")
 _Key = tuple[int, str, int, int, int]
@@ -63,10 +64,10 @@ def wire(programs: Sequence[Program]) -> Wiring:
     rows, num_slots, num_pairs = _end_table(ends, partner, [own[h] for h in of_end], count)
     held_of = np.full((len(programs), 1 + max(one.stage for _, one in held)), -1, dtype=np.int32)
     held_of[table[:, 0], table[:, 1]] = np.arange(len(held))
-    first = [_bounds(len(p.stages) for p in programs), _bounds(len(p.channels) for p in programs)]
+    first = prefix_sums([[len(p.stages) for p in programs], [len(p.channels) for p in programs]])
     return Wiring(
         held_of=held_of,
-        first=np.stack(first, axis=1),
+        first=np.ascontiguousarray(first.T),
         held=table,
         ends=rows,
         lists=lists,
@@ -201,7 +202,7 @@ def _lists(
         which = 2 * (channel.kind == "B") + _sends(channel)
         members[4 * number_of[rank, channel.stage] + which].append(e)
     flat = np.array([e for one in members for e in one], dtype=np.int64)
-    return _bounds(len(one) for one in members), flat
+    return prefix_sums([len(one) for one in members]), flat
 
 
 def _expected(
@@ -256,7 +257,3 @@ def _turn(rank: int, channel: Channel, own: range, other: range) -> tuple[int, i
         f"rank {rank} in stage {channel.stage} and rank {channel.peer} in stage {channel.peer_stage} have no "
         "micro-batch in common, but a channel"
     )
-
-
-def _bounds(sizes: Iterable[int]) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(np.fromiter(sizes, dtype=np.int64))))

@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from penstock.solvers.model.degrees import (
     Choice,
@@ -37,7 +38,13 @@ def frozen(values: Iterable[int]) -> np.ndarray:
 
 def prefix(values: Iterable[int]) -> np.ndarray:
     """Return the prefix sums of n values, (n + 1,) int64, that cannot be written to."""
-    return frozen(np.concatenate(([0], np.cumsum(frozen(values)))))
+    return frozen(prefix_sums(frozen(values)))
+
+
+def prefix_sums(values: ArrayLike) -> np.ndarray:
+    """Return exclusive prefix sums along the last axis: (…, n) to (…, n + 1) int64."""
+    each = np.asarray(values, dtype=np.int64)
+    return np.concatenate((np.zeros((*each.shape[:-1], 1), dtype=np.int64), np.cumsum(each, axis=-1)), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.contiguous.own_links import carried_ns
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.costs.tables.stage_table import StageTable, crossing_bytes, prefix_sums
+from penstock.solvers.costs.tables.stage_table import StageTable, crossing_bytes
 from penstock.solvers.costs.ties import bytes_of_spans
 from penstock.solvers.model.micro_batches import Batch, largest_slice, row_classes
 from penstock.solvers.model.pins import devices_allowed
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 
 def make_pieces(problem: Problem, batch: Batch, links: Links, *, split: bool = False) -> Pieces:

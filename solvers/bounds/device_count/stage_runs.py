@@ -17,9 +17,9 @@ from penstock.solvers.bounds.device_count.transfers import transfers_of
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import UNLIMITED
 from penstock.solvers.costs.memory import training_bytes
-from penstock.solvers.costs.tables.stage_table import crossing_bytes, layer_sums, prefix_sums, static_sums
+from penstock.solvers.costs.tables.stage_table import crossing_bytes, layer_sums, static_sums
 from penstock.solvers.model.micro_batches import Batch, row_classes
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 
 @Fields.register

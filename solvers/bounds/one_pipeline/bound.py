@@ -23,7 +23,7 @@ from penstock.solvers.bounds.one_pipeline.layer_costs import DeviceRange, Holdin
 from penstock.solvers.bounds.one_pipeline.layer_runs import possible_work
 from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes, least_of
 from penstock.solvers.costs.infinity import FAR_NS
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 CAP = 4
 """The number of labels that a state keeps."""
@@ -64,7 +64,7 @@ class Piece:
         times = [holding.times(numbers, option) for option in self._options]
         least = least_of(times)
         self._back = least.gradient if split else least.backward
-        around = np.concatenate(([0], np.cumsum(least.forward + self._back)))
+        around = prefix_sums(least.forward + self._back)
         self._least = least
         self._least_work_ns = int(least.work.sum())
         self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices, split))
@@ -81,7 +81,7 @@ class Piece:
 
     def _starts(self, holding: Holding) -> list[int]:
         """Return the first layers that the search may begin with: all, or without some in front of little work."""
-        before = np.concatenate(([0], np.cumsum(self._least.work)[:-1]))
+        before = prefix_sums(self._least.work)[:-1]
         most = [self._least_work_ns // part if part else 0 for part in LITTLE]
         return sorted({0, *(int(np.searchsorted(before, each, side="right")) - 1 for each in most)})
 
@@ -197,7 +197,7 @@ def _filled_ns(least: LeastTimes, devices: int, split: bool) -> int:
     total = int(least.backward_work.sum()) if split else 0
     sides = ((least.forward, least.work - least.backward_work), (least.backward, least.backward_work))
     for each, work in sides[:1] if split else sides:
-        idle = np.concatenate(([0], np.cumsum(devices * each - work)))
+        idle = prefix_sums(devices * each - work)
         total += int(work.sum() + idle.max())
     return -(-total // devices)
 

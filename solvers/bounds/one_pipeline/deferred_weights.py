@@ -17,7 +17,7 @@ from penstock.solvers.bounds.one_pipeline.layer_runs import LOST_NS
 from penstock.solvers.bounds.one_pipeline.slice_times import LeastTimes
 from penstock.solvers.costs.infinity import FAR_NS
 from penstock.solvers.costs.memory import free_bytes
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 
 class DeferredWeights(NamedTuple):
@@ -58,7 +58,7 @@ def deferred_weights(
     before = np.stack([each.before_weights for each in times])
     weights = np.maximum(0, np.min([each.work for each in times], axis=0) - before.min(axis=0))
     kept = problem.global_batch_size * least_kept(problem)
-    room = np.concatenate(([0], np.cumsum(free)))
+    room = prefix_sums(free)
     price = _best_price(weights, kept, float(room[-1]) - float(static[0].sum())) if fits else 0.0
     return DeferredWeights(before, kept, static, room, price)
 

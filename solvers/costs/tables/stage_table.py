@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.solvers.costs.memory import owned_of, training_bytes
 from penstock.solvers.costs.stage import step_ns
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 
 Rounding = Literal["up", "down"]
 
@@ -48,11 +48,6 @@ class StaticSums(NamedTuple):
         """Return the bytes that a stage holds for the whole step: ``owned`` is a part of ``trainable``, and that of
         ``parameters``."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
-
-
-def prefix_sums(values: np.ndarray) -> np.ndarray:
-    """Return exclusive prefix sums along the last axis: (…, n) to (…, n + 1) int64."""
-    return np.concatenate((np.zeros((*values.shape[:-1], 1), dtype=np.int64), np.cumsum(values, axis=-1)), axis=-1)
 
 
 def between(prefix: np.ndarray) -> np.ndarray:

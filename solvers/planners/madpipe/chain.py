@@ -23,7 +23,7 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.tables.stage_table import StageTable, between, crossing_bytes, cut_places, layer_sums
 from penstock.solvers.costs.transfer import round_trips_ns, transfers_ns
 from penstock.solvers.model.micro_batches import Batch, largest_slice
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.schedules.support.stage_line import ALL_BUFFERS
 
 Group = tuple[int, ...]
@@ -124,11 +124,11 @@ class Chain:
     ) -> Chain:
         """Section 4.1's model: 3 W, the inputs a_0 … a_{L-1} of the layers, twice the activation at each boundary."""
         count = len(forward_ns)
-        forward = np.concatenate(([0], np.cumsum(np.asarray(forward_ns, dtype=np.int64))))
-        backward = np.concatenate(([0], np.cumsum(np.asarray(backward_ns, dtype=np.int64))))
-        weights = np.concatenate(([0], np.cumsum(3 * np.asarray(weight_bytes, dtype=np.int64))))
+        forward = prefix_sums(forward_ns)
+        backward = prefix_sums(backward_ns)
+        weights = 3 * prefix_sums(weight_bytes)
         inputs = np.asarray(activation_bytes, dtype=np.int64)
-        kept = np.concatenate(([0], np.cumsum(inputs[:count])))
+        kept = prefix_sums(inputs[:count])
         border = 2 * inputs
         border[[0, count]] = 0
         hop = 2 * transfers_ns(inputs, bandwidth_bytes_per_s)

@@ -22,7 +22,7 @@ from penstock.solvers.costs.tables.device_line import Affine, affine_transfer
 from penstock.solvers.costs.transfer import boundary_bytes, channels
 from penstock.solvers.grid.places import Places
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.planners.wpipe.shape import Shape
 
 Loads = dict[int, int]
@@ -94,8 +94,8 @@ def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, 
 def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
     """The slowest device, or the slowest cycle between two devices."""
     alone = max(cost.passes_ns for cost in costs)
-    work = np.concatenate(([0], np.cumsum([cost.forward_ns + cost.backward_ns for cost in costs])))
-    way = np.concatenate(([0], np.cumsum(np.asarray(hops, dtype=np.int64))))
+    work = prefix_sums([cost.forward_ns + cost.backward_ns for cost in costs])
+    way = prefix_sums(hops)
     ahead = np.asarray([shape.ahead(i) for i in range(shape.depth)])
     around = work[None, 1:] - work[:-1, None] + way[None, :] - way[:, None]
     slots = np.maximum(ahead[:, None] - ahead[None, :] + 1, 1)

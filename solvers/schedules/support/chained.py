@@ -17,7 +17,7 @@ from penstock.solvers.costs.memory import activation_bytes
 from penstock.solvers.costs.stage import stage_costs
 from penstock.solvers.costs.tables.step_graph import StepGraph
 from penstock.solvers.model.allocation import Allocation
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
 from penstock.solvers.schedules.support.list_kernel import Jobs, run_list
@@ -157,7 +157,7 @@ class Chained:
         moves = np.zeros(len(KINDS), dtype=np.bool_)
         moves[list(movers)] = True
         made = Jobs(
-            lane_start=np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64),
+            lane_start=prefix_sums([len(part) for part in parts]),
             lane=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
             duration_ns=duration[codes],
             taken=taken[codes],
