@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from problems import make_problem
 
-from penstock.solvers.model.problem import Problem
+from penstock.solvers.model.problem import Pin, Problem
+
+NODES = ((1, 1, 1), (1,) * 4, (1,) * 6, (2, 2), (2, 2, 2), (2, 2, 2, 2), (4, 2), (3, 3), (4, 4), (2, 1, 1), (3, 2, 1))
+SCALE_NS = 1_000_000
+"""Of the requests on narrow cables: devices of each node, and the time of a layer's forward pass."""
 
 
 def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Problem:
@@ -97,3 +102,44 @@ def four_devices(seed: int, count: int = 8, **changes: Any) -> Problem:
         "update_ns": 10_000,
     }
     return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
+
+
+def narrow_request(seed: int, most_layers: int = 12, most_devices: int = 8, **changes: Any) -> Problem:
+    """Return the request of a seed, whose transfers over a cut take a quarter to two even shares of the work."""
+    rng = random.Random(seed)
+    nodes = rng.choice([each for each in NODES if sum(each) <= most_devices])
+    devices, layers = sum(nodes), rng.randint(4, most_layers)
+    forward = [rng.randint(SCALE_NS // 2, 3 * SCALE_NS // 2) for _ in range(layers)]
+    share = 3 * sum(forward) / devices * rng.choice([0.25, 0.5, 1.0, 2.0]) / 2
+    tight = rng.random() < 0.5
+    kept = 10**8 if tight else rng.choice([10**5, 10**6, 10**7])
+    room = 4 * kept * (-(-layers // devices) + rng.randint(0, 2)) + kept if tight else 2**50
+    kinds = [rng.choice(["cpu", "quick"]) for _ in nodes] if rng.random() < 0.3 else None
+    settings: dict[str, Any] = {
+        "nodes": nodes,
+        "kinds": kinds and [kind for kind, size in zip(kinds, nodes, strict=True) for _ in range(size)],
+        "speed": {"quick": 1.6},
+        "inside_bytes_per_s": 10**11,
+        "between_bytes_per_s": 10**9,
+        "form": rng.choice(["pairs", "ports", "bus"]),
+        "full_duplex": rng.random() < 0.5,
+        "global_batch_size": rng.choice([8, 16, 24]),
+        "micro_batch_sizes": rng.choice([(1,), (1, 2), (1, 2, 4), ()]),
+        "shared": rng.random() < 0.7,
+        "channel": rng.choice(["half", "full"]),
+        "transfer": rng.choice(["nic", "nic", "spp", "dapple"]),
+        "all_reduce": rng.choice(["flat", "hierarchical"]),
+        "overlap_all_reduce": rng.random() < 0.7,
+        "memory_bytes": room,
+        "state_factor": 2,
+        "recompute": rng.choice(["never", "auto"]),
+        "stash_bytes": kept // 20 if rng.random() < 0.5 else 0,
+        "boundary_bytes": [int(share * rng.uniform(0.5, 1.5)) for _ in range(layers - 1)],
+        "parameter_bytes": [int(kept * rng.uniform(0.5, 1.2)) for _ in range(layers)],
+    }
+    problem = make_problem(forward, **(settings | changes))
+    if rng.random() < 0.2:
+        first = rng.choice([0, layers - 1])
+        held = frozenset(rng.sample(range(devices), rng.randint(1, devices - 1)))
+        problem = replace(problem, pins=(Pin(first, first, held),))
+    return problem

@@ -13,12 +13,13 @@ from penstock.solvers.model.problem import Problem
 
 
 def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterator[Allocation]:
-    """Yield the plan with its runs of stages packed into nodes where they fit, and with the devices in their own order.
+    """Yield the plan with stages across nodes where labels have them, with all packed, and with devices in their order.
 
-    Devices of either plan are exchanged where pins or unequal memories ask for it; plans that break pins are left out.
+    Devices of each are exchanged where pins or unequal memories ask for it; plans that break pins are left out.
     """
     seen = set()
-    for order in (_packed(problem, path), list(range(problem.num_devices))):
+    packed = (_packed(problem, path, spans=spans) for spans in (True, False))
+    for order in (*packed, list(range(problem.num_devices))):
         stages, used = [], 0
         for part in path:
             again = problem.recompute == "always" or part.variant > 0
@@ -32,8 +33,12 @@ def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterato
             yield placed
 
 
-def _packed(problem: Problem, path: Path) -> list[int]:
-    """Return devices in the order of the stages: the longest runs first, each in the node that they fill best."""
+def _packed(problem: Problem, path: Path, *, spans: bool) -> list[int]:
+    """Return devices in the order of the stages: the longest runs first, each in the node that they fill best.
+
+    ``spans``: whether a stage across nodes has a device of each in turn where a node could hold it; those of two such
+    stages are then neighbours.
+    """
     runs: list[list[int]] = []
     for number in range(len(path)):
         if number > 0 and path[number - 1].placed == JOINED:
@@ -44,11 +49,12 @@ def _packed(problem: Problem, path: Path) -> list[int]:
     held: dict[int, list[int]] = {}
     for run in sorted(runs, key=lambda each: -sum(path[n].replicas for n in each)):
         needed = sum(path[n].replicas for n in run)
-        fitting = [node for node in free if len(node) >= needed]
+        across = spans and not path[run[0]].in_node
+        fitting = [] if across else [node for node in free if len(node) >= needed]
         home = min(fitting, key=len) if fitting else []
         for number in run:
             held[number] = []
             while len(held[number]) < path[number].replicas:
                 node = home or max(free, key=len)
                 held[number].append(node.pop(0))
-    return [device for number in range(len(path)) for device in held[number]]
+    return [device for number in range(len(path)) for device in sorted(held[number])]

@@ -41,21 +41,24 @@ from penstock.solvers.bounds.windows_kernel import FREE
 from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
-VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT, CUT, LIMIT = range(8)
-"""Of the best plan: its value, or the limit; 1 + the label after its first stage, -1 without a plan; what made that
-stage (4); whether anything was cut off by the limit; the limit."""
+VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT = range(6)
+"""Columns of the best plans: the value, or the limit; 1 + the label after the first stage, -1 without a plan; what made
+that stage (4)."""
+LIMIT, CUT = range(2)
+"""Of a search: what its plans are below; whether that has left anything out."""
 
 
 @Fields.register
 class Work(NamedTuple):
     """What a search writes: labels of stages by their first layer, labels after the channels to one layer, the best.
 
-    ``fresh``: room for a label.
+    ``best`` (plans, 6): by rising value; ``state`` (2,): LIMIT and CUT; ``fresh``: room for a label.
     """
 
     stages: Pool
     hops: Pool
     best: np.ndarray
+    state: np.ndarray
     reach: Reach
     fresh: np.ndarray
 
@@ -160,7 +163,7 @@ def _send_one_way(
             least = most = most_near(pieces, source, q)
         elif way == TO_SPANNING:
             most = most_near(pieces, r, run)
-            least = 0 if near_matters(pieces, at, source, r, work.best[LIMIT]) else most
+            least = 0 if near_matters(pieces, at, source, r, work.state[LIMIT]) else most
         for some in range(least, most + 1):
             if some > least and not _is_quicker(pieces, source, r, some):
                 continue
@@ -206,17 +209,17 @@ def _send_one_run(
         while label >= 0:
             steps += 1
             left = pieces.devices - used
-            if may_be_below(pieces, grid, work.stages.label[label], at, left, work.best[VALUE]):
+            if may_be_below(pieces, grid, work.stages.label[label], at, left, work.best[-1, VALUE]):
                 steps += points
                 hop(pieces, grid, work.reach, work.stages.label[label], out, back, channel, work.fresh)
-                if may_be_below(pieces, grid, work.fresh, at, left, work.best[VALUE]):
+                if may_be_below(pieces, grid, work.fresh, at, left, work.best[-1, VALUE]):
                     state = _state(pieces, used + source, source, run)
                     if not add(work.hops, state, work.fresh, cap, label, 0, 0, placed, 0):
                         return -1
                 else:
-                    work.best[CUT] = 1
+                    work.state[CUT] = 1
             else:
-                work.best[CUT] = 1
+                work.state[CUT] = 1
             label = work.stages.next[label]
     return steps
 
@@ -227,8 +230,8 @@ def _stage(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
     steps = 0
     for r in range(1, pieces.limit.shape[1]):
         for first in range(at - 1, -1, -1):
-            if pieces.whole_work[0, r, first, at] >= work.best[VALUE]:
-                work.best[CUT] = 1
+            if pieces.whole_work[0, r, first, at] >= work.best[-1, VALUE]:
+                work.state[CUT] = 1
                 break
             for variant in range(pieces.limit.shape[0]):
                 if pieces.limit[variant, r, first, at] == 0:
@@ -249,8 +252,8 @@ def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int,
     fill_after(grid, pieces.forward[of], pieces.backward[of], pieces.limit[of], work.reach)
     steps = 0
     for used in range(r, total + 1 if first == 0 else total):
-        if first > 0 and pieces.least_work[first] >= best[VALUE] * (total - used):
-            best[CUT] = 1
+        if first > 0 and pieces.least_work[first] >= best[-1, VALUE] * (total - used):
+            work.state[CUT] = 1
             break
         for q in range(pieces.node_size + 1):
             if pieces.shape[r, q] < 0:
@@ -260,17 +263,29 @@ def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int,
             where = 0 if q > 0 else 1
             while label >= 0:
                 steps += 1
-                after, left, below = work.hops.label[label], total - used, best[VALUE]
+                after, left, below = work.hops.label[label], total - used, best[-1, VALUE]
                 if put(pieces, grid, work.reach, after, first, at, r, variant, where, left, below, work.fresh):
                     steps += points
                     parent, placed = work.hops.parent[label], work.hops.made[label, PLACED]
                     if first == 0:
-                        best[VALUE] = work.fresh[grid.forward.size + grid.early_forward.size]
-                        best[PARENT], best[STOP], best[REPLICAS] = parent + 1, at, r
-                        best[PLACE], best[VARIANT] = placed, variant
+                        value = work.fresh[grid.forward.size + grid.early_forward.size]
+                        row = _place_for(best, value)
+                        best[row, VALUE], best[row, PARENT], best[row, STOP] = value, parent + 1, at
+                        best[row, REPLICAS], best[row, PLACE], best[row, VARIANT] = r, placed, variant
                     elif not add(work.stages, layer + state, work.fresh, cap, parent, at, r, placed, variant):
                         return -1
                 else:
-                    best[CUT] = 1
+                    work.state[CUT] = 1
                 label = work.hops.next[label]
     return steps
+
+
+@inner
+def _place_for(best: np.ndarray, value: int) -> int:
+    """Make room for a plan among the best ones, of which the last is lost."""
+    row = best.shape[0] - 1
+    while row > 0 and best[row - 1, VALUE] > value:
+        for k in range(best.shape[1]):
+            best[row, k] = best[row - 1, k]
+        row -= 1
+    return row

@@ -117,21 +117,17 @@ class BatchSearch:
             self.prepared = True
             self.bound_ns = -(-int(self.pieces.least_work[-1]) // self.problem.num_devices)
             return None
-        search = _LabelSearch(self.pieces, self._points, below_ns, self.cap)
-        while search.at > 0 and search.steps < search.effort:
-            yield
-            search.go_on()
-        self.steps += search.steps
+        search = yield from self._search(below_ns)
         if search.at > 0:
             self.closed = self.cap <= LEAST_OF_A_STATE and not self._points
             self.cap, self._points = max(LEAST_OF_A_STATE, self.cap // 4), []
             return None
-        path = search.path()
+        path = next(search.paths(), None)
         if path is None:
             self.bound_ns = max(self.bound_ns, below_ns)
-            self.closed = self.empty = not search.work.best[CUT]
+            self.closed = self.empty = not search.work.state[CUT]
             return None
-        value = int(search.work.best[VALUE])
+        value = int(search.work.best[0, VALUE])
         self.bound_ns = max(self.bound_ns, value)
         chains = chains_of(self.pieces, path, below_ns)
         known = list(self._points)
@@ -141,11 +137,24 @@ class BatchSearch:
         self.closed = self._points == known
         return path
 
+    def paths(self, below_ns: int, most: int) -> Generator[None, None, list[Path]]:
+        """Return plans whose labels are below, at most so many, the least first; yields as ``step`` does."""
+        search = yield from self._search(below_ns, most)
+        return list(search.paths()) if search.at == 0 else []
+
+    def _search(self, below_ns: int, most: int = 1) -> Generator[None, None, _LabelSearch]:
+        search = _LabelSearch(self.pieces, self._points, below_ns, self.cap, most)
+        while search.at > 0 and search.steps < search.effort:
+            yield
+            search.go_on()
+        self.steps += search.steps
+        return search
+
 
 class _LabelSearch:
-    """One search for a plan below a limit, from the last layer (``at``) to the first."""
+    """One search for the best plans below a limit, from the last layer (``at``) to the first."""
 
-    def __init__(self, pieces: Pieces, points: list[Point], below_ns: int, cap: int) -> None:
+    def __init__(self, pieces: Pieces, points: list[Point], below_ns: int, cap: int, plans: int) -> None:
         self.pieces, self.cap = pieces, cap
         self.grid = make_grid(points, pieces.batches)
         whole, early = self.grid.forward.size, self.grid.early_forward.size
@@ -156,7 +165,8 @@ class _LabelSearch:
         self.work = Work(
             stages=make_pool(most, width, (layers + 1) * states, whole + early),
             hops=make_pool(most, width, states, whole + early),
-            best=np.array([below_ns, -1, 0, 0, 0, 0, 0, below_ns]),
+            best=np.tile(np.array([below_ns, -1, 0, 0, 0, 0]), (plans, 1)),
+            state=np.array([below_ns, 0]),
             reach=make_reach(self.grid),
             fresh=np.zeros(width, np.int64),
         )
@@ -168,16 +178,15 @@ class _LabelSearch:
         self.at, steps = advance(self.pieces, self.grid, self.work, self.cap, self.at, PIECE)
         self.steps = self.effort if steps < 0 else self.steps + steps
 
-    def path(self) -> Path | None:
-        """Return the plan below the limit, from the first stage on."""
-        best, stages = self.work.best, self.work.stages
-        if best[PARENT] < 0:
-            return None
-        made, at = [best[STOP:CUT].tolist()], int(best[PARENT]) - 1
-        while at >= 0:
-            made.append(stages.made[at].tolist())
-            at = int(stages.parent[at])
-        return _path(made)
+    def paths(self) -> Iterator[Path]:
+        """Yield the plans below the limit, the best first, each from the first stage on."""
+        stages = self.work.stages
+        for best in self.work.best[self.work.best[:, PARENT] >= 0].tolist():
+            made, at = [best[STOP:]], best[PARENT] - 1
+            while at >= 0:
+                made.append(stages.made[at].tolist())
+                at = int(stages.parent[at])
+            yield _path(made)
 
 
 def _path(stages: list[list[int]]) -> Path:

@@ -49,6 +49,14 @@ def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
                 yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
 
 
+def exchanged(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """All devices of two stages that are near each other in exchange, or one for one; some occur more than once."""
+    node_of = _apart(problem, stages)
+    for s, t in combinations(range(len(stages)), 2):
+        if t - s <= REACH:
+            yield from _exchanged(problem, node_of, stages, s, t)
+
+
 def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Iterator[Stages]:
     """Plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node.
 
@@ -120,9 +128,7 @@ def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
                 for t in range(max(0, s - REACH), min(len(stages), s + REACH + 1)):
                     if t != s:
                         yield _held(stages, {s: rest, t: (*stages[t].devices, device)})
-    for s, t in combinations(range(len(stages)), 2):
-        if t - s <= REACH:
-            yield from _exchanged(problem, node_of, stages, s, t)
+    yield from exchanged(problem, stages)
 
 
 def _exchanged(problem: Problem, node_of: Places, stages: Stages, s: int, t: int) -> Iterator[Stages]:

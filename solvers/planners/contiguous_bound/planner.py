@@ -18,8 +18,10 @@ from penstock.solvers.bounds.contiguous.least_bound import further_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
 from penstock.solvers.grid.block_partition import thinnest
+from penstock.solvers.improve.neighbourhood.moves import exchanged
+from penstock.solvers.improve.neighbourhood.scores import Score, Scores
 from penstock.solvers.improve.order import optimise_order
-from penstock.solvers.model.allocation import Allocation
+from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, batches_tried
 from penstock.solvers.model.options import Option
 from penstock.solvers.model.problem import Problem
@@ -35,8 +37,14 @@ MILLION = 1_000_000
 LONGEST_NS = 2**52
 """Longer than any plan: 52 days."""
 MOST_DEVICES = 256
-PLANS = 8
-"""Plans that are reordered."""
+NEAR = 100
+"""Where the best plan is further above a bound than 1/100 of it, more plans of the labels are timed."""
+PATHS, PLACED, MOST_PLACED = 32, 4, 64
+"""The plans of a number of micro-batches that are timed, and those of them whose devices are exchanged, on so many."""
+DETOUR = 16
+"""These may be up to 1/16 above the best plan."""
+PLANS, TIMED = 8, 4
+"""Plans that are reordered: with the least bounds, and of those that were timed."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
 """For each plan: passes of a micro-batch through a stage that are simulated, in private and in shared networks (where
 simulation takes longer), and the least number of warm-ups."""
@@ -48,7 +56,7 @@ LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
 class Relaxation:
     """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend.
 
-    ``plans``: those that bounds belong to, each with its own.
+    ``plans``: those that bounds belong to, each with its own; ``timed``: others that were timed in bulk.
     """
 
     problem: Problem
@@ -57,6 +65,7 @@ class Relaxation:
     best: JudgedPlan | None = None
     searches: list[BatchSearch] = field(default_factory=list)
     plans: dict[Allocation, int] = field(default_factory=dict)
+    timed: list[Score] = field(default_factory=list)
 
     @property
     def bound_ns(self) -> int:
@@ -74,6 +83,7 @@ class Relaxation:
     def run(self) -> Iterator[None]:
         """All searches, then better orders; yields after every counted piece of work, so that the caller can stop."""
         yield from self.prove()
+        yield from self._time_paths()
         yield from self._reorder()
 
     def prove(self) -> Iterator[None]:
@@ -97,6 +107,34 @@ class Relaxation:
             lowest.carry(self.value_ns)
             yield
 
+    def _time_paths(self) -> Iterator[None]:
+        """Time plans that labels leave open, in bulk: these wait for cables that others use, which no label counts."""
+        scores = Scores(self.problem)
+        for search in sorted(self.searches, key=lambda search: search.proven_ns):
+            spent = sum(each.steps for each in self.searches)
+            if search.empty or search.proven_ns + search.proven_ns // NEAR >= self.value_ns or spent >= self.effort:
+                continue
+            paths = yield from search.paths(self.value_ns, PATHS)
+            number = search.batch.num_micro_batches
+            plans = [(number, plan.stages) for path in paths for plan in allocations(self.problem, path, number)]
+            timed = scores.fresh(plans, self.value_ns + self.value_ns // DETOUR)
+            for score in timed[:PLACED]:
+                timed += self._exchange(scores, score)
+            for score in sorted(timed, key=lambda score: score.value_ns):
+                self._take(scores.fitting(score, self.value_ns))
+            self.timed += timed
+            yield
+
+    def _exchange(self, scores: Scores, score: Score) -> Iterator[Score]:
+        """Exchange devices of a plan's stages as long as that makes it quicker."""
+        while self.problem.num_devices <= MOST_PLACED:
+            number, stages = score.plan
+            near = scores.fresh(((number, each) for each in exchanged(self.problem, stages)), score.value_ns)
+            if not near:
+                return
+            score = near[0]
+            yield score
+
     def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:
         """A search for each number of micro-batches."""
         links = Links(self.problem)
@@ -115,9 +153,11 @@ class Relaxation:
             self.best, self.value_ns = trial, trial.value_ns
 
     def _reorder(self) -> Iterator[None]:
-        """The plans with the least bounds again: more warm-ups, then any order."""
-        plans = sorted(self.plans.items(), key=lambda each: each[1])[:PLANS]
-        for plan, bound_ns in plans:
+        """The plans with the least times and bounds again: more warm-ups, then any order."""
+        timed = sorted(self.timed, key=lambda score: score.value_ns)[:TIMED]
+        plans = dict(sorted(self.plans.items(), key=lambda each: each[1])[:PLANS])
+        plans |= {single_pipeline(score.plan[1], score.plan[0]): score.bound_ns for score in timed}
+        for plan, bound_ns in plans.items():
             start = best_order(self.problem, plan, LONGEST_NS).plan if bound_ns < self.value_ns else None
             if start is not None:
                 passes = SHARED_JUDGED if self.problem.rules.shared else JUDGED
@@ -125,7 +165,7 @@ class Relaxation:
                 self._take(climb(self.problem, start, bound_ns, most))
                 yield
         effort = ORDERS
-        for plan, bound_ns in plans:
+        for plan, bound_ns in plans.items():
             if _passes(plan) <= LARGEST and effort > 0 and self.bound_ns < self.value_ns and bound_ns < self.value_ns:
                 effort -= self._optimise_order(plan, min(effort, OF_A_PLAN))
                 yield

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeVar
+
 import numpy as np
 from split_plans import variants
 
@@ -15,17 +18,22 @@ from penstock.solvers.planners.contiguous_bound.planner import Relaxation
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 
 EFFORT = 10**8
+T = TypeVar("T")
 
 
 def raised(search: BatchSearch) -> Path | None:
     """One step, with a generous limit; the plan that it ends at."""
-    pieces = search.step(search.bound_ns * 2 + 10)
+    return result_of(search.step(search.bound_ns * 2 + 10))
+
+
+def result_of(work: Generator[None, None, T]) -> T:
+    """Run a search to its end."""
     while True:
         try:
-            next(pieces)
+            next(work)
         except StopIteration as end:
-            path: Path | None = end.value
-            return path
+            result: T = end.value
+            return result
 
 
 def proven_ns(problem: Problem, space: Space) -> tuple[int, bool]:
