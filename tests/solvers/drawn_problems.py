@@ -13,7 +13,7 @@ from penstock.solvers.model.problem import Pin, Problem
 
 NODES = ((1, 1, 1), (1,) * 4, (1,) * 6, (2, 2), (2, 2, 2), (2, 2, 2, 2), (4, 2), (3, 3), (4, 4), (2, 1, 1), (3, 2, 1))
 SCALE_NS = 1_000_000
-"""Of the requests on narrow cables: devices of each node, and the time of a layer's forward pass."""
+"""The devices of each node of requests on narrow cables, and the mean time of a layer's forward pass."""
 
 
 def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Problem:
@@ -140,6 +140,6 @@ def narrow_request(seed: int, most_layers: int = 12, most_devices: int = 8, **ch
     problem = make_problem(forward, **(settings | changes))
     if rng.random() < 0.2:
         first = rng.choice([0, layers - 1])
-        held = frozenset(rng.sample(range(devices), rng.randint(1, devices - 1)))
-        problem = replace(problem, pins=(Pin(first, first, held),))
+        allowed = frozenset(rng.sample(range(devices), rng.randint(1, devices - 1)))
+        problem = replace(problem, pins=(Pin(first, first, allowed),))
     return problem

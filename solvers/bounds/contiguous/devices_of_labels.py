@@ -36,8 +36,7 @@ def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterato
 def _packed(problem: Problem, path: Path, *, spans: bool) -> list[int]:
     """Return devices in the order of the stages: the longest runs first, each in the node that they fill best.
 
-    ``spans``: whether a stage across nodes has a device of each in turn where a node could hold it; those of two such
-    stages are then neighbours.
+    ``spans``: whether a stage across nodes has a device of each in turn even where a node could hold it.
     """
     runs: list[list[int]] = []
     for number in range(len(path)):

@@ -42,8 +42,8 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT = range(6)
-"""Columns of the best plans: the value, or the limit; 1 + the label after the first stage, -1 without a plan; what made
-that stage (4)."""
+"""Columns of the best plans: the value or the limit, 1 + the label after the first stage (-1 without a plan), and what
+made that stage (4)."""
 LIMIT, CUT = range(2)
 """Of a search: what its plans are below; whether that has left anything out."""
 
@@ -52,7 +52,7 @@ LIMIT, CUT = range(2)
 class Work(NamedTuple):
     """What a search writes: labels of stages by their first layer, labels after the channels to one layer, the best.
 
-    ``best`` (plans, 6): by rising value; ``state`` (2,): LIMIT and CUT; ``fresh``: room for a label.
+    ``best`` (plans, 6): by rising value; ``state`` (2,): LIMIT and CUT. ``fresh`` is room for a label.
     """
 
     stages: Pool

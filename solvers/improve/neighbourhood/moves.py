@@ -50,7 +50,7 @@ def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
 
 
 def exchanged(problem: Problem, stages: Stages) -> Iterator[Stages]:
-    """All devices of two stages that are near each other in exchange, or one for one; some occur more than once."""
+    """Yield the stages with the devices of two near ones in exchange, all or one for one; some occur more than once."""
     node_of = _apart(problem, stages)
     for s, t in combinations(range(len(stages)), 2):
         if t - s <= REACH:

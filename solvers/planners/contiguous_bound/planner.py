@@ -2,8 +2,9 @@
 
 The number of micro-batches whose bound is lowest is looked into first, until its plan's own bound is reached; its
 plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
-could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. At last the
-plans with the least bounds are reordered, to come down to them.
+could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. Labels do not
+count cables that several pairs of stages share: where the best plan stays above its bound, more of their plans are
+timed, on other devices too. At last the plans with the least bounds and times are reordered, to come down to them.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ LONGEST_NS = 2**52
 """Longer than any plan: 52 days."""
 MOST_DEVICES = 256
 NEAR = 100
-"""Where the best plan is further above a bound than 1/100 of it, more plans of the labels are timed."""
+"""The part of a bound, 1/100, that the best plan has to be above it for more plans of the labels to be timed."""
 PATHS, PLACED, MOST_PLACED = 32, 4, 64
-"""The plans of a number of micro-batches that are timed, and those of them whose devices are exchanged, on so many."""
+"""The plans that are timed for each number of micro-batches; the best ones, whose devices are exchanged, on so many."""
 DETOUR = 16
-"""These may be up to 1/16 above the best plan."""
+"""The part of the best plan's time, 1/16, that a plan may be above it for its devices to be exchanged."""
 PLANS, TIMED = 8, 4
-"""Plans that are reordered: with the least bounds, and of those that were timed."""
+"""The plans that are reordered: with the least bounds, and with the least times."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
 """For each plan: passes of a micro-batch through a stage that are simulated, in private and in shared networks (where
 simulation takes longer), and the least number of warm-ups."""
@@ -56,7 +57,7 @@ LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
 class Relaxation:
     """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend.
 
-    ``plans``: those that bounds belong to, each with its own; ``timed``: others that were timed in bulk.
+    ``plans``: each plan that a bound belongs to, with this bound; ``timed``: other plans that were timed in bulk.
     """
 
     problem: Problem
@@ -108,7 +109,7 @@ class Relaxation:
             yield
 
     def _time_paths(self) -> Iterator[None]:
-        """Time plans that labels leave open, in bulk: these wait for cables that others use, which no label counts."""
+        """Search the plans that labels leave open, timed in bulk with all that cables carry, which no label counts."""
         scores = Scores(self.problem)
         for search in sorted(self.searches, key=lambda search: search.proven_ns):
             spent = sum(each.steps for each in self.searches)
@@ -153,7 +154,7 @@ class Relaxation:
             self.best, self.value_ns = trial, trial.value_ns
 
     def _reorder(self) -> Iterator[None]:
-        """The plans with the least times and bounds again: more warm-ups, then any order."""
+        """Reorder the plans with the least times and bounds: more warm-ups, then any order."""
         timed = sorted(self.timed, key=lambda score: score.value_ns)[:TIMED]
         plans = dict(sorted(self.plans.items(), key=lambda each: each[1])[:PLANS])
         plans |= {single_pipeline(score.plan[1], score.plan[0]): score.bound_ns for score in timed}
