@@ -49,12 +49,12 @@ def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
                 yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
 
 
-def exchanged(problem: Problem, stages: Stages) -> Iterator[Stages]:
-    """Yield the stages with the devices of two near ones in exchange, all or one for one; some occur more than once."""
-    node_of = _apart(problem, stages)
-    for s, t in combinations(range(len(stages)), 2):
-        if t - s <= REACH:
-            yield from _exchanged(problem, node_of, stages, s, t)
+def shifted(problem: Problem, stages: Stages) -> Iterator[Stages]:
+    """Yield the stages after small moves that keep their number, replicas and recomputation."""
+    cuts = np.flatnonzero(problem.cuttable).tolist()
+    yield from _other_cuts(stages, cuts)
+    yield from _other_runs(stages, cuts)
+    yield from _all_exchanged(problem, _apart(problem, stages), stages)
 
 
 def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Iterator[Stages]:
@@ -128,7 +128,14 @@ def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
                 for t in range(max(0, s - REACH), min(len(stages), s + REACH + 1)):
                     if t != s:
                         yield _held(stages, {s: rest, t: (*stages[t].devices, device)})
-    yield from exchanged(problem, stages)
+    yield from _all_exchanged(problem, node_of, stages)
+
+
+def _all_exchanged(problem: Problem, node_of: Places, stages: Stages) -> Iterator[Stages]:
+    """Yield the stages with devices of each two near ones in exchange."""
+    for s, t in combinations(range(len(stages)), 2):
+        if t - s <= REACH:
+            yield from _exchanged(problem, node_of, stages, s, t)
 
 
 def _exchanged(problem: Problem, node_of: Places, stages: Stages, s: int, t: int) -> Iterator[Stages]:

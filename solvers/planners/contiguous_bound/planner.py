@@ -4,7 +4,8 @@ The number of micro-batches whose bound is lowest is looked into first, until it
 plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
 could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. Labels do not
 count cables that several pairs of stages share: where the best plan stays above its bound, more of their plans are
-timed, on other devices too. At last the plans with the least bounds and times are reordered, to come down to them.
+timed, with other cuts and devices too. At last the plans with the least bounds and times are reordered, to come down to
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.solvers.bounds.contiguous.least_bound import further_ns
 from penstock.solvers.bounds.contiguous.links import Links
 from penstock.solvers.bounds.coverage import class_bound, contiguous
 from penstock.solvers.grid.block_partition import thinnest
-from penstock.solvers.improve.neighbourhood.moves import exchanged
+from penstock.solvers.improve.neighbourhood.moves import shifted
 from penstock.solvers.improve.neighbourhood.scores import Score, Scores
 from penstock.solvers.improve.order import optimise_order
 from penstock.solvers.model.allocation import Allocation, single_pipeline
@@ -40,10 +41,10 @@ LONGEST_NS = 2**52
 MOST_DEVICES = 256
 NEAR = 100
 """The part of a bound, 1/100, that the best plan has to be above it for more plans of the labels to be timed."""
-PATHS, PLACED, MOST_PLACED = 32, 4, 64
-"""The plans that are timed for each number of micro-batches; the best ones, whose devices are exchanged, on so many."""
+PATHS, SHIFTED, MOST_SHIFTED = 32, 4, 64
+"""The plans that are timed for each number of micro-batches; those cut and placed otherwise, on so many devices."""
 DETOUR = 16
-"""The part of the best plan's time, 1/16, that a plan may be above it for its devices to be exchanged."""
+"""The part of the best plan's time, 1/16, that a plan may be above it to be cut and placed otherwise."""
 PLANS, TIMED = 8, 4
 """The plans that are reordered: with the least bounds, and with the least times."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
@@ -119,18 +120,18 @@ class Relaxation:
             number = search.batch.num_micro_batches
             plans = [(number, plan.stages) for path in paths for plan in allocations(self.problem, path, number)]
             timed = scores.fresh(plans, self.value_ns + self.value_ns // DETOUR)
-            for score in timed[:PLACED]:
-                timed += self._exchange(scores, score)
+            for score in timed[:SHIFTED]:
+                timed += self._shift(scores, score)
             for score in sorted(timed, key=lambda score: score.value_ns):
                 self._take(scores.fitting(score, self.value_ns))
             self.timed += timed
             yield
 
-    def _exchange(self, scores: Scores, score: Score) -> Iterator[Score]:
-        """Exchange devices of a plan's stages as long as that makes it quicker."""
-        while self.problem.num_devices <= MOST_PLACED:
+    def _shift(self, scores: Scores, score: Score) -> Iterator[Score]:
+        """Shift cuts and exchange devices of a plan as long as that makes it quicker."""
+        while self.problem.num_devices <= MOST_SHIFTED:
             number, stages = score.plan
-            near = scores.fresh(((number, each) for each in exchanged(self.problem, stages)), score.value_ns)
+            near = scores.fresh(((number, each) for each in shifted(self.problem, stages)), score.value_ns)
             if not near:
                 return
             score = near[0]
