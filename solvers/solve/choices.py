@@ -418,10 +418,10 @@ class Search:
         own = [each for each in result.bounds if each.scope == SCHEDULE_SCOPE or each.bound_ns > wide.bound_ns]
         if wide.bound_ns > bound.bound_ns:
             own.insert(0, replace(wide, scope=CLASS_SCOPE))
-        hinted = driver.hinted(replace(self.setting, problem=self.best.problem), result)
+        explained = driver.explained(replace(self.setting, problem=self.best.problem), result)
         answer = replace(
             result,
-            why=why_best(self, hinted, bound),
+            why=why_best(self, explained, bound),
             bounds=(bound, *own),
             seconds=self.deadline.seconds,
             choice=choice if self.problem.choices or choice.excluded else None,
@@ -451,8 +451,8 @@ class Search:
 
     def _alone(self) -> Result:
         """Return the answer on all devices, whose planners say what stands in the way of each."""
-        result = driver.search(replace(self.setting, deadline=Deadline(self.deadline.share_ns())))
-        return replace(result, seconds=self.deadline.seconds)
+        setting = replace(self.setting, deadline=Deadline(self.deadline.share_ns()))
+        return replace(driver.explained(setting, driver.search(setting)), seconds=self.deadline.seconds)
 
     def _with_remedy(self, nearest: Searched) -> Result:
         """Return the result of the choice that lacks least, with what would help; of no other choice is that asked."""

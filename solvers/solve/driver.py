@@ -50,15 +50,20 @@ def solve(
     ``effort``: a name of ``EFFORTS``; ``limits``: further fields of ``Setting``. The rest, and errors: as ``search``.
     """
     setting = Setting(problem, Deadline(time_limit_ns), planner, effort=effort_of(effort), **limits)
-    return certified(problem, hinted(setting, search(setting, start, on_incumbent, on_progress)))
+    return certified(problem, explained(setting, search(setting, start, on_incumbent, on_progress)))
 
 
-def hinted(setting: Setting, result: Result) -> Result:
-    """Return the result with what binds its plan, and of one of planner ``auto`` with what would help most."""
-    if result.best is None or not setting.prove_bounds or setting.deadline.passed:
-        return result
-    replan = replanned_by(HINTED_BY, HINT_PLANS) if resolve(setting.planner).asks_others else None
-    more = hints(setting.problem, result.best, replan, result.bounds[0].bound_ns)
+def explained(setting: Setting, result: Result) -> Result:
+    """Return the result with what binds its plan and, of planner ``auto``, what would help most and who was not asked.
+
+    Over choices of degrees the planners that were not asked are named once for all.
+    """
+    asks_others, more = resolve(setting.planner).asks_others, list[str]()
+    if result.best is not None and setting.prove_bounds and not setting.deadline.passed:
+        replan = replanned_by(HINTED_BY, HINT_PLANS) if asks_others else None
+        more = hints(setting.problem, result.best, replan, result.bounds[0].bound_ns)
+    if asks_others and setting.problem.choice is None and result.status is not Status.INFEASIBLE:
+        more += not_asked([result.not_asked])
     return replace(result, why=(*result.why, *more))
 
 
@@ -92,18 +97,7 @@ def search(
         if shortage is not None and state.status is not Status.TIME_LIMIT:
             run(state, [[Remedy(row.name, values, feasible)]], workforce)
     state.choose_codecs()
-    return _answer(state, asks_others=row.asks_others)
-
-
-def _answer(state: State, *, asks_others: bool) -> Result:
-    """Return the answer; of a planner that asks others with those that it did not ask."""
-    clauses = why(state)
-    if not asks_others:
-        return state.result(clauses)
-    others = reasons(state)
-    if state.problem.choice is None and state.refuted is None:  # over choices of degrees they are said once for all
-        clauses += not_asked([others])
-    return state.result(clauses, others)
+    return state.result(why(state), reasons(state) if row.asks_others else None)
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:
