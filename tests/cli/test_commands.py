@@ -32,6 +32,7 @@ KEYS = [
     "why",
     "degrees",
     "sharding",
+    "chosen",
     "stages",
     "layout",
 ]

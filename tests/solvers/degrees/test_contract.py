@@ -204,7 +204,7 @@ def test_degrees_of_one_change_nothing_but_the_sharding() -> None:
     for sharding in ("none", "optimizer"):
         same = contract(problem, Choice(sharding=sharding))
         changed = {name for name in same.__dataclass_fields__ if getattr(same, name) is not getattr(problem, name)}
-        assert changed == {"choices", "choice", "memory"}
+        assert changed == {"choices", "choice", "memory", "results"}
         assert same.memory == replace(problem.memory, shard_states=sharding == "optimizer")
 
 

@@ -11,7 +11,8 @@ from open_requests import open_request
 from random_requests import request_of
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.model.problem import Problem, keeping
+from penstock.solvers.degrees.planned import keeping
+from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result
 from penstock.solvers.solve import choices, driver
 from penstock.solvers.solve.searched import kinds_apart
