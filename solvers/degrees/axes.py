@@ -21,12 +21,10 @@ STATES = {"sgd": 0, "momentum": 1, "adam": 2}
 class Axis:
     """A row of the table: a choice may have one of its ``values``; without one the request's costs are as they are.
 
-    ``help``: what is chosen, for listings. ``trains_alike``: whether all values make the same updates; else plans at
-    different ones are of different trainings.
+    ``trains_alike``: whether all values make the same updates; else plans at different ones are of different trainings.
     """
 
     name: str
-    help: str
     values: Mapping[str, Callable[[Problem], Problem]]
     trains_alike: bool = True
 
@@ -41,7 +39,6 @@ AXES = {
     for row in (
         Axis(
             "optimizer",
-            "whose states the devices hold",
             {name: partial(_with_states, number=number) for name, number in STATES.items()},
             trains_alike=False,
         ),

@@ -10,13 +10,12 @@ is the minimum over the choices of the best bound of each: a choice that was lef
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from penstock.schemas.coverage import CLASS_SCOPE, SCHEDULE_SCOPE
 from penstock.schemas.errors import UnsupportedRequest
@@ -40,8 +39,6 @@ from penstock.solvers.solve.why import alternatives, at, idle, spared, why_best
 TARGETED = "uniform"
 """The planner of plans within the limits of another trainer, which is given every choice: others make plans beyond."""
 
-_QUICK: MutableMapping[Problem, dict[Choice, int]] = WeakKeyDictionary()
-"""What planner ``QUICK`` found of problems that are asked again, as where planners are compared."""
 LAST = 1.5
 """The limit of the sizes of the choices in the last round, as a multiple of the largest choice's."""
 CAUSES = 3
@@ -251,7 +248,7 @@ class Search:
 
     def _quick_ns(self, each: Searched) -> int:
         """Return the time of the best plan of planner ``QUICK``; NEVER_NS where it has none."""
-        known = _QUICK.setdefault(self.problem, {})
+        known: dict[Choice, int] = self.problem.results.setdefault("quick", {})  # as where planners are compared
         if each.choice not in known:
             deadline = Deadline(self.deadline.share_ns(4 * len(self.choices)))
             found = None

@@ -18,7 +18,16 @@ from rich.text import Text
 
 from penstock.report.bounds import bound_sentences
 from penstock.report.sentences import recomputed_modules
-from penstock.report.words import alternative_words, amount, choice_words, duration, percent, ranges, recomputed
+from penstock.report.words import (
+    alternative_words,
+    amount,
+    choice_words,
+    chosen_words,
+    duration,
+    percent,
+    ranges,
+    recomputed,
+)
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -262,9 +271,8 @@ def prediction_lines(plan: Plan) -> list[str]:
         f"peak memory {amount(p.peak_memory_bytes)}"
     ]
     if plan.degrees is not None:
-        shared = "" if plan.sharding is None else f", sharding {plan.sharding}"
-        more = "".join(f", {name} {value}" for name, value in (plan.chosen or {}).items())
-        lines.append(f"degrees    {plan.degrees}{shared}{more}")
+        shared = [] if plan.sharding is None else [f"sharding {plan.sharding}"]
+        lines.append(f"degrees    {', '.join([str(plan.degrees), *shared, *chosen_words(plan.chosen)])}")
     if (modules := recomputed_modules(plan)) is not None:
         lines.append(f"recompute  {modules}")
     if p.tokens_per_s_per_gpu is not None:

@@ -7,11 +7,23 @@ from typing import TYPE_CHECKING
 from penstock.schemas.amounts import amount, three_digits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.schemas.api.jobs import Alternative, PlanComparison
     from penstock.schemas.api.sweep import SweepRow
     from penstock.schemas.plan import Stage
 
-__all__ = ["alternative_words", "amount", "choice_words", "duration", "number", "percent", "ranges", "recomputed"]
+__all__ = [
+    "alternative_words",
+    "amount",
+    "choice_words",
+    "chosen_words",
+    "duration",
+    "number",
+    "percent",
+    "ranges",
+    "recomputed",
+]
 
 
 def number(value: float | str, form: str) -> str:
@@ -51,11 +63,20 @@ def recomputed(stage: Stage) -> str:
     return " and ".join(stage.recompute.modules)
 
 
+def chosen_words(chosen: Mapping[str, str] | None) -> list[str]:
+    """Format values of further axes: ``optimizer sgd``."""
+    return [f"{name} {value}" for name, value in (chosen or {}).items()]
+
+
 def alternative_words(row: Alternative) -> str:
     """Format a choice that was compared: ``TP 8, optimizer sharded``; ``all but V100``."""
     shared = "" if row.sharding in (None, "none") else f"{row.sharding.replace('_kept', '')} sharded"
-    more = (f"{name} {value}" for name, value in (row.chosen or {}).items())
-    words = [row.degrees.initials, shared, *more, "" if row.excluded is None else f"all but {row.excluded}"]
+    words = [
+        row.degrees.initials,
+        shared,
+        *chosen_words(row.chosen),
+        "" if row.excluded is None else f"all but {row.excluded}",
+    ]
     return ", ".join(filter(None, words)) or "no GPUs share a layer"
 
 
@@ -65,5 +86,5 @@ def choice_words(row: PlanComparison | SweepRow) -> str:
         return "–"
     initials = [row.degrees.initials] if row.degrees is not None and row.degrees.initials else []
     shared = [] if row.sharding in (None, "none") else [f"{row.sharding.replace('_kept', '')} sharded"]
-    more = (f"{name} {value}" for name, value in (row.chosen or {}).items())
-    return ", ".join([" × ".join([*initials, f"{row.stages} stage{'s' if row.stages > 1 else ''}"]), *shared, *more])
+    stages = " × ".join([*initials, f"{row.stages} stage{'s' if row.stages > 1 else ''}"])
+    return ", ".join([stages, *shared, *chosen_words(row.chosen)])

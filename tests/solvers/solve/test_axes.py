@@ -46,7 +46,7 @@ def at_clock(problem: Problem, share: float) -> Problem:
 ROOM = 15_000_000_000
 """Left free of the GPUs' 16 GiB, so that no GPU holds the states of Adam."""
 PASSES = ("forward_ns", "backward_ns", "weight_ns")
-CLOCK = Axis("clock", "a test's", {"slow": partial(at_clock, share=1.0), "fast": partial(at_clock, share=2 / 3)})
+CLOCK = Axis("clock", {"slow": partial(at_clock, share=1.0), "fast": partial(at_clock, share=2 / 3)})
 
 
 @pytest.fixture
