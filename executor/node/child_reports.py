@@ -19,8 +19,12 @@ from penstock.schemas.document import faults_of
 from penstock.schemas.errors import ModelMismatch, NonfiniteLoss
 from penstock.schemas.quantities import spell
 
-PEER_LOST_GRACE_NS = 700_000_000
 EXIT_GRACE_NS = 3_000_000_000
+"""The time that a rank may take to exit after an error: its exit code and last lines are reported with the error."""
+PEER_LOST_GRACE_NS = 700_000_000
+"""The time for which the report of a rank that lost a peer waits: the peer's own error is reported instead."""
+PEER_ELSEWHERE_GRACE_NS = 2 * EXIT_GRACE_NS
+"""The same where the peer may be another agent's, which reports it within `EXIT_GRACE_NS`: that report comes first."""
 _FINAL = (NonfiniteLoss.__name__, ModelMismatch.__name__)
 """Errors of ranks that the same steps would come to again."""
 
@@ -103,7 +107,7 @@ def _take_rank_message(
             lines = tuple(map(str, message.get("traceback") or ()))
             is_final = message.get("error") in _FINAL
             suspect = Suspect(rank, str(message.get("reason")), at, last_lines=lines, is_final=is_final)
-            delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else PEER_LOST_GRACE_NS
+            delay_ns = EXIT_GRACE_NS if suspect.is_root_cause else _peer_lost_grace_ns(record)
             actions.append(SetTimer(run, record.generation, delay_ns))
             return change(state, run, suspects=(*record.suspects, suspect))
         case _:
@@ -167,8 +171,14 @@ def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
     state = change(state, gone.run, suspects=(*others, suspect))
     if suspect.is_root_cause:
         return blame(state, gone.run, actions)
-    actions.append(SetTimer(gone.run, record.generation, PEER_LOST_GRACE_NS))
+    actions.append(SetTimer(gone.run, record.generation, _peer_lost_grace_ns(record)))
     return state
+
+
+def _peer_lost_grace_ns(record: Record) -> int:
+    """Return how long a lost peer waits for its cause; the first report ends the run."""
+    has_all_ranks = len(record.assignment.ranks) == record.assignment.world_size
+    return PEER_LOST_GRACE_NS if has_all_ranks else PEER_ELSEWHERE_GRACE_NS
 
 
 def _refuse(state: State, run: str, reason: str, actions: list[Action]) -> State:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.executor.node.agent_state import ImpossibleStateError, Offer, Phase, Record, State, broken_invariants
-from penstock.executor.node.child_reports import PEER_LOST_GRACE_NS
+from penstock.executor.node.child_reports import EXIT_GRACE_NS, PEER_ELSEWHERE_GRACE_NS, PEER_LOST_GRACE_NS
 from penstock.executor.node.outbox import GATHERED, Outbox, RankKey
 from penstock.executor.node.state import HISTORY_LENGTH, step
 from penstock.executor.node.stimuli import (
@@ -314,6 +314,15 @@ def test_the_rank_that_lost_its_peer_is_not_blamed_when_the_peer_was_killed():
     assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
     state, _ = play(exited(RANK0, 1), exited(RANK1, -9), state=state)
     assert (failure(state)["rank"], failure(state)["signal"]) == (1, 9)
+
+
+def test_a_peer_that_may_be_elsewhere_is_reported_after_its_own_agent_has_had_time():
+    fields = {"devices": ("a/0",), "world_size": 2}
+    prepared = (synced(assignment(**fields)), said(CHECK, kind="ready"), exited(CHECK))
+    state, actions = play(*prepared, synced(assignment("start", **fields)), said(RANK0, **LOST_PEER))
+    assert actions == [SetTimer("r", 1, PEER_ELSEWHERE_GRACE_NS)]
+    assert play(exited(RANK0, 1), state=state)[1] == [SetTimer("r", 1, PEER_ELSEWHERE_GRACE_NS)]
+    assert PEER_ELSEWHERE_GRACE_NS > EXIT_GRACE_NS
 
 
 def test_a_peer_lost_on_another_node_is_told_after_the_grace():
