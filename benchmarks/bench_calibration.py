@@ -22,7 +22,7 @@ from penstock.calibration.calibrate import calibrate
 from penstock.convert import to_plan, to_problem
 from penstock.executor.profiling.profiler import measure_profile
 from penstock.executor.run.local import run_locally
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest

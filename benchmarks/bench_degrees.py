@@ -29,7 +29,7 @@ from penstock.convert.answers import to_prediction
 from penstock.examples.catalogue import cluster, profile, shape
 from penstock.layouts.even import Even
 from penstock.planning.documents import with_open_degrees
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.api.fits import Module
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan, Prediction

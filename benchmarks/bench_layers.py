@@ -24,7 +24,7 @@ from measured_kernels import KIND, measured
 from penstock.examples.llama import Config, make
 from penstock.examples.shapes import SHAPES
 from penstock.executor.profiling.analytic import analytic_profile
-from penstock.executor.profiling.device_table import LEVELS, Level, device_facts
+from penstock.facts.device_table import LEVELS, Level, device_facts
 from penstock.schemas.profile import ModelProfile
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of

@@ -38,7 +38,7 @@ from kernel_fits import (
 )
 from measured_kernels import compare_measured
 
-from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.facts.device_table import DeviceFacts, device_facts
 from penstock.importers.cluster import hardware
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.primitives import LEAST_FLOPS, rule_of

@@ -21,8 +21,8 @@ from large_requests import SIZES, Size, request
 
 from penstock.convert import to_problem
 from penstock.convert.answers import to_plan
-from penstock.planning import explain as explaining
 from penstock.planning.judge import judge
+from penstock.report import plan_files
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.schedule_bound import schedule_bound
@@ -86,7 +86,7 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
     steps.take("hash of the plan", file.plan.content_hash)
     judgement = steps.take("judged from the file, as `penstock verify` does", lambda: judge(file))
     assert not judgement.faults
-    html = steps.take("`penstock report`", lambda: explaining.page(file))
+    html = steps.take("`penstock report`", lambda: plan_files.page(file))
     steps.print(size, f"{len(html) / 1e6:.1f} MB of HTML")
     bound = result.bounds[-2]
     print(

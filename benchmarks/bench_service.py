@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import psutil
 
-from penstock.service.http.samples import tiny_request
+from penstock.examples.tiny import tiny_request
 
 RATE_PER_S, ASKED = 100, 500
 JOBS = 1000

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.facts.device_table import DeviceFacts, device_facts
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.primitives import rule_of
 

@@ -16,7 +16,7 @@ import numpy as np
 from benchmark_rows import Rows, read
 from kernel_fits import MOST_WORSE, Row, attention_row, compare, compare_at_share, facts_of, product_row
 
-from penstock.executor.profiling.device_table import DeviceFacts
+from penstock.facts.device_table import DeviceFacts
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.primitives import LEAST_ATTENTION_ROWS, LEAST_FLOPS, rule_of
 

@@ -22,7 +22,7 @@ from truth_layouts import mark
 
 import penstock
 from penstock.examples.catalogue import SHAPES, cluster, shape
-from penstock.executor.profiling.device_table import LEVELS, MEASURED, MOST_EXPERT_GPUS, Level, usual_level
+from penstock.facts.device_table import LEVELS, MEASURED, MOST_EXPERT_GPUS, Level, usual_level
 from penstock.importers.cluster import hardware
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.request import PlanRequest

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from truth_layouts import mark, spearman
 
 from penstock.convert import to_problem
+from penstock.convert.trainers import within_of
 from penstock.examples.catalogue import cluster
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
-from penstock.layouts.limits import within_of
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers import degrees
 from penstock.schemas.transformers.shape import TransformerShape

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from truth_layouts import spearman
 from uniform_steps import Links, Step
 
-from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.facts.device_table import DeviceFacts, device_facts
 from penstock.importers.cluster import hardware
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.schemas.transformers.shape import TransformerShape

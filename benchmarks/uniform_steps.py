@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.facts.device_table import DeviceFacts, Dtype
 from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import Collective, Operation
 from penstock.schemas.transformers.shape import TransformerShape

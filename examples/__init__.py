@@ -1,5 +1,5 @@
 """Models, profiles and clusters by name; samples of what clusters print; schedulers that ask Penstock.
 
-May import: `executor` (jobs), `schemas`; `catalogue.py` needs no torch.
+May import: `schemas`, `facts`, `shapes`, `executor`, `importers`.
 Start reading at `catalogue.py`.
 """

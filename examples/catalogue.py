@@ -85,7 +85,7 @@ def cluster(name: str) -> ClusterTopology:
     """
     if name in cluster_names():
         return ClusterTopology.read(_HERE / "topologies" / f"{name}.yaml")
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
 
     match = _CLUSTER.fullmatch(name)
     if match is None:
@@ -111,7 +111,7 @@ def cluster(name: str) -> ClusterTopology:
 
 def _joined(name: str) -> str:
     """Return the remedy for a form that lacks the x before the kind, as in ``2x4V100``; empty for any other name."""
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
 
     for kind in DEVICES:
         counts = name[: -len(kind)].rstrip("-_ x")
@@ -135,7 +135,7 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 
 
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
-    from penstock.executor.profiling.device_table import device_facts
+    from penstock.facts.device_table import device_facts
     from penstock.importers.cluster import hardware
     from penstock.importers.cluster.collectives import rows_of
 
@@ -171,7 +171,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
 
 def _scaled(kind: str) -> tuple[DeviceKind, ...]:
     """Return what profiles without costs of a kind take: those of the kind that it is like, and B200's from H100's."""
-    from penstock.executor.profiling.device_table import SCALED_FROM, device_facts
+    from penstock.facts.device_table import SCALED_FROM, device_facts
 
     nearest = SCALED_FROM if kind == "B200" else device_facts(kind).like
     if nearest is None:
@@ -182,7 +182,7 @@ def _scaled(kind: str) -> tuple[DeviceKind, ...]:
 
 def _assumed(node: Hardware, devices: int) -> Iterator[str]:
     """What a cluster of kinds that shipped profiles lack takes over, and from where."""
-    from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR
+    from penstock.facts.device_table import EXTRAPOLATED_EXPECTED_ERROR
 
     for each in _scaled(node.kind):
         yield (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import Dtype
+from penstock.facts.device_table import Dtype
 
 _FEW = (1, 2, 4, 8, 16)
 _MANY = (1, 2, 4, 8, 16, 32, 64)

@@ -1,4 +1,4 @@
-"""Amounts of memory and data as people read them, for messages of every package. Standard library only."""
+"""Amounts of memory, data and time as people read them, for messages of every package. Standard library only."""
 
 from __future__ import annotations
 
@@ -42,3 +42,30 @@ def three_digits(number: float) -> str:
     if abs(number) >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
+
+
+def number(value: float | str, form: str) -> str:
+    """Format a number such as a loss; a text stays: ``NaN``."""
+    return value if isinstance(value, str) else format(value, form)
+
+
+def duration(nanoseconds: float) -> str:
+    """Format a duration: ``12.3 ms``."""
+    size = abs(nanoseconds)
+    if size < 1e3:
+        return f"{nanoseconds:.0f} ns"
+    for limit, unit, scale in ((1e6, "µs", 1e3), (1e9, "ms", 1e6)):
+        if size < limit * 0.9995:
+            return f"{three_digits(nanoseconds / scale)} {unit}"
+    return f"{three_digits(nanoseconds / 1e9)} s"
+
+
+def percent(share: float) -> str:
+    """Format a share: ``4.2 %``."""
+    return f"{100 * share:.1f} %" if abs(share) < 0.9995 else f"{100 * share:.0f} %"
+
+
+def ranges(numbers: tuple[int, int]) -> str:
+    """Format a range: ``3–7``, or ``3`` where both ends are equal."""
+    first, last = numbers
+    return str(first) if first == last else f"{first}–{last}"

@@ -173,10 +173,10 @@ def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopo
 
 def _show(log: Log, file: PlanFile) -> None:
     """The plan with its bound, and its timeline."""
-    from penstock.cli.plan.timeline_text import render_timeline
     from penstock.cli.show import prediction_lines, shown_devices
     from penstock.planning.judge import judge
-    from penstock.report.words import ranges
+    from penstock.report.drawing.timeline_text import render_timeline
+    from penstock.schemas.amounts import ranges
 
     judgement = judge(file)
     plan = judgement.plan
@@ -219,7 +219,7 @@ def _compare(log: Log, file: PlanFile, run: RunOut) -> None:
 
 
 def _measured(file: PlanFile, run: RunOut) -> list[str]:
-    from penstock.report.comparing import compared
+    from penstock.calibration.comparing import compared
 
     assert file.plan.prediction is not None
     predicted = file.plan.prediction.time_per_global_batch_ns
@@ -231,9 +231,9 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
-    from penstock.planning.explain import write_comparison
     from penstock.planning.judge import judge
     from penstock.report.page import html_report
+    from penstock.report.plan_files import write_comparison
 
     trace.write(directory / "trace.json")
     write_comparison(file, trace, directory / "chrome-trace.json")

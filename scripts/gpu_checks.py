@@ -118,7 +118,7 @@ def analytic(machine: Machine) -> str:
     from gpu_jobs import timed
 
     from penstock.executor.profiling.analytic import analytic_profile
-    from penstock.executor.profiling.device_table import DEVICES, MEASURED
+    from penstock.facts.device_table import DEVICES, MEASURED
 
     kind = machine.runtime.kind
     if kind not in DEVICES:

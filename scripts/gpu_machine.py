@@ -123,7 +123,7 @@ class Machine:
 
     def timed_run(self, file: PlanFile, precision: str = "fp32") -> tuple[RunReport, Trace]:
         """Train with a plan of the larger model; what was measured, as a trace document too."""
-        from penstock.planning.work import work_after
+        from penstock.planning.programs.work import work_after
         from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.trace import Trace
 

@@ -9,7 +9,7 @@ from penstock.convert import to_problem
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import Job
 from penstock.executor.run.work import Work
-from penstock.planning.answer import plan
+from penstock.questions.answer import plan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, UpdateRule

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import penstock
-from penstock import compat
 from penstock.convert import to_problem
 from penstock.planning.compare import one_device_ns
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
@@ -223,7 +222,8 @@ def test_certificates_of_plans_changed_by_hand_are_proven_again(answer: penstock
 def test_every_field_of_a_request_is_a_keyword_of_plan() -> None:
     keywords = set(inspect.signature(penstock.plan).parameters)
     limits = {"time_limit", "max_plans", "effort", "gap"}
-    assert set(PlanRequest.model_fields) - {"schema_version"} <= keywords  # one value: nothing to choose
+    apart = {"schema_version", "termination"}  # one has nothing to choose, the other is `limits`
+    assert set(PlanRequest.model_fields) - apart <= keywords
     computed = {"framework", "sequence_length", "routing_imbalance", "capacity_factor"}  # of a profile that is computed
     assert keywords - set(PlanRequest.model_fields) == limits | computed | {"workers", "on_progress"}
 
@@ -244,12 +244,3 @@ def test_a_time_limit_that_is_no_duration_is_refused(limit: float) -> None:
 @pytest.mark.tier("quick")
 def test_errors_are_importable_from_the_front() -> None:
     assert penstock.errors.InvalidPlan is InvalidPlan
-
-
-def test_old_forms_work_until_their_version() -> None:
-    assert set(compat.OLD_FORMS) == {"plan(termination={…})"}
-    limits = {"max_plans": 1}
-    old = penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, planner="dp", termination=limits)
-    assert (
-        old.request == penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, planner="dp", max_plans=1).request
-    )

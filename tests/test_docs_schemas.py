@@ -12,7 +12,7 @@ import pytest
 from repository import ROOT
 
 from penstock import schemas
-from penstock.schema_export import DOCUMENTS, schema_text, write_schemas
+from penstock.schemas.api.documents import DOCUMENTS, schema_text, write_schemas
 from penstock.schemas.document import Document
 
 SCHEMAS = ROOT / "docs" / "schemas"

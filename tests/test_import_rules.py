@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +89,9 @@ def test_solvers_see_programs_and_errors_only() -> None:
     assert not _roots(loaded) & {"torch", "pydantic", "fastapi", "sqlalchemy", "httpx"}
 
 
-def test_executor_sees_schemas_only() -> None:
+def test_executor_sees_schemas_and_facts_only() -> None:
     loaded = _loaded(_modules("penstock.executor"))
-    assert _ours(loaded) == {"penstock.executor", "penstock.schemas"}
+    assert _ours(loaded) == {"penstock.executor", "penstock.facts", "penstock.schemas"}
     assert not _roots(loaded) & {"numba", "networkx", "ortools", "fastapi", "sqlalchemy"}
 
 
@@ -106,13 +107,12 @@ def test_ranks_load_no_documents_but_their_program_and_options() -> None:
 
 
 def test_the_service_loads_no_torch_and_no_executor() -> None:
-    """Examples by name bring the table of devices, which is data."""
     loaded = _loaded(_modules("penstock.service"))
     assert "torch" not in loaded
     assert "penstock.cli" not in _ours(loaded)
     assert {name for name in loaded if name.startswith("penstock.executor.")} <= {
         "penstock.executor.profiling",
-        "penstock.executor.profiling.device_table",
+        "penstock.facts.device_table",
     }
 
 
@@ -137,32 +137,87 @@ def test_an_installation_has_one_name(name: str, tmp_path: Path) -> None:
     assert f"No module named '{name}'" in done.stderr
 
 
-SOLVERS = ROOT / "solvers"
 ROOMS: dict[str, set[str]] = {
-    "compiled": set(),
-    "model": set(),
-    "costs": {"model", "compiled"},
-    "degrees": {"model", "costs"},
-    "verify": {"model", "costs"},
-    "lowering": {"model", "compiled", "costs"},
-    "judge": {"model", "compiled", "costs"},
-    "schedules": {"model", "compiled", "costs", "judge"},
-    "bounds": {"model", "compiled", "costs", "schedules"},
-    "improve": {"model", "compiled", "costs", "degrees", "judge", "schedules", "bounds"},
-    "grid": {"model", "compiled", "costs"},
-    "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid"},
-    "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
-    "solve": {
-        *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid", "planners"),
-        *("verify", "lowering", "explanation", "degrees"),
+    "schemas": set(),
+    "facts": {"schemas"},
+    "shapes": {"schemas", "facts"},
+    "solvers": {"schemas"},
+    "executor": {"schemas", "facts"},
+    "importers": {"schemas"},
+    "examples": {"schemas", "facts", "shapes", "executor", "importers"},
+    "convert": {"schemas", "facts", "shapes", "solvers"},
+    "layouts": {"schemas", "shapes", "solvers", "convert", "importers", "examples"},
+    "planning": {"schemas", "shapes", "solvers", "executor", "convert", "layouts", "examples"},
+    "manifests": {"schemas", "importers", "planning"},
+    "placing": {"schemas", "solvers", "convert", "importers", "planning"},
+    "calibration": {"schemas", "facts", "solvers", "executor", "convert", "planning"},
+    "report": {"schemas", "solvers", "planning", "calibration"},
+    "exporting": {"schemas", "solvers", "convert", "layouts", "planning", "manifests", "report"},
+    "workers": {"schemas", "solvers", "planning"},
+    "questions": {
+        *("schemas", "shapes", "solvers", "convert", "layouts", "planning", "report", "exporting", "workers"),
     },
-    "placement": {"model", "costs", "degrees", "judge", "schedules", "bounds", "grid", "planners", "solve"},
+    "client": {"schemas"},
+    "service": {
+        *("schemas", "shapes", "solvers", "convert", "importers", "examples", "planning", "manifests", "placing"),
+        *("calibration", "report", "exporting", "workers", "questions"),
+    },
+    "cli": {
+        *("schemas", "facts", "shapes", "solvers", "executor", "convert", "layouts", "importers", "examples"),
+        *("planning", "manifests", "placing", "calibration", "report", "exporting", "workers", "questions"),
+        *("client", "service"),
+    },
 }
-"""What modules of each room may import besides those of their own room. Each ``__init__`` says the same."""
+"""The rooms of the package in their order, and what each may import besides its own modules."""
+ROOMS_WITHIN: dict[str, dict[str, set[str]]] = {
+    "solvers": {
+        "compiled": set(),
+        "model": set(),
+        "costs": {"model", "compiled"},
+        "degrees": {"model", "costs"},
+        "verify": {"model", "costs"},
+        "lowering": {"model", "compiled", "costs"},
+        "judge": {"model", "compiled", "costs"},
+        "schedules": {"model", "compiled", "costs", "judge"},
+        "bounds": {"model", "compiled", "costs", "schedules"},
+        "improve": {"model", "compiled", "costs", "degrees", "judge", "schedules", "bounds"},
+        "grid": {"model", "compiled", "costs"},
+        "planners": {"model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid"},
+        "explanation": {"model", "costs", "judge", "schedules", "bounds", "improve", "planners", "degrees"},
+        "solve": {
+            *("model", "compiled", "costs", "judge", "schedules", "bounds", "improve", "grid", "planners"),
+            *("verify", "lowering", "explanation", "degrees"),
+        },
+        "placement": {"model", "costs", "degrees", "bounds", "grid", "planners", "solve"},
+    },
+    "service": {
+        "configuration": set(),
+        "settings": {"configuration"},
+        "logs": set(),
+        "metrics": set(),
+        "db": {"settings", "metrics"},
+        "problems": {"logs", "db"},
+        "idempotency": {"db", "problems"},
+        "documents": set(),
+        "security": {"settings", "db", "problems"},
+        "jobs": {"settings", "logs", "metrics", "db", "problems", "documents", "security"},
+        "runs": {"db", "security", "jobs"},
+        "services": {"settings", "db", "idempotency", "security", "jobs", "runs"},
+        "readiness": {"db", "services"},
+        "pages": {"db", "problems", "documents", "security", "jobs", "runs", "services", "readiness"},
+        "http": {
+            *("settings", "logs", "metrics", "db", "problems", "idempotency", "documents", "security", "jobs"),
+            *("runs", "services", "readiness", "pages"),
+        },
+    },
+}
+"""The same within two rooms; a module beside the folders is a room of its own."""
+FACADE = ("penstock", "penstock.errors")
+"""The Python API: names of all rooms, loaded when they are used."""
 
 
 class Edge(NamedTuple):
-    """An import, by module names within ``solvers``, and its line."""
+    """An import, by module names, and its line."""
 
     source: str
     target: str
@@ -170,81 +225,136 @@ class Edge(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``file:line imports module``."""
-        return f"solvers/{self.source.replace('.', '/')}.py:{self.line} imports {self.target}"
+        """``module:line imports module``."""
+        return f"{self.source}:{self.line} imports {self.target}"
 
 
-def _sources(root: Path) -> dict[str, Path]:
-    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in sorted(root.rglob("*.py"))}
-    return {name.removesuffix("__init__").rstrip("."): path for path, name in names.items()}
+def _sources(root: Path, package: str) -> dict[str, Path]:
+    names = {path: ".".join((package, *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for path, name in names.items()}
+
+
+@cache
+def _package() -> dict[str, Path]:
+    """Return the file of every module of the package."""
+    modules = {}
+    for folder in (*FOLDERS, "examples"):
+        modules |= _sources(ROOT / folder, f"penstock.{folder}")
+    source = ROOT / "src" / "penstock"
+    linked = {source / folder for folder in (*FOLDERS, "examples")}
+    every = _sources(source, "penstock")
+    return modules | {name: path for name, path in every.items() if not linked & set(path.parents)}
 
 
 def _imports(tree: ast.Module, modules: Mapping[str, object]) -> Iterator[tuple[str, int]]:
-    prefix = "penstock.solvers"
+    """Yield what a file imports, wherever the import stands, and the ``module:function`` that it names."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name.removeprefix(f"{prefix}.") in modules else node.module for name in names]
+            names = [name if name in modules else node.module for name in names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        yield from ((name.removeprefix(f"{prefix}."), node.lineno) for name in names if name.startswith(f"{prefix}."))
-
-
-def _edges(root: Path) -> list[Edge]:
-    modules = _sources(root)
-    found = []
-    for source, path in modules.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += [Edge(source, target, line) for target, line in _imports(tree, modules) if target != source]
-    return found
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value:
+            names = [name for name in [node.value.partition(":")[0]] if name in modules and "." in name]
+        yield from ((name, node.lineno) for name in names if name.partition(".")[0] == "penstock")  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
 def edges() -> list[Edge]:
-    return _edges(SOLVERS)
+    modules = _package()
+    imports = []
+    for source, path in sorted(modules.items()):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports += [Edge(source, target, line) for target, line in _imports(tree, modules) if target != source]
+    return imports
 
 
-def _room(module: str) -> str:
-    return module.partition(".")[0]
+def _room(module: str, depth: int = 1) -> str:
+    return ".".join(module.split(".")[depth : depth + 1])
 
 
 @pytest.mark.tier("quick")
-def test_every_folder_is_a_room() -> None:
-    assert {path.name for path in SOLVERS.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS)
+def test_every_module_is_in_a_room() -> None:
+    assert {_room(name) for name in _package() if name not in FACADE} == set(ROOMS)
+    assert len(ROOMS) <= 20
 
 
 @pytest.mark.tier("quick")
-def test_the_rooms_have_an_order() -> None:
-    order = nx.DiGraph((room, other) for room, others in ROOMS.items() for other in others)
+@pytest.mark.parametrize("outer", ROOMS_WITHIN)
+def test_every_module_of_a_large_room_is_in_a_room_of_it(outer: str) -> None:
+    within = {_room(name, 2) for name in _package() if name.startswith(f"penstock.{outer}.")}
+    assert within == set(ROOMS_WITHIN[outer])
+
+
+@pytest.mark.tier("quick")
+@pytest.mark.parametrize("rooms", [ROOMS, *ROOMS_WITHIN.values()])
+def test_the_rooms_have_an_order(rooms: dict[str, set[str]]) -> None:
+    """Each may import rooms before it."""
+    names = list(rooms)
+    pairs = [(names.index(room), names.index(other)) for room, others in rooms.items() for other in others]
+    order = nx.DiGraph((room, other) for room, others in rooms.items() for other in others)
     assert nx.is_directed_acyclic_graph(order)
+    assert all(other < room for room, other in pairs)
 
 
 @pytest.mark.tier("quick")
 def test_rooms_import_what_lies_below(edges: list[Edge]) -> None:
     """What stands against the order; circles within a room are for ``test_house``."""
+    edges = [edge for edge in edges if edge.source not in FACADE]
     against = [e.place for e in edges if _room(e.target) not in {_room(e.source), *ROOMS[_room(e.source)]}]
+    for outer, rooms in ROOMS_WITHIN.items():
+        within = [
+            (e, _room(e.source, 2), _room(e.target, 2)) for e in edges if _room(e.source) == outer == _room(e.target)
+        ]
+        against += [e.place for e, source, target in within if source and target not in {"", source, *rooms[source]}]
     assert against == [], "\n".join(against)
+
+
+@pytest.mark.tier("quick")
+def test_no_room_is_allowed_what_it_does_not_import(edges: list[Edge]) -> None:
+    met = {(_room(edge.source), _room(edge.target)) for edge in edges}
+    assert {(room, other) for room, others in ROOMS.items() for other in others} - met == set()
+    for outer, rooms in ROOMS_WITHIN.items():
+        met = {(_room(e.source, 2), _room(e.target, 2)) for e in edges if _room(e.source) == outer == _room(e.target)}
+        assert {(room, other) for room, others in rooms.items() for other in others} - met == set()
 
 
 @pytest.mark.tier("quick")
 def test_planners_do_not_import_each_other(edges: list[Edge]) -> None:
     """What packages of planners share lies in ``grid``, or beside the packages."""
-    packages = {path.name for path in (SOLVERS / "planners").iterdir() if (path / "__init__.py").exists()}
+    packages = {path.name for path in (ROOT / "solvers" / "planners").iterdir() if (path / "__init__.py").exists()}
 
     def package(module: str) -> str | None:
-        return module.split(".")[1] if module.startswith("planners.") and module.split(".")[1] in packages else None
+        is_of_one = module.startswith("penstock.solvers.planners.") and _room(module, 3) in packages
+        return _room(module, 3) if is_of_one else None
 
     between = [e.place for e in edges if (source := package(e.source)) and package(e.target) not in {source, None}]
     assert between == [], "\n".join(between)
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_the_docstring_of_a_room_says_what_it_may_import(room: str) -> None:
-    text = ast.get_docstring(ast.parse((SOLVERS / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+@pytest.mark.parametrize(
+    ("module", "rooms"),
+    [
+        *((f"penstock.{room}", may) for room, may in ROOMS.items()),
+        *(
+            (f"penstock.{outer}.{room}", {f"{outer}.{other}" for other in may})
+            for outer, rooms in ROOMS_WITHIN.items()
+            for room, may in rooms.items()
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_docstring_of_a_room_says_what_it_may_import(module: str, rooms: set[str]) -> None:
+    path = _package()[module]
+    if path.name != "__init__.py":
+        return  # a module beside the folders: its imports are its first lines
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     may = text.partition("May import: ")[2].partition("\nStart reading")[0]
-    said = {name for name in ROOMS if f"`solvers.{name}`" in may}
-    assert said == ROOMS[room], f"solvers/{room}/__init__.py: write 'May import: …' with these rooms"
+    every = {*ROOMS, *(f"{outer}.{room}" for outer, within in ROOMS_WITHIN.items() for room in within)}
+    said = {name for name in every if f"`{name}`" in may}
+    is_within = module.count(".") == 2
+    assert {name for name in said if ("." in name) == is_within} == rooms, f"{path}: write 'May import: …' with these"
 
 
 @pytest.mark.tier("quick")
@@ -255,7 +365,9 @@ def test_the_docstring_of_a_room_says_what_it_may_import(room: str) -> None:
         "import penstock.solvers.solve.driver",
         "def plan():\n    from penstock.solvers.solve import driver",
         "if TYPE_CHECKING:\n    from penstock.solvers.solve.driver import solve",
+        "ENTRY = 'penstock.solvers.solve.driver:solve'",
     ],
 )
 def test_an_import_is_seen_wherever_it_stands(text: str) -> None:
-    assert [name for name, _line in _imports(ast.parse(text), {"solve.driver": 0})] == ["solve.driver"]
+    modules = {"penstock.solvers.solve.driver": 0}
+    assert [name for name, _line in _imports(ast.parse(text), modules)] == ["penstock.solvers.solve.driver"]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 from penstock.executor.divided.division import refuse_without_experts
 from penstock.executor.divided.tensor_group import expert_bytes, first_of
 from penstock.executor.divided.tracer import DividedTracer, divided
-from penstock.executor.profiling.device_table import DeviceFacts, Dtype
 from penstock.executor.profiling.meta_cost import time_ns
 from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
 from penstock.executor.run.chain import Chain
 from penstock.executor.stage.recomputed_modules import recomputable
+from penstock.facts.device_table import DeviceFacts, Dtype
 from penstock.schemas.profile import DividedCost, DividedLayer, DividedMeasurement, ModelProfile, Variant
 from penstock.schemas.transformers.degrees import Degrees, ModuleCost
 

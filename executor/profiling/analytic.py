@@ -13,7 +13,13 @@ from itertools import product
 import torch
 
 from penstock.executor.profiling.assembly import assemble, checked_sizes
-from penstock.executor.profiling.device_table import (
+from penstock.executor.profiling.meta_cost import time_ns
+from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
+from penstock.executor.run.chain import Chain
+from penstock.executor.run.job import Job
+from penstock.executor.runtime.interface import Precision
+from penstock.executor.stage.precision import Training
+from penstock.facts.device_table import (
     ANALYTIC_EXPECTED_ERROR,
     DeviceFacts,
     Dtype,
@@ -21,12 +27,6 @@ from penstock.executor.profiling.device_table import (
     assumed_level,
     device_facts,
 )
-from penstock.executor.profiling.meta_cost import time_ns
-from penstock.executor.profiling.tracing import LayerCost, Run, Tracer, update_ns
-from penstock.executor.run.chain import Chain
-from penstock.executor.run.job import Job
-from penstock.executor.runtime.interface import Precision
-from penstock.executor.stage.precision import Training
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.transformers.degrees import Degrees

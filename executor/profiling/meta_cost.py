@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.facts.device_table import DeviceFacts, Dtype
 
 _aten = torch.ops.aten
 _GATHERS = {_aten.embedding, _aten.index_select, _aten.index, _aten.gather}

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penstock.executor.profiling.device_table import DeviceFacts
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.profiling.meta_cost import (
     FusedKernels,
@@ -28,6 +27,7 @@ from penstock.executor.run.chain import Chain, TensorShape, remedy_of, tensor_sh
 from penstock.executor.run.job import Job, alike
 from penstock.executor.runtime.nested import on_tensors
 from penstock.executor.stage.precision import FULL, Training
+from penstock.facts.device_table import DeviceFacts
 from penstock.schemas.errors import ModelMismatch, PenstockError
 from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.degrees import Operation as LayersCollective

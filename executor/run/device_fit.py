@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from penstock.executor.profiling.device_table import CPU, is_other_hardware
 from penstock.executor.runtime.interface import Runtime
+from penstock.facts.device_table import CPU, is_other_hardware
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import Program
 

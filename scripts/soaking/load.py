@@ -120,7 +120,7 @@ class Load(threading.Thread):
         self._ending.wait(0.05)
 
     def _ask(self, http: httpx.Client) -> None:
-        from penstock.service.http.samples import tiny_request
+        from penstock.examples.tiny import tiny_request
 
         self._next_seed += 1
         request = tiny_request() | {"seed": self._next_seed, "planner": self._random.choice(_PLANNERS)}

@@ -16,8 +16,8 @@ from penstock.schemas.request import PlanRequest
 
 
 def solve(request: PlanRequest, send_plan: Callable[[Plan], None], on_progress: Any, workers: int) -> ResultOut:
-    """Answer a request as ``penstock.planning.solve.solve`` does."""
-    from penstock.planning.solve import solve
+    """Answer a request as ``penstock.planning.solve.solve_here`` does."""
+    from penstock.questions.solve import solve
 
     result = solve(request, send_plan, on_progress, workers)
     if request.seed % 2 == 0:

@@ -144,9 +144,9 @@ class Soak:
         self._refuse_other_losses(run_out)
 
     def _begin(self, client: Client) -> str:
+        from penstock.examples.tiny import tiny_plan_file
         from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.plan import PlanFile
-        from penstock.service.http.samples import tiny_plan_file
 
         until = time.monotonic() + LIMIT_S
         while sum(agent.alive for agent in _patiently(client.agents)) < 2:

@@ -1,5 +1,5 @@
 """The database: engine, tables, migrations, notifications, document store, upkeep.
 
-May import: `schemas`, `service.settings`.
+May import: `service.settings`, `service.metrics`; besides that what `service` may.
 Start reading at `database.py`.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -29,6 +29,9 @@ LOCK_WAIT_MS = 10_000
 
 if TYPE_CHECKING:
     from penstock.service.settings import Settings
+
+Note = Callable[[sa.Connection, str], None]
+"""Notes an id in the transaction that makes it. Raises Conflict when another does the request now."""
 
 AGAIN_S = 1.0
 """Between two questions to a server that does not answer yet."""

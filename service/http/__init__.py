@@ -1,5 +1,7 @@
 """The HTTP application: endpoints, bodies, refusals, OpenAPI.
 
-May import: `service` except `pages` internals, `schemas`; `planning` and `convert` for answers.
+May import: `service.settings`, `service.logs`, `service.metrics`, `service.db`, `service.problems`,
+`service.idempotency`, `service.documents`, `service.security`, `service.jobs`, `service.runs`, `service.services`,
+`service.readiness`, `service.pages`; besides that what `service` may.
 Start reading at `app.py`, then `routes/`.
 """

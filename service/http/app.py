@@ -21,9 +21,9 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
-from penstock.service import logs
+from penstock.service import logs, problems
 from penstock.service.db.alone import OtherServices
-from penstock.service.http import compat, openapi, problems
+from penstock.service.http import openapi
 from penstock.service.http.observing import Observing
 from penstock.service.http.routes import (
     agents,
@@ -104,11 +104,11 @@ def create_app(settings: Settings | None = None, forkserver: Forkserver | None =
     app.state.service = service
     problems.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES, compresslevel=4)
-    answers.install(app, service)
+    answers.install(app, service.authenticator, service.settings)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
     routers = [routes.router for routes in ROUTES]
-    for router in (compat.router_of(routers), *routers):
+    for router in routers:
         app.include_router(router)
     return app
 

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Unreachable
 from penstock.service import metrics
-from penstock.service.http.problems import RETRY_AFTER_S, on_anything, problem_response
 from penstock.service.jobs.queue import new_id
 from penstock.service.logs import about
+from penstock.service.problems import RETRY_AFTER_S, on_anything, problem_response
 
 if TYPE_CHECKING:
     from penstock.service.services import Service

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.schemas.api.jobs import ProblemDetails
-from penstock.service.http.problems import MEDIA_TYPE
+from penstock.service.documents.naming import describe_names
 from penstock.service.http.requests.access import describe_keys
 from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.requests.once import describe_idempotency
-from penstock.service.jobs.naming import describe_names
+from penstock.service.problems import MEDIA_TYPE
 
 ANY_PROBLEM = {
     "description": "any error: problem details (RFC 9457)",

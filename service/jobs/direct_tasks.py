@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Unreachable
-from penstock.service.http.problems import TaskFailed
+from penstock.service.problems import TaskFailed
 from penstock.workers.child import Child, Spawner
 from penstock.workers.protocol import death, end, failure_of, lines, send
 

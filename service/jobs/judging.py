@@ -11,18 +11,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.api.jobs import PlannerOut, Simulation, Verdict
-from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.errors import InvalidPlan, NotFound, PenstockError
+from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.program import Texts
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.trace import Trace
-from penstock.service.http.samples import tiny_plan_file, tiny_request
-from penstock.service.runs.generations import Lowered
 
 if TYPE_CHECKING:
-    from penstock.planning.judge import Judgement
     from penstock.service.db.store import Stores
     from penstock.solvers.model.options import Option
 
@@ -62,47 +58,21 @@ def check_comparison(request: PlanRequest, planners: list[str], schedules: list[
 
 def verdict(file: PlanFile) -> Verdict:
     """Return whether a plan keeps the rules, in sentences."""
-    faults = _judge(file).faults
-    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
+    from penstock.planning import judge
+
+    return judge.verdict(file)
 
 
 def simulation(file: PlanFile) -> Simulation:
-    """The plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
-    judgement = _judge(file)
-    if judgement.timeline is None:
-        raise InvalidPlan(
-            f"the plan cannot be simulated: {judgement.faults[0]}",
-            remedy="POST it to /v1/plans:verify for all of its faults",
-        )
-    return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
+    """Return the plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
+    from penstock.planning import judge
 
-
-def lowered(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> Lowered:
-    """Return the plan with its prediction, and its programs for a run of ``steps``.
-
-    Raises InvalidPlan when it cannot be run.
-
-    Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
-    """
-    from penstock.planning.work import work_after
-
-    judged = file
-    if file.plan.prediction is None:
-        judged = PlanFile(plan=simulation(file).plan, request=file.request)
-    work = work_after(judged, None, steps, options or RunOptions())
-    texts = Texts()
-    return Lowered(
-        file=judged,
-        plan_hash=judged.plan.content_hash(),
-        devices=tuple(program.device for program in work.programs[0]),
-        programs=tuple(tuple(part.to_json(texts) for part in parts) for parts in zip(*work.programs, strict=True)),
-        segments=work.segments or (),
-    )
+    return judge.simulation(file)
 
 
 def report(file: PlanFile, trace: Trace | None = None) -> str:
     """Return the plan's page. Raises InvalidPlan when it cannot be simulated."""
-    from penstock.planning.explain import page
+    from penstock.report.plan_files import page
 
     return page(file, trace)
 
@@ -126,8 +96,10 @@ class ProgramCache:
         return programs[rank]
 
     def _lower(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
+        from penstock.planning.programs.lowered import lower
+
         file = self._stores.of(tenant).plan_file(plan_hash)
-        return tuple(json.dumps(program, separators=(",", ":")).encode() for program, *_ in lowered(file).programs)
+        return tuple(json.dumps(program, separators=(",", ":")).encode() for program, *_ in lower(file).programs)
 
 
 def planners() -> list[PlannerOut]:
@@ -165,6 +137,7 @@ def warm_up(is_over: Callable[[], bool]) -> None:
 
 def _warm_up(is_over: Callable[[], bool]) -> None:
     try:
+        from penstock.planning.programs.lowered import lower
         from penstock.solvers.compiled.kept import all_kept
 
         time.sleep(LOOK_S)  # for whoever asks first
@@ -172,7 +145,7 @@ def _warm_up(is_over: Callable[[], bool]) -> None:
             if is_over():
                 return
             time.sleep(LOOK_S)
-        lowered(PlanFile.parse(tiny_plan_file()))
+        lower(PlanFile.parse(tiny_plan_file()))
         _keep_what_is_loaded()
     except PenstockError as error:
         log.warning("the judge could not be warmed up: %s", error)
@@ -182,9 +155,3 @@ def _keep_what_is_loaded() -> None:
     """Exempt loaded objects from garbage collection: each full one blocked answers for a tenth of a second."""
     gc.collect()
     gc.freeze()
-
-
-def _judge(file: PlanFile) -> Judgement:
-    from penstock.planning.judge import judge
-
-    return judge(file)

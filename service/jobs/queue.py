@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, ResultOut
 from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded
 from penstock.schemas.plan import Plan
-from penstock.service.db.database import Database
+from penstock.service.db.database import Database, Note
 from penstock.service.db.tables import ACTIVE, answers, iso, job_events, jobs, now_ms
-from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs.job_rows import BRIEF, FIRST_EVENT, IS_ACTIVE, job_body, job_out, new_id, record_event
 from penstock.service.logs import request_id
 

@@ -10,9 +10,9 @@ from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
+from penstock.service.db.database import Note
 from penstock.service.db.store import Filed, Store, Stores, cache_key
 from penstock.service.db.tables import ACTIVE
-from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs import judging
 from penstock.service.jobs.queue import JobQueue, NewJob
 from penstock.service.security.principals import Principal

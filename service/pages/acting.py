@@ -13,19 +13,19 @@ from fastapi import Request
 
 from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
-from penstock.report.words import alternative_words
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
+from penstock.schemas.api.words import alternative_words
 from penstock.schemas.document import OTHER_VERSION
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, PenstockError
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import UpdateRule
-from penstock.service.http.problems import TooLarge
 from penstock.service.pages import form as forms
 from penstock.service.pages import timelines
 from penstock.service.pages.form import Faults, Values
 from penstock.service.pages.sources import Sources
+from penstock.service.problems import TooLarge
 
 JobVerb = Literal["cancel", "finish", "retry"]
 MAX_FIELDS = 500

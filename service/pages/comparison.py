@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planning.sweep import Case, answered, with_front
-from penstock.report.words import choice_words, duration
+from penstock.schemas.amounts import duration
 from penstock.schemas.api.jobs import JobOut, ResultOut
 from penstock.schemas.api.sweep import SweepRow
+from penstock.schemas.api.words import choice_words
 from penstock.service.db.tables import ACTIVE
 from penstock.service.pages.sources import Sources
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_profile, tiny_topology
 from penstock.planning.documents import find_profile
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
@@ -22,9 +23,8 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
-from penstock.service.http.samples import tiny_profile, tiny_topology
+from penstock.service.documents.naming import ROUTED
 from penstock.service.jobs import judging
-from penstock.service.jobs.naming import ROUTED
 from penstock.service.pages.sources import Sources
 from penstock.shapes.routing import Routing
 

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from penstock.report.words import amount, duration, number, percent, ranges
+from penstock.schemas.amounts import amount, duration, number, percent, ranges
 from penstock.schemas.errors import PenstockError, Unauthenticated
 from penstock.service.pages import assets
 from penstock.service.security.principals import Principal

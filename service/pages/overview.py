@@ -6,17 +6,17 @@ from importlib.metadata import version
 from platform import python_version
 from typing import Any, get_args
 
-from penstock.report.comparing import compared, measured_note
+from penstock.calibration.comparing import compared, measured_note
 from penstock.report.drawing.figure import fetched_figure
-from penstock.report.words import duration, number
+from penstock.schemas.amounts import duration, number
 from penstock.schemas.api.jobs import JobState, RunOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.quantities import Loss
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.tables import ACTIVE
-from penstock.service.http.readiness import readiness
 from penstock.service.pages.form import EXAMPLES
 from penstock.service.pages.sources import Sources
+from penstock.service.readiness import readiness
 from penstock.service.runs.run_rows import LIVE
 
 NEWEST = 10

@@ -7,9 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.manifests import TARGETS
+from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
 from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
-from penstock.report.bounds import bound_sentence, bound_sentences, widest
+from penstock.planning.sentences import pace, replicas, subtitle
 from penstock.report.cluster_map import cluster_map, traffic_table
 from penstock.report.device_names import alike, idle_sentence, num_used, times, together
 from penstock.report.drawing.picture import Picture, rows_in_words
@@ -17,10 +18,10 @@ from penstock.report.explained import PARTS, SPANS, in_words, largest_shares, pa
 from penstock.report.gists import alike_devices, cluster_words, devices_words, some, stages_words
 from penstock.report.memory import fullest, peaks
 from penstock.report.page import SMALL_DEVICES, SMALL_STAGES
-from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.traffic import traffic
-from penstock.report.words import amount, duration, percent, ranges, recomputed
+from penstock.schemas.amounts import amount, duration, percent, ranges
 from penstock.schemas.api.explanation import Explanation, IdleOut
+from penstock.schemas.api.words import recomputed
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile

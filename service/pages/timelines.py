@@ -9,8 +9,8 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.collector import no_collection
 from penstock.schemas.errors import NotFound
+from penstock.schemas.machine.collector import no_collection
 from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
 
@@ -84,8 +84,9 @@ def run_report(sources: Sources, run_id: str) -> str:
 @lru_cache(maxsize=8)
 @no_collection()
 def _drawn(sources: Sources, address: str) -> _Drawn:
-    from penstock.planning.explain import explanation, judged, picture
+    from penstock.planning.explain import explanation, judged
     from penstock.report.explained import marks
+    from penstock.report.plan_files import picture
     from penstock.service.pages.plan_view import view
 
     file = sources.store.plan_file(address)

@@ -1,5 +1,5 @@
 """Training runs on agents: generations, recovery, replanning, placement of ranks.
 
-May import: `service.db`, `service.jobs`, `schemas`.
+May import: `service.db`, `service.security`, `service.jobs`; besides that what `service` may.
 Start reading at `runs.py`.
 """

@@ -7,37 +7,21 @@ the next generation begins, or ``failed`` where that cannot be.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from penstock.planning.programs.lowered import Lowered
 from penstock.schemas.api.agents import AgentOut, RankDone
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import RunFailed
-from penstock.schemas.plan import PlanFile
 from penstock.service.db.tables import now_ms, run_agents, run_generations, run_ranks, runs
 from penstock.service.runs.placement import Place
 from penstock.service.runs.run_rows import Row, record_event, row_of, store_steps, touch
 
 RECOVERY = "recovery"
 """The topic of runs that wait for their next generation."""
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """A judged plan and its programs: ``devices[r]`` is the plan's name for rank r's device.
-
-    ``programs[r]``: rank r's, one per length of a segment; ``segments``: their numbers in the order of the training,
-    none where one program trains each step.
-    """
-
-    file: PlanFile
-    plan_hash: str
-    devices: tuple[str, ...]
-    programs: tuple[tuple[Mapping[str, Any], ...], ...]
-    segments: tuple[int, ...] = ()
 
 
 def about(lowered: Lowered) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from anyio.to_thread import run_sync
 
+from penstock.planning.programs.lowered import lower
 from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.api.run_options import RunOptions
@@ -24,7 +25,6 @@ from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
 from penstock.service.db.notifier import Notifier
 from penstock.service.db.tables import ACTIVE, now_ms, run_agents, run_generations, runs
-from penstock.service.jobs import judging
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submit import Planning
 from penstock.service.runs.agents import Agents
@@ -135,7 +135,7 @@ class Recovery:
 
     def _begin(self, run_id: str, file: PlanFile, options: RunOptions, steps: int, present: list[AgentOut]) -> bool:
         try:
-            self._runs.begin_again(run_id, judging.lowered(file, options, steps), present)
+            self._runs.begin_again(run_id, lower(file, options, steps), present)
         except Conflict as conflict:
             log.info("run %s cannot begin again yet: %s", run_id, conflict.detail)
             return False

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from pydantic import ValidationError
 
+from penstock.planning.programs.lowered import Lowered
 from penstock.schemas.api.agents import (
     EVENT_DATA,
     AgentEvent,
@@ -30,11 +31,10 @@ from penstock.schemas.api.jobs import RunEvent, RunOut, RunRequest
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, RunFailed
 from penstock.schemas.trace import RankTrace, Trace
-from penstock.service.db.database import Database
+from penstock.service.db.database import Database, Note
 from penstock.service.db.tables import agents, now_ms, run_agents, run_ranks, run_traces, runs
-from penstock.service.http.requests.idempotency import Note
 from penstock.service.jobs.queue import new_id
-from penstock.service.runs.generations import Lowered, about, begin, end, fail, rank_done, start_if_ready
+from penstock.service.runs.generations import about, begin, end, fail, rank_done, start_if_ready
 from penstock.service.runs.placement import place
 from penstock.service.runs.run_rows import (
     LIVE,

@@ -1,5 +1,5 @@
 """Who may do what: keys, scopes, sessions, quotas.
 
-May import: `service.db`, `schemas`.
+May import: `service.settings`, `service.db`, `service.problems`; besides that what `service` may.
 Start reading at `principals.py`, then `keys.py`.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
@@ -11,18 +10,17 @@ from fastapi.responses import RedirectResponse
 
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import QuotaExceeded, Unauthenticated
-from penstock.service.http.problems import problem_response
+from penstock.service.problems import problem_response
+from penstock.service.security.authenticator import Authenticator
 from penstock.service.security.guard import Guard
 from penstock.service.security.lasting import Lasting
-
-if TYPE_CHECKING:
-    from penstock.service.services import Service
+from penstock.service.settings import Settings
 
 
-def install(app: FastAPI, service: Service) -> None:
+def install(app: FastAPI, authenticator: Authenticator, settings: Settings) -> None:
     """Guard the app, and let it answer so."""
-    app.add_middleware(Lasting, service=service)
-    app.add_middleware(Guard, settings=service.settings)
+    app.add_middleware(Lasting, authenticator=authenticator)
+    app.add_middleware(Guard, settings=settings)
     app.add_exception_handler(Unauthenticated, _on_unauthenticated)
     app.add_exception_handler(QuotaExceeded, _on_quota)
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Forbidden, PenstockError
-from penstock.service.http.problems import Refusal, problem_response
+from penstock.service.problems import Refusal, problem_response
 from penstock.service.settings import Settings, is_loopback
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})

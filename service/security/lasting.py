@@ -6,7 +6,6 @@ Plain ASGI, around whatever answers. The requests of a key are looked after toge
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from anyio import CancelScope
 from starlette.datastructures import Headers
@@ -14,11 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Unauthenticated
-from penstock.service.http.problems import problem_response
+from penstock.service.problems import problem_response
+from penstock.service.security.authenticator import Authenticator
 from penstock.service.security.principals import Principal
-
-if TYPE_CHECKING:
-    from penstock.service.services import Service
 
 LOOK_S = 0.9
 """Between two looks at a key; a look takes it as it was read within that time, so that its requests end within 2 s."""
@@ -30,8 +27,8 @@ LAST_WORDS = b": the key that opened this stream has ended\n\n"
 class Lasting:
     """Middleware; knows the requests of each key that have no answer yet, and its streams."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._authenticator = app, service.authenticator
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app, self._authenticator = app, authenticator
         self._open: dict[str, set[CancelScope]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 

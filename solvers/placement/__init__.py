@@ -4,7 +4,7 @@
 ``at_degrees`` the same where degrees are a choice, ``choice`` picks the sets of one job, ``joint`` shares hosts among
 several.
 
-May import: `solvers.model`, `solvers.costs`, `solvers.degrees`, `solvers.judge`, `solvers.schedules`, `solvers.bounds`,
+May import: `solvers.model`, `solvers.costs`, `solvers.degrees`, `solvers.bounds`,
 `solvers.grid`, `solvers.planners`, `solvers.solve`.
 Start reading at `choice.py`.
 """

@@ -12,41 +12,41 @@ if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.calibration.calibrate import calibrate as calibrate
     from penstock.calibration.throughput import calibrate_throughput as calibrate_throughput
+    from penstock.exporting.layouts import layout_text as layout_text
     from penstock.importers.topology import import_topology as import_topology
     from penstock.layouts.even import EvenLayout as EvenLayout
     from penstock.layouts.even import even_layout as even_layout
-    from penstock.layouts.exporting import layout_text as layout_text
-    from penstock.layouts.importing import import_layout as import_layout
     from penstock.placing import place as place
-    from penstock.planning.answer import Answer as Answer
-    from penstock.planning.answer import plan as plan
     from penstock.planning.compare import compare as compare
     from penstock.planning.explain import explain as explain
     from penstock.planning.fits import fits as fits
     from penstock.planning.judge import judge as judge
-    from penstock.planning.lower import ladder as ladder
-    from penstock.planning.lower import programs as programs
-    from penstock.planning.solve import solve as solve
-    from penstock.planning.sweep import sweep as sweep
+    from penstock.planning.programs.lower import ladder as ladder
+    from penstock.planning.programs.lower import programs as programs
+    from penstock.questions.answer import Answer as Answer
+    from penstock.questions.answer import plan as plan
+    from penstock.questions.layouts import import_layout as import_layout
+    from penstock.questions.solve import solve as solve
+    from penstock.questions.sweep import sweep as sweep
     from penstock.solvers.explanation.layout import Layout as Layout
 
 _API = {
-    **dict.fromkeys(("Answer", "plan"), "penstock.planning.answer"),
-    **dict.fromkeys(("ladder", "programs"), "penstock.planning.lower"),
+    **dict.fromkeys(("Answer", "plan"), "penstock.questions.answer"),
+    **dict.fromkeys(("ladder", "programs"), "penstock.planning.programs.lower"),
     "compare": "penstock.planning.compare",
     "fits": "penstock.planning.fits",
     "judge": "penstock.planning.judge",
-    "solve": "penstock.planning.solve",
+    "solve": "penstock.questions.solve",
     "calibrate": "penstock.calibration.calibrate",
     "calibrate_throughput": "penstock.calibration.throughput",
     "explain": "penstock.planning.explain",
     "place": "penstock.placing",
     "import_topology": "penstock.importers.topology",
     **dict.fromkeys(("EvenLayout", "even_layout"), "penstock.layouts.even"),
-    "import_layout": "penstock.layouts.importing",
-    "layout_text": "penstock.layouts.exporting",
+    "import_layout": "penstock.questions.layouts",
+    "layout_text": "penstock.exporting.layouts",
     "Layout": "penstock.solvers.explanation.layout",
-    "sweep": "penstock.planning.sweep",
+    "sweep": "penstock.questions.sweep",
 }
 """Where each name of the Python API is."""
 

@@ -16,9 +16,9 @@ from penstock.executor.profiling import busy_clock
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.job import load_job
-from penstock.planning import answer
 from penstock.planning.judge import judge
-from penstock.planning.solve import solve
+from penstock.questions import answer
+from penstock.questions.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import PipelineProfile

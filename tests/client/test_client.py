@@ -7,15 +7,13 @@ import inspect
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from typing import Any
 
 import httpx
 import pytest
-from packaging.version import Version
 from repository import ROOT
 
-from penstock.client import AsyncClient, Client, compat, error_of, messages
+from penstock.client import AsyncClient, Client, error_of, messages
 from penstock.client.connection import Connection
 from penstock.client.messages import Send
 from penstock.client.resources import Jobs
@@ -268,40 +266,3 @@ class Document:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-
-
-def test_every_old_method_calls_the_new_one():
-    client = Client("http://x")
-    for name in {path.partition(".")[0] for path in compat.OLD_METHODS.values()}:
-        getattr(client, name)  # is there
-        setattr(client, name, Recorder(name))
-    for old, new in compat.OLD_METHODS.items():
-        resource, _, method = new.partition(".")
-        assert hasattr(type(getattr(Client("http://x"), resource)), method), new
-        with pytest.deprecated_call(match=rf"'{old}' goes in Penstock {compat.GOES_IN}; call {new}"):
-            assert getattr(client, old)("x") == new
-    split = {
-        "plan_file": [(("sha256:0",), "plans.file"), (("job",), "jobs.plan_file")],
-        "post": [((Document("profile"),), "profiles.create"), ((Document("topology"),), "topologies.create")],
-        "stop_sweep": [(("x",), "sweeps.cancel"), (("x", "finish"), "sweeps.finish")],
-    }
-    assert split.keys() == compat.SPLIT_METHODS.keys()
-    for old, cases in split.items():
-        for given, new in cases:
-            with pytest.deprecated_call(match=f"'{old}' goes in Penstock"):
-                assert getattr(client, old)(*given) == new
-
-
-@pytest.mark.parametrize("name", ["jobs", "runs", "sweeps", "profiles", "topologies"])
-def test_a_list_that_was_a_method_still_is_one(name: str, monkeypatch: pytest.MonkeyPatch):
-    resource = getattr(Client("http://x"), name)
-    monkeypatch.setattr(type(resource), "page", lambda self, **params: params)
-    with pytest.deprecated_call(match=f"'{name}' goes in Penstock {compat.GOES_IN}; call {name}.list"):
-        assert resource(limit=3) == {"limit": 3}
-
-
-def test_old_methods_go_in_time_and_others_are_not_there():
-    """Remove `src/penstock/client/compat.py` when the version in which the old methods go is released."""
-    assert Version(compat.GOES_IN) > Version(version("penstock"))
-    with pytest.raises(AttributeError, match="no attribute 'plann'"):
-        Client("http://x").plann  # type: ignore[attr-defined]  # noqa: B018

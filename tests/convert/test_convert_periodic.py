@@ -7,7 +7,7 @@ import pytest
 
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.planning.judge import judge
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT, Program

@@ -10,8 +10,8 @@ from small_request import GATHER, with_degrees
 
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.planning.judge import judge
-from penstock.planning.lower import programs
-from penstock.planning.solve import solve
+from penstock.planning.programs.lower import programs
+from penstock.questions.solve import solve
 from penstock.schemas.coverage import OVER_ALL, model_of
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile

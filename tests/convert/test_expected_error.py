@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock.examples.catalogue import cluster, shape
-from penstock.executor.profiling.device_table import (
+from penstock.facts.device_table import (
     ANALYTIC_EXPECTED_ERROR,
     EXTRAPOLATED_EXPECTED_ERROR,
     MANY_EXPERTS_EXPECTED_ERROR,

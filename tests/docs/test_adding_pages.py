@@ -55,7 +55,7 @@ said = {}
 ASK = """
 import penstock
 from penstock.planning.judge import judge
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
 from penstock.schemas.plan import PlanFile
 
 how = {"global_batch_size": 32, "micro_batch_sizes": [2], "degrees": {"tensor": 1}}

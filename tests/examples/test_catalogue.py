@@ -13,7 +13,7 @@ from repository import ROOT
 
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
-from penstock.executor.profiling.device_table import PROFILED
+from penstock.facts.device_table import PROFILED
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 

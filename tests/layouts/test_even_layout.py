@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 
 import penstock
+from penstock.convert.layer_roles import Roles
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.megatron.cuts import stages_of
 from penstock.layouts.megatron.flags import Flags
-from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import Pipeline, Plan, PlanFile, PlanSchedule, ScheduleRow, Stage
 from penstock.schemas.profile import ModelProfile

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.examples import catalogue
-from penstock.layouts.importing import import_layout
 from penstock.layouts.models import profile_said
 from penstock.layouts.torchtitan.models import FLAVORS
+from penstock.questions.layouts import import_layout
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.request import PlanRequest

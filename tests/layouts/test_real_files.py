@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from test_trainers import GPT, imported, request, stages_of
 
 from penstock.convert import to_problem
+from penstock.convert.layer_roles import Roles, roles_of
 from penstock.layouts.deepspeed import _balanced
 from penstock.layouts.files.shell import Unsaid, Value, Variables
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import print_layout, read_layout
 from penstock.layouts.models import batch_said
-from penstock.layouts.roles import Roles, roles_of
 from penstock.schemas.api.layouts import LayoutImported
 from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument

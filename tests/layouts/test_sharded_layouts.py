@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.examples import catalogue
-from penstock.layouts.exporting import layout_text
-from penstock.layouts.importing import import_layout, plan_file
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.plain import written_layout
+from penstock.questions.layouts import import_layout, plan_file
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -10,7 +10,8 @@ from problems import make_problem
 from test_trainers import GPT
 from torch.distributed.pipelining import schedules
 
-from penstock.layouts.limits import order_name, within_of
+from penstock.convert.trainers import within_of
+from penstock.layouts.limits import order_name
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
 from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.schedules.trainer_orders import order_of, ranks_of_stages

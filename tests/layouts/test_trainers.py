@@ -17,13 +17,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock.convert import from_plan, to_plan, to_problem
+from penstock.convert.layer_roles import Roles
+from penstock.convert.trainers import TRAINERS
 from penstock.examples import catalogue
-from penstock.layouts.exporting import layout_text
-from penstock.layouts.importing import import_layout, plan_file
-from penstock.layouts.limits import TRAINERS, faults
+from penstock.exporting.layouts import layout_text
+from penstock.layouts.limits import faults
 from penstock.layouts.megatron.layout_string import print_layout, read_layout
-from penstock.layouts.roles import Roles
-from penstock.planning.solve import solve
+from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -14,11 +14,11 @@ from penstock.cli.main import main
 from penstock.convert import to_problem
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.layouts.exporting import layout_text
-from penstock.layouts.importing import import_layout, plan_file
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.megatron.other_flags import CHANGING
 from penstock.layouts.torchtitan.torchtitan import HEADS
-from penstock.planning.solve import solve
+from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -12,10 +12,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from problems import make_problem
 
+from penstock.convert.layer_roles import roles_of
+from penstock.convert.trainers import MODULES, TRAINERS, within_of
 from penstock.examples import catalogue
-from penstock.layouts.limits import MODULES, TRAINERS, faults, order_name, recomputing_of, within_of
-from penstock.layouts.roles import roles_of
-from penstock.planning.solve import solve
+from penstock.layouts.limits import faults, order_name, recomputing_of
+from penstock.questions.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import features_of_candidate

@@ -11,10 +11,10 @@ import pytest
 import penstock
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.against import with_differences
-from penstock.layouts.exporting import layout_text
 from penstock.planning.judge import judge
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest

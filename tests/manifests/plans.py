@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from penstock.examples.tiny import tiny_profile
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_profile
 
 MICRO_BATCHES = 2
 GIGABYTE = 10**9

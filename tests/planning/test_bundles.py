@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.planning.bundles import boundary_sizes, make_bundle
-from penstock.planning.lower import programs
-from penstock.planning.solve import solve
+from penstock.examples.tiny import tiny_request
+from penstock.planning.programs.bundles import boundary_sizes, make_bundle
+from penstock.planning.programs.lower import programs
+from penstock.questions.solve import solve
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -17,7 +18,6 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 
 
 def planned(**more: Any) -> PlanFile:

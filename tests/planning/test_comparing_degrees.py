@@ -15,9 +15,9 @@ from penstock.examples import catalogue
 from penstock.layouts.plain import written_layout
 from penstock.planning.documents import with_open_degrees, with_quick_planner
 from penstock.planning.sweep import with_front
-from penstock.report.words import choice_words
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.api.sweep import SweepRequest, SweepRow
+from penstock.schemas.api.words import choice_words
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Degrees
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_request
 from penstock.planning.documents import with_effort
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 from penstock.service.pages.commands import command, python
 
 pytestmark = pytest.mark.tier("quick")

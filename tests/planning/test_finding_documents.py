@@ -10,8 +10,9 @@ import pytest
 
 import penstock
 from penstock.examples import catalogue
-from penstock.planning.documents import computed_profile, find_profile, find_shape
+from penstock.planning.documents import find_profile, find_shape
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
+from penstock.shapes.profiles import computed_profile
 
 pytestmark = pytest.mark.tier("quick")
 

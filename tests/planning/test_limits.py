@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from penstock.examples.tiny import tiny_request
 from penstock.planning import solve as solving
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Progress
 from penstock.workers import apart, cut_off, protocol, stand_in

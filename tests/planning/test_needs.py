@@ -20,7 +20,7 @@ def planned(tensor: int) -> PlanFile:
         "1x4xV100",
         global_batch_size=16,
         update_rules=["synchronous"],
-        termination={"max_plans": 4},
+        max_plans=4,
         degrees={"tensor": tensor},
     ).file
 

@@ -21,7 +21,7 @@ def planned(planner: str, rule: str, **more: object) -> PlanFile:
         global_batch_size=16,
         planner=planner,
         update_rules=[rule],
-        termination={"max_plans": 8},
+        max_plans=8,
         degrees={"tensor": 1},
         **more,
     ).file

@@ -17,13 +17,14 @@ import psutil
 import pytest
 from repository import ROOT
 
+from penstock.examples.tiny import tiny_request
 from penstock.planning.pareto import front
-from penstock.planning.sweep import cases, sweep
-from penstock.scale_out import executor_of
-from penstock.scale_out.solving import SolveLimits, solve_case
+from penstock.planning.sweep import cases
+from penstock.questions.sweep import sweep
 from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument, Unreachable
-from penstock.service.http.samples import tiny_request
+from penstock.workers.executors import executor_of
+from penstock.workers.solving import SolveLimits, solve_case
 
 ENTRIES = ROOT / "tests/service"
 HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME = 1, 2, 3
@@ -198,9 +199,9 @@ def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):
 
 HANGING_SWEEP = """
 import json, sys
-from penstock.scale_out.solving import SolveLimits
+from penstock.workers.solving import SolveLimits
 from penstock.schemas.api.sweep import SweepRequest
-from penstock.planning.sweep import sweep
+from penstock.questions.sweep import sweep
 sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="solver_entries:entry"))
 """
 
@@ -237,7 +238,7 @@ def test_an_executor_that_is_none_is_refused():
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.scale_out.cluster.CONNECT_S", 0.3)
+    monkeypatch.setattr("penstock.workers.cluster.CONNECT_S", 0.3)
     with (
         pytest.raises(Unreachable, match=r"no Dask scheduler answers at 127\.0\.0\.1:1"),
         executor_of("dask://127.0.0.1:1"),

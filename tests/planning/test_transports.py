@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
+from penstock.examples.tiny import tiny_request
 from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.process import Orders, Process
 from penstock.executor.node.agent_state import Offer, State
@@ -19,17 +20,16 @@ from penstock.executor.node.stimuli import CHECK, Said, Start, Synced
 from penstock.executor.run import unattended
 from penstock.executor.run.work import Work, common_transports
 from penstock.executor.transport.choice import AUTO, Place, choose
-from penstock.planning.bundles import make_bundle
-from penstock.planning.lower import programs
-from penstock.planning.solve import solve
+from penstock.planning.programs.bundles import make_bundle
+from penstock.planning.programs.lower import programs
+from penstock.planning.programs.lowered import lower
+from penstock.questions.solve import solve
 from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
 from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import TRANSPORTS, Program
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
-from penstock.service.jobs import judging
 from penstock.solvers.lowering import check_programs
 
 BACKWARDS = [{"devices": ["node0/0"], "text": "F0:4 B0:4"}, {"devices": ["node1/0"], "text": "(F3)*4-1 B0:4"}]
@@ -142,7 +142,7 @@ def test_other_transports_are_refused(transports: Any) -> None:
 
 
 def test_a_run_of_the_service_is_checked_for_nccl_where_the_plan_has_gpus() -> None:
-    lowered = judging.lowered(out_of_order())
+    lowered = lower(out_of_order())
     check_programs([Program.from_json(own[0]) for own in lowered.programs], transport="nccl")
     assert carried_by(lowered.programs, TWO_GPUS) == "nccl"
     assert carried_by(lowered.programs, ("GPU-1", "GPU-1")) == "gloo-staged"
@@ -151,7 +151,7 @@ def test_a_run_of_the_service_is_checked_for_nccl_where_the_plan_has_gpus() -> N
 
 def test_agents_stage_what_was_lowered_for_gloo() -> None:
     """An agent's user names no transport, so none that could be named is refused."""
-    lowered = judging.lowered(coded())
+    lowered = lower(coded())
     ranks = tuple(
         RankAssignment(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
     )

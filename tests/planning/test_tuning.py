@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.planning.answer import plan
 from penstock.planning.judge import judge
 from penstock.planning.tune import fastest, settings, traverse
+from penstock.questions.answer import plan
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from request_list import request_of
 
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan
 

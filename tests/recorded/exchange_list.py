@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from penstock.service.http import samples
+from penstock.examples import tiny as samples
 
 FEW_PLANS = {"termination": {"max_plans": 20}}
 STORED = {"profile": "{profile}", "topology": "{topology}"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 STAGES, BATCHES, DEVICES_PER_NODE = 4, 4, 8
 

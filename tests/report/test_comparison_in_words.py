@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.profiling.device_table import is_other_hardware
-from penstock.report.comparing import compared
+from penstock.calibration.comparing import compared
+from penstock.facts.device_table import is_other_hardware
 from penstock.schemas.trace import Hardware, alike
 
 pytestmark = pytest.mark.tier("quick")

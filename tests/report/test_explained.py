@@ -7,10 +7,11 @@ import json
 import pytest
 from test_page import _parts
 
-from penstock.planning.explain import explain, page
+from penstock.examples.tiny import tiny_plan_file
+from penstock.planning.explain import explain
+from penstock.report.plan_files import page
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 
 @pytest.fixture

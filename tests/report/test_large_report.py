@@ -14,9 +14,9 @@ from large_plans import large_plan_file
 from playwright.sync_api import Browser
 from test_page import _parts
 
-from penstock.planning.explain import page
 from penstock.report.drawing.picture import Lane, Picture, Strip
 from penstock.report.memory import peaks
+from penstock.report.plan_files import page
 
 MOST_PX = 3000
 LAPTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 import pytest
 
 from penstock.planning.judge import judge
+from penstock.planning.sentences import subtitle, used
 from penstock.report.device_names import together
 from penstock.report.drawing.picture import picture_of_timeline, rows_in_words
 from penstock.report.page import html_report
-from penstock.report.sentences import subtitle, used
 from penstock.schemas.plan import PlanFile, Stage
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Hardware, Trace

@@ -21,7 +21,7 @@ from penstock.report.drawing.payload import MAX_BLOCKS, MAX_CURVE_POINTS, Mark, 
 from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip, picture_of_trace
 from penstock.report.drawing.svg import COLOURS, svg_timeline
 from penstock.report.drawing.varints import varints
-from penstock.report.words import amount, duration, percent
+from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.trace import Trace
 

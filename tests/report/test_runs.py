@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.plan.timeline_text import render_picture, render_timeline
 from penstock.convert import to_plan, to_problem
 from penstock.planning.judge import Judgement, judge
 from penstock.report.drawing.picture import LETTERS, Picture, picture_of_timeline
 from penstock.report.drawing.svg import svg_timeline
+from penstock.report.drawing.timeline_text import render_picture, render_timeline
 from penstock.report.page import html_report
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import BACKWARD, FORWARD

@@ -21,14 +21,15 @@ from browser import Watched, barriers
 from playwright.sync_api import Browser, Page
 from test_runs import averaging, periodic, several
 
-from penstock.planning.explain import explain, judged, page, picture
+from penstock.examples.tiny import tiny_plan_file
+from penstock.planning.explain import explain, judged
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import fetched_figure
 from penstock.report.drawing.payload import MAX_BLOCKS, finer, payload
 from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip
+from penstock.report.plan_files import page, picture
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
-from penstock.service.http.samples import tiny_plan_file
 
 pytestmark = pytest.mark.tier("ci")
 

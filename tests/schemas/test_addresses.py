@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.document import Document
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 ADDRESSES = Path(__file__).with_name("addresses.json")
 

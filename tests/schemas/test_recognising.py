@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.document import Document
 from penstock.schemas.errors import InvalidDocument, WrongDocument
 from penstock.schemas.plan import Plan, PlanFile
@@ -15,7 +16,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.recognising import HINTED_FAULTS, MARKS, recognised
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 
 def _samples() -> dict[str, Any]:

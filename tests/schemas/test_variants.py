@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from small_request import with_degrees
 
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import Plan
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Degrees
-from penstock.service.http.samples import tiny_plan_file
 
 Json = dict[str, Any]
 BEFORE = "c4d0594b0845dd35ebbf0cc3a3a4dd667c1d6c9f"

@@ -7,7 +7,7 @@ import measured_kernels
 import pytest
 from kernel_fits import Terms, facts_of, fitted, held_out
 
-from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR
+from penstock.facts.device_table import EXTRAPOLATED_EXPECTED_ERROR
 from penstock.shapes import primitives
 
 

@@ -14,9 +14,9 @@ from postgres import Cluster, running_cluster
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.http.samples import tiny_request
 
 
 @pytest.fixture(scope="session")

@@ -22,14 +22,14 @@ import httpx
 import sqlalchemy as sa
 from in_process import in_process
 
+from penstock.examples.tiny import tiny_plan_file, tiny_request, tiny_sweep
+from penstock.planning.programs.lowered import lower
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
 from penstock.service.db.tables import jobs, runs, sweeps
-from penstock.service.http.requests.idempotency import Doing, Idempotency
 from penstock.service.http.routes.agents import SYNC_EXAMPLE
-from penstock.service.http.samples import tiny_plan_file, tiny_request, tiny_sweep
-from penstock.service.jobs import judging
+from penstock.service.idempotency import Doing, Idempotency
 from penstock.workers.forkserver import Forkserver
 
 REQUESTS: dict[str, tuple[dict[str, Any], sa.Table]] = {
@@ -62,7 +62,7 @@ async def post(directory: Path, url: str, path: str, key: str, **settings: Any) 
 def post_and_die(directory: Path, url: str, path: str, key: str, at: tuple[type, str], **settings: Any) -> None:
     """Ask a new service in a child, which is killed when it comes to a function."""
 
-    judging.lowered(PlanFile.parse(tiny_plan_file()), RunOptions(), 3)  # loads the judge, before an agent can grow old
+    lower(PlanFile.parse(tiny_plan_file()), RunOptions(), 3)  # loads the judge, before an agent can grow old
 
     def die(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep, tiny_topology
 from penstock.service.http.routes.agents import SYNC_EXAMPLE
 from penstock.service.http.routes.runs import RUN_EXAMPLE
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep, tiny_topology
 
 SAMPLES: dict[str, Any] = {
     "/v1/plans:validate": tiny_request() | {"planner": "gpipe"},

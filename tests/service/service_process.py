@@ -14,9 +14,9 @@ import pytest
 from logged_process import LoggedProcess
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.errors import Conflict
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 LISTENING = re.compile(r"(https?://[^\s\",]+)")
 

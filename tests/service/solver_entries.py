@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan

@@ -16,9 +16,9 @@ import penstock
 from penstock.cli.main import main
 from penstock.client import Client
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_fits, tiny_topology
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.samples import tiny_fits, tiny_topology
 
 NAMED = {"model": "llama-3-70b", "cluster": "8x8xH100", "tensor": [8]}
 TINY = tiny_fits()["shape"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
+from penstock.facts.device_table import device_facts
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.transformers.degrees import Framework
 from penstock.schemas.transformers.shape import TransformerShape, Windows

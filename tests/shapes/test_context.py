@@ -15,7 +15,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
 
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
+from penstock.facts.device_table import device_facts
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import Collective, ContextKind, Framework

@@ -7,7 +7,7 @@ import pytest
 from penstock.examples import catalogue
 from penstock.examples.models import MODELS
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
+from penstock.facts.device_table import device_facts
 from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.shape import TransformerShape

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
+from penstock.facts.device_table import device_facts
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.transformers.degrees import ALONE
 from penstock.schemas.transformers.shape import Experts, TransformerShape

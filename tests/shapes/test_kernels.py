@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.executor.profiling.device_table import DeviceFacts, device_facts
+from penstock.facts.device_table import DeviceFacts, device_facts
 from penstock.shapes.kernels import Kernels
 
 H100 = device_facts("H100")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.meta_cost import OperationRecorder
+from penstock.facts.device_table import device_facts
 from penstock.schemas.profile import DividedCost
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.schemas.transformers.shape import LatentAttention, TransformerShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import ANALYTIC_EXPECTED_ERROR, EXTRAPOLATED_EXPECTED_ERROR, device_facts
+from penstock.facts.device_table import ANALYTIC_EXPECTED_ERROR, EXTRAPOLATED_EXPECTED_ERROR, device_facts
 from penstock.shapes.primitives import rule_of
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of

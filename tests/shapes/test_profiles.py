@@ -10,7 +10,7 @@ import pytest
 from penstock.convert import to_problem
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.executor.profiling.device_table import LEVELS, device_facts
+from penstock.facts.device_table import LEVELS, device_facts
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest

@@ -23,12 +23,12 @@ from penstock.examples.shapes import SHAPES
 from penstock.executor.divided.tensor_group import first_of
 from penstock.executor.divided.tracer import DividedTracer, divided
 from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
-from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.memory_use import MemoryWatch
 from penstock.executor.profiling.tracing import LayerCost, Tracer
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import load_job
 from penstock.executor.runtime.cpu import CPU
+from penstock.facts.device_table import device_facts
 from penstock.schemas.profile import DividedCost, ModelProfile
 from penstock.schemas.transformers.degrees import Collective, Degrees
 from penstock.schemas.transformers.shape import TransformerShape

@@ -17,7 +17,7 @@ from orphans import no_orphans
 from repository import ROOT
 
 from penstock.cli.main import main
-from penstock.service.http.samples import tiny_profile
+from penstock.examples.tiny import tiny_profile
 
 EXAMPLES = ROOT / "examples/schedulers/slurm"
 DEVICES = (

@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from penstock.service.http.problems import problems
+from penstock.service.problems import problems
 from penstock.service.security.authenticator import require
 from penstock.service.security.principals import EVERYBODY, Principal, Scope
 from penstock.service.services import Service

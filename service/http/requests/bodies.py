@@ -14,9 +14,9 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
 from penstock.schemas.amounts import exact
-from penstock.service.http.problems import TooLarge
+from penstock.service.documents.parsing import LARGE_BYTES, parse
 from penstock.service.http.requests import media
-from penstock.service.http.requests.parsing import LARGE_BYTES, parse
+from penstock.service.problems import TooLarge
 from penstock.service.security.principals import Principal
 
 M = TypeVar("M", bound=BaseModel)

@@ -11,10 +11,10 @@ from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.requests import ClientDisconnect
 
 from penstock.schemas.api.jobs import ProblemDetails
-from penstock.service.http.problems import TaskFailed
 from penstock.service.http.requests.bodies import json_response
-from penstock.service.http.requests.places import NoPlace
 from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
+from penstock.service.problems import TaskFailed
+from penstock.service.security.places import NoPlace
 from penstock.service.services import Service
 
 

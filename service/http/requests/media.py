@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 
 from penstock.schemas.errors import InvalidDocument
-from penstock.service.http.problems import WrongMediaType
+from penstock.service.problems import WrongMediaType
 
 JSON = "application/json"
 

@@ -14,11 +14,11 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.schemas.errors import Fault
-from penstock.service.db.database import DatabaseAway
-from penstock.service.http.problems import problems
+from penstock.service.db.database import DatabaseAway, Note
 from penstock.service.http.requests.access import every_route, scope_of, service_of
 from penstock.service.http.requests.bodies import body_of
-from penstock.service.http.requests.idempotency import LONGEST_KEY, Doing, Kept, Made, Note, WrongKey
+from penstock.service.idempotency import LONGEST_KEY, Doing, Kept, Made, WrongKey
+from penstock.service.problems import problems
 from penstock.service.security.authenticator import require
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from penstock.schemas.api.agents import AgentOut, SyncReply, SyncRequest
 from penstock.schemas.quantities import AgentName
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, NodeAgent, Reader
 from penstock.service.http.requests.bodies import json_response, reader, takes
+from penstock.service.problems import problems
 from penstock.service.security.authenticator import require_node
 
 router = APIRouter(prefix="/v1", tags=["agents"])

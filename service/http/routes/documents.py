@@ -10,15 +10,15 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel
 
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_profile, tiny_request, tiny_topology
 from penstock.schemas.api.jobs import DocumentPage, DocumentStored, ExampleOut, PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Reader, Solver
 from penstock.service.http.requests.bodies import UNCHANGED, Cursor, Limit, immutable, reader, tagged, takes
 from penstock.service.http.requests.once import OnceRoute
-from penstock.service.http.samples import tiny_profile, tiny_request, tiny_topology
 from penstock.service.jobs import judging
+from penstock.service.problems import problems
 from penstock.service.runs.live_topology import living_topology
 
 EXAMPLES = (("gpt2-small", "2x4xV100", 64), ("bert-large", "4x8xA100", 256), ("llama-3-70b", "8x8xH100", 1024))

@@ -10,14 +10,14 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 
+from penstock.exporting.forms import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.manifests.against import of_topology, refuse_absent
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.quantities import MAX_WIRE_INTEGER, ContentHash
-from penstock.service.http.exports import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Reader
 from penstock.service.http.requests.bodies import UNCHANGED, immutable
 from penstock.service.http.routes.plans import Hash
+from penstock.service.problems import problems
 
 router = APIRouter(prefix="/v1", tags=["plans"])
 

@@ -7,9 +7,10 @@ from importlib.metadata import version
 from fastapi import APIRouter, Response
 
 from penstock.service import metrics
-from penstock.service.http.problems import problems
-from penstock.service.http.readiness import readiness
+from penstock.service.db.gauges import CONTENT_TYPE, exposition
 from penstock.service.http.requests.access import Access, Scraper
+from penstock.service.problems import problems
+from penstock.service.readiness import readiness
 
 router = APIRouter(tags=["health"])
 
@@ -30,7 +31,7 @@ def readyz(service: Access) -> dict[str, str | int]:
 def get_metrics(service: Access, caller: Scraper) -> Response:
     """Return metrics for Prometheus: of this process, and of all that share the database."""
     metrics.waiters.set(service.notifier.waiting())
-    return Response(metrics.exposition(service.collector), media_type=metrics.CONTENT_TYPE)
+    return Response(exposition(service.collector), media_type=CONTENT_TYPE)
 
 
 @router.get("/version")

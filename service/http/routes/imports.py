@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request, Response
 
+from penstock.examples.tiny import tiny_import
 from penstock.schemas.api.topology_import import ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Solver
 from penstock.service.http.requests.bodies import json_response, reader, takes
 from penstock.service.http.requests.children import result_of
 from penstock.service.http.requests.once import OnceRoute
-from penstock.service.http.samples import tiny_import
 from penstock.service.jobs.direct_tasks import json_of
+from penstock.service.problems import problems
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.services import Service
 

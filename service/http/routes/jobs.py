@@ -12,7 +12,6 @@ from penstock.schemas.api.jobs import EventPage, JobOut, JobPage, JobState
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.service.db.tables import ACTIVE
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Principal, Reader, Solver
 from penstock.service.http.requests.bodies import (
     STREAM,
@@ -26,6 +25,7 @@ from penstock.service.http.requests.bodies import (
 )
 from penstock.service.http.requests.events import After, answer_events
 from penstock.service.http.requests.once import OnceRoute
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["jobs"], route_class=OnceRoute)

@@ -7,12 +7,12 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request, Response
 
+from penstock.examples.tiny import tiny_layout
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Solver
 from penstock.service.http.requests.bodies import reader, takes
 from penstock.service.http.requests.children import answered
-from penstock.service.http.samples import tiny_layout
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["questions"])
@@ -38,7 +38,7 @@ async def import_layout(
     given = await run_sync(_inline, service, caller.tenant, asked)
     task = {
         "task": "layout",
-        "entry": "penstock.layouts.importing:import_layout",
+        "entry": "penstock.questions.layouts:import_layout",
         "request": given.model_dump(mode="json"),
     }
     return await answered(request, service, caller.tenant, task, plans=given.compare)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request, Response
 
+from penstock.examples.tiny import tiny_placement
 from penstock.schemas.api.placement import PlacementAnswer, PlacementJob, PlacementRequest
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Solver
 from penstock.service.http.requests.bodies import STREAM, reader, takes
 from penstock.service.http.requests.children import answered, streamed, wants_events
-from penstock.service.http.samples import tiny_placement
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["questions"])

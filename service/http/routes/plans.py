@@ -8,11 +8,11 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobOut, Verdict
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.tables import ACTIVE
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Principal, Reader, Solver
 from penstock.service.http.requests.bodies import (
     UNCHANGED,
@@ -26,9 +26,9 @@ from penstock.service.http.requests.bodies import (
 )
 from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
 from penstock.service.http.routes.jobs import Tag, settled
-from penstock.service.http.samples import tiny_request
 from penstock.service.jobs import judging
 from penstock.service.jobs.submit import JobOptions
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=OnceRoute)

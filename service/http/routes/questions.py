@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from penstock.examples.tiny import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request, tiny_throughput
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
@@ -15,14 +16,13 @@ from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Reader, Solver
 from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
 from penstock.service.http.requests.children import answered, messages_of, streamed, wants_events
 from penstock.service.http.routes.plans import Asked, Hash
-from penstock.service.http.samples import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request, tiny_throughput
 from penstock.service.jobs import judging
 from penstock.service.jobs.direct_tasks import json_of, unless_gone
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["questions"])

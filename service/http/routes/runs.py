@@ -8,18 +8,18 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from penstock.examples.tiny import tiny_plan_file
+from penstock.planning.programs.lowered import lower
 from penstock.schemas.api.jobs import RankLog, RunEventPage, RunOut, RunPage, RunRequest
 from penstock.schemas.errors import NotFound
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.trace import Trace
-from penstock.service.http.problems import problems
+from penstock.service.db.database import Note
 from penstock.service.http.requests.access import Access, Principal, Reader, Runner
 from penstock.service.http.requests.bodies import json_response, prefer_wait_s, reader, tagged, takes
 from penstock.service.http.requests.events import After, answer_events
-from penstock.service.http.requests.idempotency import Note
 from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
-from penstock.service.http.samples import tiny_plan_file
-from penstock.service.jobs import judging
+from penstock.service.problems import problems
 from penstock.service.runs.run_rows import LIVE
 from penstock.service.services import Service
 
@@ -131,6 +131,6 @@ async def logs(
 def _start(service: Service, tenant: str, wanted: RunRequest, note: Note | None) -> RunOut:
     present = service.agents.everybody(tenant)  # the judge may have to be loaded first, which takes its time
     planning = service.planning.of(tenant)
-    lowered = judging.lowered(planning.plan_file(wanted.plan), wanted.options, wanted.steps)
+    lowered = lower(planning.plan_file(wanted.plan), wanted.options, wanted.steps)
     planning.keep(lowered.file)
     return service.runs.create(tenant, wanted, lowered, present, note)

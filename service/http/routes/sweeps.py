@@ -7,12 +7,12 @@ from typing import Annotated
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Path, Request, Response
 
+from penstock.examples.tiny import tiny_sweep
 from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
-from penstock.service.http.problems import problems
 from penstock.service.http.requests.access import Access, Principal, Reader, Solver
 from penstock.service.http.requests.bodies import UNCHANGED, Cursor, Limit, json_response, reader, tagged, takes
 from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
-from penstock.service.http.samples import tiny_sweep
+from penstock.service.problems import problems
 from penstock.service.services import Service
 
 router = APIRouter(prefix="/v1", tags=["sweeps"], route_class=OnceRoute)

@@ -1,4 +1,4 @@
-/* Numbers as people read them, as penstock.report.words writes them on the server. */
+/* Numbers as people read them, as penstock.schemas.amounts writes them on the server. */
 
 export function digits(number) {
   const size = Math.abs(number);

@@ -1,5 +1,5 @@
 """Fit the costs of layers and links to traces of training runs.
 
-May import: `schemas`, `convert`, `planning`, `solvers`.
+May import: `schemas`, `facts`, `solvers`, `executor`, `convert`, `planning`.
 Start reading at `calibrate.py`.
 """

@@ -16,6 +16,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
+from penstock.calibration.comparing import measured_note
 from penstock.calibration.fitting import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
@@ -24,7 +25,6 @@ from penstock.calibration.trust import refuse_large, refuse_other_hardware, with
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.planning.judge import judge
-from penstock.report.comparing import measured_note
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

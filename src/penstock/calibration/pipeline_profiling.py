@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from penstock.executor.profiling.busy_clock import BusyClock
 from penstock.executor.run.local import RunReport, run_locally
 from penstock.planning.judge import Judgement, judge
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile, PipelineStageMeasurement

@@ -15,7 +15,7 @@ from penstock.calibration.scaling import scaled, with_kind
 from penstock.calibration.trust import refuse_large, with_factor_stated
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
-from penstock.report.words import duration
+from penstock.schemas.amounts import duration
 from penstock.schemas.api.throughput import PredictedPlan, ThroughputOut, ThroughputRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import log
 
-from penstock.executor.profiling.device_table import CPU, DEVICES, is_other_hardware
-from penstock.report.comparing import hardware_name
-from penstock.report.words import duration
+from penstock.calibration.comparing import hardware_name
+from penstock.facts.device_table import CPU, DEVICES, is_other_hardware
+from penstock.schemas.amounts import duration
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.trace import Trace

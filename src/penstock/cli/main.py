@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import compat, panels
+from penstock.cli import panels
 from penstock.cli.convert import exporting, importing, layouts, schedules
 from penstock.cli.measure import calibrating, probing, profiling, tuning
 from penstock.cli.plan import fitting, judging, placing, planning, sweeping
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     piped = _is_pipe()
     try:
-        code = _command()(args=compat.current(given), prog_name="penstock", standalone_mode=False)
+        code = _command()(args=given, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:
             return _say("interrupted", INTERRUPTED)

@@ -16,18 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.report.bounds import bound_sentences
-from penstock.report.sentences import recomputed_modules
-from penstock.report.words import (
-    alternative_words,
-    amount,
-    choice_words,
-    chosen_words,
-    duration,
-    percent,
-    ranges,
-    recomputed,
-)
+from penstock.planning.bound_sentences import bound_sentences
+from penstock.planning.sentences import recomputed_modules
+from penstock.schemas.amounts import amount, duration, percent, ranges
+from penstock.schemas.api.words import alternative_words, choice_words, chosen_words, recomputed
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
@@ -184,7 +176,7 @@ def show_alternatives(screen: Screen, result: ResultOut) -> None:
 
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
     """Stages, prediction, bounds and timeline."""
-    from penstock.cli.plan.timeline_text import render_timeline
+    from penstock.report.drawing.timeline_text import render_timeline
 
     show_found(screen, request, judgement.plan)
     if judgement.timeline is not None:
@@ -199,7 +191,7 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
 
 def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     """Stages, prediction and bounds."""
-    from penstock.report.sentences import used
+    from penstock.planning.sentences import used
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
     from penstock.solvers.model.plan_shape import micro_batches

@@ -20,13 +20,12 @@ from penstock.client.async_resources import (
     AsyncSweeps,
     AsyncTopologies,
 )
-from penstock.client.compat import OldMethods
 from penstock.client.messages import LOCAL, Send, settings
 from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.jobs import ExampleOut, PlannerOut, VersionOut
 
 
-class AsyncClient(OldMethods):
+class AsyncClient:
     """One service. Raises Unreachable when it does not answer, and PenstockError for its refusals.
 
     ``key``: the API key, by default ``PENSTOCK_API_KEY``. ``ca``: a file with the certificates to trust, in addition to

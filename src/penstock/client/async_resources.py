@@ -11,7 +11,6 @@ import anyio
 import httpx
 
 from penstock.client.async_connection import AsyncConnection
-from penstock.client.compat import OldList
 from penstock.client.messages import ENDED, FIRST_PAUSE_S, WAIT_S, Send, once
 from penstock.client.refusals import error_of
 from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
@@ -185,7 +184,7 @@ class AsyncPlans:
         return await self._connection.document(Explanation, send)
 
 
-class AsyncJobs(OldList):
+class AsyncJobs:
     """Jobs: the progress of plan requests."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -271,7 +270,7 @@ class AsyncJobs(OldList):
         return job.result.plan_hash
 
 
-class AsyncRuns(OldList):
+class AsyncRuns:
     """Training runs on the service's agents."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -368,7 +367,7 @@ class AsyncRuns(OldList):
         return await self._connection.document(Trace, Send("GET", f"/v1/runs/{id}/trace"))
 
 
-class AsyncSweeps(OldList):
+class AsyncSweeps:
     """One request along many axes."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -452,7 +451,7 @@ class AsyncPlacements:
         return found
 
 
-class AsyncProfiles(OldList):
+class AsyncProfiles:
     """Profiles of models, stored under their hashes."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -506,7 +505,7 @@ class AsyncProfiles(OldList):
         return await self._connection.document(ThroughputOut, send)
 
 
-class AsyncTopologies(OldList):
+class AsyncTopologies:
     """Clusters, stored under their hashes."""
 
     def __init__(self, connection: AsyncConnection) -> None:

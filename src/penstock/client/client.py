@@ -9,7 +9,6 @@ from typing import Self
 
 import httpx
 
-from penstock.client.compat import OldMethods
 from penstock.client.connection import Connection
 from penstock.client.messages import LOCAL, Send, settings
 from penstock.client.resources import (
@@ -27,7 +26,7 @@ from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.jobs import ExampleOut, PlannerOut, VersionOut
 
 
-class Client(OldMethods):
+class Client:
     """One service. Raises Unreachable when it does not answer, and PenstockError for its refusals.
 
     ``key``: the API key, by default ``PENSTOCK_API_KEY``. ``ca``: a file with the certificates to trust, in addition to

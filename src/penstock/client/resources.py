@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 
-from penstock.client.compat import OldList
 from penstock.client.connection import Connection
 from penstock.client.messages import ENDED, FIRST_PAUSE_S, WAIT_S, Send, once
 from penstock.client.refusals import error_of
@@ -186,7 +185,7 @@ class Plans:
         return self._connection.document(Explanation, send)
 
 
-class Jobs(OldList):
+class Jobs:
     """Jobs: the progress of plan requests."""
 
     def __init__(self, connection: Connection) -> None:
@@ -272,7 +271,7 @@ class Jobs(OldList):
         return job.result.plan_hash
 
 
-class Runs(OldList):
+class Runs:
     """Training runs on the service's agents."""
 
     def __init__(self, connection: Connection) -> None:
@@ -369,7 +368,7 @@ class Runs(OldList):
         return self._connection.document(Trace, Send("GET", f"/v1/runs/{id}/trace"))
 
 
-class Sweeps(OldList):
+class Sweeps:
     """One request along many axes."""
 
     def __init__(self, connection: Connection) -> None:
@@ -453,7 +452,7 @@ class Placements:
         return found
 
 
-class Profiles(OldList):
+class Profiles:
     """Profiles of models, stored under their hashes."""
 
     def __init__(self, connection: Connection) -> None:
@@ -507,7 +506,7 @@ class Profiles(OldList):
         return self._connection.document(ThroughputOut, send)
 
 
-class Topologies(OldList):
+class Topologies:
     """Clusters, stored under their hashes."""
 
     def __init__(self, connection: Connection) -> None:

@@ -1,6 +1,6 @@
 """The only bridge between documents and the solver core, both ways.
 
-May import: `schemas`, `solvers`, `layouts.limits`.
+May import: `schemas`, `facts`, `shapes`, `solvers`.
 Start reading at `requests.py` (in) and `answers.py` (out).
 """
 

@@ -164,7 +164,7 @@ def _expected_error(problem: Problem, profile: ModelProfile, timeline: Timeline)
     error = profile.source.expected_error
     if profile.source.method != "analytic":
         return error
-    from penstock.executor.profiling import device_table as table
+    from penstock.facts import device_table as table
 
     groups = [problem.gpus(d) for d in timeline.uses]
     sources = (problem.real or problem).kind_source
@@ -244,7 +244,7 @@ def _without_bf16(problem: Problem, profile: ModelProfile, candidate: JudgedPlan
     """Return the kinds of used GPUs whose bf16 was computed at the rate of fp32, though fp16 is quicker there."""
     if profile.source.method != "analytic" or profile.parameter_dtype != "bf16":
         return ()
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
 
     kinds = {gpu.kind for device in candidate.timeline.uses for gpu in problem.gpus(device)}
     peaks = {kind: DEVICES[kind].peak_flops_per_s for kind in sorted(kinds & DEVICES.keys())}

@@ -10,8 +10,8 @@ from typing import get_args
 import numpy as np
 
 from penstock.convert.degrees import choices_of, copied_bytes, variants_of
-from penstock.layouts.limits import recomputable, within_of
-from penstock.layouts.roles import transformer_of
+from penstock.convert.layer_roles import transformer_of
+from penstock.convert.trainers import recomputable, within_of
 from penstock.schemas import topology as wire
 from penstock.schemas.amounts import exact
 from penstock.schemas.errors import Fault, InvalidDocument
@@ -113,7 +113,7 @@ def _peak_ns(profile: ModelProfile, devices: tuple[Device, ...]) -> dict[str, fl
     """Return how long a sample's FLOPs take on a GPU of each kind at its peak, where both are known."""
     if profile.shape is None or profile.parameter_dtype != "bf16":
         return {}
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
 
     flops = flops_per_sample(profile.shape)
     kinds = {device.kind for device in devices} & DEVICES.keys()
@@ -261,7 +261,7 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
 
 def _nearest_kind(kind: str, kinds: Sequence[str]) -> str:
     """Return the known kind that an unkinds one may be scaled from, by its peak or its name, and how fast it is."""
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
 
     peaks = {each: DEVICES[each].peak_flops_per_s["bf16"] for each in (kind, *kinds) if each in DEVICES}
     if (peak := peaks.pop(kind, None)) is not None and peaks:

@@ -1,5 +1,5 @@
 """Other trainers' layouts, in and out: Megatron-Core, torchtitan, DeepSpeed, and plain ranges of layers.
 
-May import: `schemas`, `convert`, `planning`, `solvers`.
-Start reading at `importing.py` and `exporting.py`; `limits.py` says what each trainer can express.
+May import: `schemas`, `shapes`, `solvers`, `importers`, `examples`, `convert`.
+Start reading at `drawn.py`, what a layout says, then `megatron/`; `limits.py` checks what a trainer can express.
 """

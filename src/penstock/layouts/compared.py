@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from penstock.convert.layer_roles import Roles
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.layouts.roles import Roles
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.shape import TransformerShape
 

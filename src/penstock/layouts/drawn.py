@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal
 
+from penstock.convert.layer_roles import Roles
 from penstock.importers.cluster.hostlist import expand
-from penstock.layouts.roles import Roles
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind

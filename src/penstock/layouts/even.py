@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple
 
 from penstock.convert import to_plan, to_problem
 from penstock.convert.degrees import refuse_several_stages, to_degrees
+from penstock.convert.layer_roles import roles_of
 from penstock.convert.requests import inline_documents
+from penstock.convert.trainers import within_of
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
-from penstock.layouts.limits import within_of
-from penstock.layouts.roles import roles_of
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile

@@ -1,4 +1,4 @@
-"""What each trainer can express, and whether a plan is such; planners get it as ``solvers.model.trainer_limits``.
+"""Whether a trainer can express a plan, and in which of its words; `convert.trainers` has what each can train.
 
 .. [1] Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``core/transformer/transformer_block.py``,
    ``core/transformer/pipeline_parallel_layer_layout.py``, ``core/parallel_state.py`` (tp-cp-ep-dp-pp).
@@ -10,115 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
+from penstock.convert.layer_roles import OPTION
+from penstock.convert.trainers import MODULES, TRAINERS
 from penstock.layouts.legal import refuse_beyond_degrees
-from penstock.layouts.roles import OPTION, Roles, roles_of
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, WEIGHT
-from penstock.schemas.request import PlanRequest, Target
-from penstock.schemas.transformers.degrees import ALONE
+from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.allocation import Allocation, Stage
-from penstock.solvers.model.degrees import Module
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Schedule
-from penstock.solvers.model.trainer_limits import Method, Recomputing, Span, Within, misnumbered
+from penstock.solvers.model.trainer_limits import Recomputing, Within, misnumbered
 from penstock.solvers.schedules.interleaved import group_of
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
-
-
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """One trainer. ``orders``: our schedules by the name that the trainer has for them; ``rounds`` as in ``Within``."""
-
-    name: str
-    orders: dict[str, str]
-    rounds: bool
-    recompute: tuple[Method, ...]
-    at_once: bool
-    needs_roles: bool
-    """Whether it trains embedding, transformer layers and head, or any chain of layers."""
-
-
-TRAINERS: dict[str, Trainer] = {
-    "megatron": Trainer(
-        "megatron",
-        {"early-backward": "1F1B", "interleaved": "interleaved 1F1B"},
-        False,
-        ("block", "uniform"),
-        at_once=True,
-        needs_roles=True,
-    ),
-    "torchtitan": Trainer(
-        "torchtitan",
-        {
-            "early-backward": "1F1B",
-            "gpipe": "GPipe",
-            "interleaved": "Interleaved1F1B",
-            "looped-bfs-lifo": "LoopedBFS",
-            "zb-v": "ZBVZeroBubble",
-        },
-        True,
-        ("uniform", "every"),
-        at_once=False,
-        needs_roles=False,
-    ),
-    "deepspeed": Trainer("deepspeed", {"early-backward": "1F1B"}, False, ("uniform",), at_once=True, needs_roles=False),
-}
-assert set(TRAINERS) == set(get_args(Target))
-MODULES: dict[str, dict[Module, str]] = {
-    "megatron": {
-        "norm": "layernorm",
-        "mlp": "mlp",
-        "moe_act": "moe_act",
-        "shared_experts": "shared_experts",
-        "mla_up_proj": "mla_up_proj",
-    },
-    "torchtitan": {"operators": "selective"},
-}
-"""The modules that trainers recompute by themselves, in their words; ``mlp`` of a layer with experts is ``moe``."""
-
-
-def recomputable(target: Target | None, *, is_divided: bool) -> frozenset[Module]:
-    """Return the modules that plans may recompute by themselves, of layers that GPUs share or of whole ones.
-
-    Without a target these are what ranks recompute, of layers at degrees. One that is recomputed alone has no others
-    beside it: bounds take modules for parts that do not overlap.
-    """
-    if target is not None:
-        return frozenset(MODULES.get(target, {}))
-    return frozenset(get_args(Module)) - set(ALONE) if is_divided else frozenset()
-
-
-def within_of(target: str, profile: ModelProfile, stated: str = "") -> Within:
-    """The limits of a trainer for a model. Raises UnsupportedRequest where the trainer has no such model."""
-    trainer = TRAINERS[target]
-    roles = roles_of(profile, stated)
-    last = len(profile.layers) - 1
-    if roles is None and trainer.needs_roles:
-        raise UnsupportedRequest(
-            f"{target} trains an embedding, transformer layers and a head; the names of the layers of "
-            f"{profile.name!r} do not say which are which ({profile.layers[0].name} … {profile.layers[last].name})",
-            remedy=f"say which are the transformer layers: options {{{OPTION}: 1-{last - 1}}} "
-            f"(--set {OPTION}=1-{last - 1}), or another target",
-        )
-    spans = target != "deepspeed" and roles is not None
-    return Within(
-        trainer=target,
-        schedules=tuple(trainer.orders),
-        rounds=trainer.rounds,
-        recompute=trainer.recompute,
-        at_once=trainer.at_once,
-        span=Span(roles.first, roles.last) if spans and roles is not None else Span(0, last),
-        cuts=tuple(_may_end(i, roles if trainer.needs_roles else None) for i in range(last)),
-    )
-
-
-def _may_end(layer: int, roles: Roles | None) -> bool:
-    """Megatron's embedding, its layers of multi-token prediction and its head are one piece each."""
-    return roles is None or roles.first - 1 <= layer <= roles.last or layer == roles.last + roles.mtp
 
 
 def refuse_beyond(request: PlanRequest) -> None:

@@ -14,11 +14,11 @@ from penstock.layouts.megatron.model import SHAPED_BY, context_kind_said, shape_
 from penstock.layouts.megatron.names import CONTEXT, RANKS, TENSOR
 from penstock.layouts.torchtitan import models, torchtitan
 from penstock.layouts.torchtitan.settings import Settings
-from penstock.planning.documents import computed_profile
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, Asked
+from penstock.shapes.profiles import computed_profile
 from penstock.solvers.model.degrees import Degrees
 
 TRAINERS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}

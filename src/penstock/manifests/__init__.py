@@ -3,7 +3,7 @@
 Every target starts ``penstock rank job.json``, which finds its stage by host and local rank: the order in
 which a scheduler lists nodes or numbers ranks is never relied on.
 
-May import: `schemas`, `importers`.
+May import: `schemas`, `importers`, `planning`.
 Start reading at this file, then `slurm.py`.
 """
 

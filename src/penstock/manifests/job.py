@@ -135,7 +135,7 @@ def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, s
 
     Raises InvalidPlan or UnsupportedRequest for a plan that no ranks can run.
     """
-    from penstock.planning.bundles import make_bundle
+    from penstock.planning.programs.bundles import make_bundle
 
     bundle = make_bundle(
         file, steps=settings.steps or steps, options=run_options(settings), transport=settings.transport

@@ -2,7 +2,7 @@
 
 ``penstock.place(...)`` is the Python API; the service and the command line call ``answer``.
 
-May import: `schemas`, `convert`, `planning`, `solvers`.
+May import: `schemas`, `solvers`, `importers`, `convert`, `planning`.
 Start reading at `answers.py`.
 """
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.placing.asking import Job
-from penstock.report.words import amount, duration, percent
-from penstock.schemas.amounts import doubtful_memory, shortage
+from penstock.schemas.amounts import amount, doubtful_memory, duration, percent, shortage
 from penstock.schemas.api.placement import PlacementRow
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.explanation.changes import link_of

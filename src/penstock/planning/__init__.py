@@ -1,5 +1,5 @@
-"""Penstock's operations as functions on documents: solve, judge, lower, compare, explain, sweep, fits.
+"""Penstock's operations as functions on documents: solve, judge, compare, explain, fits, and programs of ranks.
 
-May import: `schemas`, `convert`, `shapes`, `solvers`, `workers`.
-Start reading at `solve.py`, then `answer.py` for people.
+May import: `schemas`, `shapes`, `solvers`, `executor`, `examples`, `convert`, `layouts`.
+Start reading at `solve.py`, then `judge.py`.
 """

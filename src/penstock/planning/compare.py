@@ -9,8 +9,7 @@ from penstock.convert import to_problem
 from penstock.convert.degrees import to_degrees
 from penstock.layouts.plain import Written, written_layout
 from penstock.planning.solve import solve_problem
-from penstock.report.words import duration
-from penstock.schemas.amounts import exact
+from penstock.schemas.amounts import duration, exact
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest

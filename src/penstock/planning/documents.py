@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
@@ -15,15 +15,12 @@ from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import ContextKind, Degrees, Framework
+from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import remarks, shape_of
 from penstock.shapes.layout import FRAMEWORKS
 from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
-
-if TYPE_CHECKING:
-    from penstock.executor.profiling.device_table import Level
 
 RESERVE = Fraction(3, 100)
 """Part of a device's memory that plans leave free where nothing is said of it: what allocators lose in fragments. The
@@ -66,6 +63,8 @@ def find_profile(
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
         return _as_it_is(found, framework, sequence_length, changes)
+    from penstock.shapes.profiles import computed_profile
+
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
     return with_remarks(computed_profile(shape, framework, asked=asked, context_kind=context_kind), given)
@@ -77,46 +76,6 @@ def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:
     if str(model) in SHAPES or not path.is_file():
         return profile
     return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(path)))})
-
-
-def computed_profile(
-    shape: TransformerShape,
-    framework: Framework | None = None,
-    device_kinds: Sequence[str] = (),
-    micro_batch_sizes: Sequence[int] = (),
-    *,
-    asked: Asked = USUAL,
-    context_kind: str | None = None,
-    level: Level | None = None,
-) -> ModelProfile:
-    """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
-
-    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that is not known at the level, InvalidDocument
-    for an unknown framework or kind of context parallelism.
-    """
-    if framework is not None and framework not in get_args(Framework):
-        raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
-    kind = None if context_kind is None else context_kind_of(context_kind)
-    from penstock.shapes.profiles import FRAMEWORK, SIZES, every_kind, profile_of
-
-    return profile_of(
-        shape,
-        framework or FRAMEWORK,
-        tuple(device_kinds) or every_kind(),
-        micro_batch_sizes=micro_batch_sizes or SIZES,
-        asked=asked,
-        context_kind=kind,
-        level=level,
-    )
-
-
-def context_kind_of(text: str) -> ContextKind:
-    """Return a kind of context parallelism, written with hyphens or as in documents. Raises InvalidDocument."""
-    known = {kind.replace("_", "-"): kind for kind in get_args(ContextKind)}
-    found: ContextKind | None = known.get(text.replace("_", "-"))
-    if found is None:
-        raise InvalidDocument(f"the kind of context parallelism {text!r} is none of {', '.join(known)}")
-    return found
 
 
 def with_open_degrees(request: PlanRequest) -> PlanRequest:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.collector import no_collection
 from penstock.convert.degrees import choice_of
 from penstock.convert.explanations import (
     most_helpful,
@@ -21,20 +20,13 @@ from penstock.convert.explanations import (
     to_what_if,
     to_why_not,
 )
-from penstock.planning.answer import Answer
 from penstock.planning.judge import Judgement, judge
+from penstock.planning.sentences import sentences
 from penstock.planning.why_not import Found, other_choices
-from penstock.report.chrome_trace import chrome_events, compared_events, write_events
-from penstock.report.device_names import together
-from penstock.report.drawing.picture import Picture, picture_of_timeline, picture_of_trace
-from penstock.report.drawing.svg import svg_timeline
-from penstock.report.explained import marks
-from penstock.report.page import html_report
-from penstock.report.sentences import sentences
 from penstock.schemas.api.explanation import Explanation, WhyNot
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
+from penstock.schemas.machine.collector import no_collection
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.trace import Trace
 from penstock.solvers.costs.memory import shortages
 from penstock.solvers.explanation.binding import binding, sensitivities
 from penstock.solvers.explanation.changes import Change, change, default_changes
@@ -58,6 +50,14 @@ DEFAULT = "default"
 """Represents the usual table among what-ifs, and the next best degrees, of plans that are not too large for them."""
 EVERY = "all"
 """Represents the usual table among what-ifs, for every plan."""
+
+
+class HasFile(Protocol):
+    """An answer with a plan."""
+
+    @property
+    def file(self) -> PlanFile:
+        """Return the plan with its request."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Judged:
 
 
 def explain(
-    plan: PlanFile | Answer | str | Path,
+    plan: PlanFile | HasFile | str | Path,
     *,
     what_if: Sequence[str] = (DEFAULT,),
     planner: str | None = None,
@@ -94,7 +94,9 @@ def explain(
     why_not: Sequence[str] = (),
     on_progress: Callable[[str], None] = lambda _words: None,
 ) -> Explanation:
-    """Explain a plan file, by value or by its path. Raises InvalidPlan where it cannot be simulated.
+    """Explain a plan file, by value or by its path, or the plan of an answer.
+
+    Raises InvalidPlan where it cannot be simulated.
 
     ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
     usual ones, if the plan has at most ``MAX_OPERATIONS`` operations and ``MAX_GPUS`` GPUs; ``all``: the usual ones for
@@ -109,7 +111,7 @@ def explain(
     """
     _check(what_if, max_plans)
     _check_number(why_not, MAX_WHY_NOTS, "choices")
-    file = plan.file if isinstance(plan, Answer) else plan if isinstance(plan, PlanFile) else PlanFile.read(plan)
+    file = PlanFile.read(plan) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else plan.file
     found = judged(file)
     given = layout_of(layout) if isinstance(layout, Mapping) else layout
     if found.num_gpus > MAX_GPUS:
@@ -234,65 +236,6 @@ def _untried(found: Judged, asked: Sequence[str]) -> str:
     if gpus > MAX_GPUS and DEFAULT in asked:
         return f"with {gpus:,} GPUs, more than {MAX_GPUS:,}, other requests are tried only when they {named}"
     return ""
-
-
-@no_collection()
-def page(file: PlanFile, trace: Trace | None = None) -> str:
-    """Return the HTML report of a plan with its explanation. Raises InvalidPlan where it cannot be simulated.
-
-    Raises InvalidDocument for the trace of another plan.
-    """
-    _check_trace(file, trace)
-    found = judged(file)
-    judgement = found.judgement
-    assert judgement.timeline is not None
-    return html_report(
-        file,
-        judgement.plan,
-        judgement.problem,
-        judgement.timeline,
-        allocation=judgement.allocation,
-        trace=trace,
-        faults=judgement.faults,
-        explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
-        idle=found.idle,
-    )
-
-
-def picture(found: Judged) -> Picture:
-    """Return the timeline of a judged plan as a picture that includes why devices idle."""
-    judgement = found.judgement
-    assert judgement.timeline is not None
-    drawn = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
-    return replace(drawn, together=together(judgement.plan))
-
-
-@no_collection()
-def svg(file: PlanFile, trace: Trace | None = None) -> str:
-    """Return a plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
-    _check_trace(file, trace)
-    found = judged(file)
-    drawn = picture(found)
-    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
-    measured = picture_of_trace(trace, file.plan) if trace is not None else None
-    return svg_timeline(drawn, marks(explained, found.judgement.plan, drawn), measured=measured)
-
-
-def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
-    """Write prediction and measurement as two tracks for Perfetto. Raises InvalidPlan where simulation is impossible.
-
-    Raises InvalidDocument for the trace of another plan.
-    """
-    _check_trace(file, trace)
-    judgement = judged(file).judgement
-    assert judgement.timeline is not None
-    predicted = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation)
-    write_events(chrome_events(predicted) if trace is None else compared_events(predicted, trace, file.plan), path)
-
-
-def _check_trace(file: PlanFile, trace: Trace | None) -> None:
-    if trace is not None and trace.plan_hash != file.plan.content_hash():
-        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
 
 
 def _replan(plan: JudgedPlan, planner: str | None, max_plans: int) -> Replan | None:

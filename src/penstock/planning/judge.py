@@ -9,6 +9,7 @@ from penstock.convert import from_plan, to_prediction, to_problem
 from penstock.convert.answers import certificates_of
 from penstock.convert.degrees import at_choice_of, choice_of
 from penstock.layouts.limits import faults as faults_beyond
+from penstock.schemas.api.jobs import Simulation, Verdict
 from penstock.schemas.coverage import describe
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Certificate, Plan, PlanFile
@@ -72,6 +73,33 @@ def judge(file: PlanFile) -> Judgement:
             update={"certificates": _proven_again(problem, judged, allocation, schedule, timeline, whole)}
         )
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
+
+
+def verdict(file: PlanFile) -> Verdict:
+    """Return whether a plan keeps the rules, in sentences."""
+    faults = judge(file).faults
+    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
+
+
+def simulation(file: PlanFile) -> Simulation:
+    """Return the plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
+    judgement = judge(file)
+    if judgement.timeline is None:
+        raise InvalidPlan(
+            f"the plan cannot be simulated: {judgement.faults[0]}",
+            remedy="POST it to /v1/plans:verify for all of its faults",
+        )
+    return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
+
+
+def refuse_unsound(file: PlanFile) -> None:
+    """Raise InvalidPlan when a plan of our own planners does not verify: nobody may get it."""
+    faults = judge(file).faults
+    if faults:
+        raise InvalidPlan(
+            f"planner {file.plan.planner!r} made a plan that does not verify: {faults[0]}",
+            remedy="use another planner, and report this request: it is a bug in Penstock",
+        )
 
 
 def _foreign_choice(problem: Problem, plan: Plan) -> str | None:

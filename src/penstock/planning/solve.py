@@ -8,37 +8,16 @@ from typing import Any
 from penstock.convert import to_plan, to_problem, to_result
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.layouts.limits import refuse_beyond
+from penstock.planning.judge import refuse_unsound
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.solvers.compiled.kept import all_kept
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan, Progress, Result
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.solve import choices, driver
 from penstock.solvers.solve.searched import kinds_apart
-from penstock.workers.apart import solve_apart
-from penstock.workers.solve_child import refuse_unsound
-
-
-def solve(
-    request: PlanRequest,
-    on_incumbent: Callable[[Plan], None] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    workers: int | None = None,
-) -> ResultOut:
-    """Answer a request. Raises InvalidDocument or UnsupportedRequest; having no plan is an answer, not an error.
-
-    ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the planners at work.
-    ``workers``: processes for a large request, by default one per processor; the plan does not depend on it.
-    A limit of time holds also while kernels have to be compiled: the solve has then a process of its own, and another
-    one interprets the kernels meanwhile.
-    """
-    if request.termination.time_limit_ns is None or all_kept():
-        return solve_here(request, on_incumbent, on_progress, workers)
-    refuse_unsupported(request)
-    return solve_apart(request, to_problem(request), on_incumbent, on_progress, workers)
 
 
 def solve_here(
@@ -47,7 +26,12 @@ def solve_here(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
 ) -> ResultOut:
-    """Answer a request as ``solve``, in this process, which may be in the compiler when the limit passes."""
+    """Answer a request in this process, which may be in the compiler when a limit of time passes.
+
+    Raises InvalidDocument or UnsupportedRequest; having no plan is an answer, not an error.
+    ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the planners at work.
+    ``workers``: processes for a large request, by default one per processor; the plan does not depend on it.
+    """
     problem = to_problem(request)
     return to_result(problem, request, solve_problem(problem, request, on_incumbent, on_progress, workers))
 
@@ -79,7 +63,7 @@ def solve_problem(
     on_progress: Callable[[Progress], None] | None = None,
     workers: int | None = None,
 ) -> Result:
-    """Answer a request that is a problem already, as ``solve``."""
+    """Answer a request that is a problem already, as ``solve_here``."""
     refuse_unsupported(request)
 
     def announce(at: Problem, plan: JudgedPlan) -> None:

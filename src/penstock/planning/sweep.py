@@ -1,21 +1,13 @@
-"""Sweeps without a service: the cases of a sweep, a row of the table per answer, and its Pareto front.
-
-``penstock.sweep(request, executor=executor_of("local:4"))`` solves every case in a process of its own.
-"""
+"""The cases of a sweep, a row of its table for each answer, and its Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, as_completed
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
 from penstock.planning.pareto import front, graded
-from penstock.scale_out import executor_of
-from penstock.scale_out.solving import SolveLimits, solve_case
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.api.sweep import Method, SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument
@@ -24,7 +16,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.model.result import REQUEST_SCOPE
-from penstock.workers.protocol import crashed
 
 MAX_CASES = 1000
 ALIKE = 0.01
@@ -163,46 +154,3 @@ def _point(row: SweepRow, priced: bool) -> tuple[float, ...]:
     assert row.devices is not None
     cost = (row.cost_per_sample or 0.0,) if priced else ()
     return (-row.samples_per_s, row.peak_memory_bytes, row.devices, *cost)
-
-
-def sweep(
-    request: SweepRequest,
-    *,
-    executor: Executor | None = None,
-    on_row: Callable[[SweepRow], None] | None = None,
-    limits: SolveLimits | None = None,
-    max_cases: int = MAX_CASES,
-) -> tuple[SweepRow, ...]:
-    """Answer every case; the rows are in the order of the cases, with the Pareto front marked.
-
-    Each case is solved in a process of its own, by default on this machine; ``executor`` as ``executor_of`` makes it.
-    ``on_row`` is called with each answer as it comes. Whatever ends this call ends the solvers as well.
-    Raises InvalidDocument for too many cases or one that contradicts itself; a case that fails is a row that says so.
-    """
-    asked = cases(request, max_cases)
-    with executor_of("local") if executor is None else nullcontext(executor) as pool:
-        task = partial(solve_case, limits=limits or SolveLimits())
-        futures = {pool.submit(task, case.request.model_dump(mode="json")): n for n, case in enumerate(asked)}
-        rows: dict[int, SweepRow] = {}
-        try:
-            for number, answer in _answers(futures):
-                case = asked[number]
-                rows[number] = answered(case, answer) if isinstance(answer, ResultOut) else refused(case, answer)
-                if on_row is not None:
-                    on_row(rows[number])
-        finally:
-            for future in futures:
-                future.cancel()
-    return with_front([rows[number] for number in range(len(asked))])
-
-
-def _answers(futures: dict[Future[dict[str, Any]], int]) -> Iterator[tuple[int, ResultOut | ProblemDetails]]:
-    for future in as_completed(futures):
-        if (error := future.exception()) is not None:
-            yield futures[future], crashed(f"the executor lost it: {type(error).__name__}: {error}")
-            continue
-        answer = future.result()
-        if "problem" in answer:
-            yield futures[future], ProblemDetails.model_validate(answer["problem"])
-        else:
-            yield futures[future], ResultOut.model_validate(answer["result"])

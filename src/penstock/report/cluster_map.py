@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.report.rack_map import rack_map
 from penstock.report.tables import table
 from penstock.report.traffic import SORTS, Flow
-from penstock.report.words import amount, percent
+from penstock.schemas.amounts import amount, percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.topology import ClusterTopology, Node
 from penstock.schemas.transformers.degrees import Degrees

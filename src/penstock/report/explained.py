@@ -9,7 +9,7 @@ from penstock.report.drawing.picture import Picture, stage_devices
 from penstock.report.gists import alike_devices, some
 from penstock.report.parts import part
 from penstock.report.tables import table
-from penstock.report.words import duration, percent
+from penstock.schemas.amounts import duration, percent
 from penstock.schemas.api.explanation import Explanation, Path, PathShare
 from penstock.schemas.plan import Plan
 

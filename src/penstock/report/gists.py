@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.report.device_names import idle_devices, times
-from penstock.report.words import percent
+from penstock.schemas.amounts import percent
 from penstock.schemas.plan import Plan
 from penstock.schemas.topology import ClusterTopology
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.report.drawing.payload import thinned
 from penstock.report.drawing.picture import Lane, Picture
-from penstock.report.words import amount, percent
+from penstock.schemas.amounts import amount, percent
 
 MAX_PEAKS = 48
 _POINTS, _WIDTH, _HEIGHT = 60, 120, 30

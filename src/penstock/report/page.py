@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
 
-from penstock.report.bounds import bound_sentence, widest
+from penstock.calibration.comparing import compared
+from penstock.planning.bound_sentences import bound_sentence, widest
+from penstock.planning.sentences import pace, replicas, subtitle
 from penstock.report.cluster_map import cluster_map, traffic_table
-from penstock.report.comparing import compared
 from penstock.report.device_names import alike, idle_sentence, times, together
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
@@ -23,11 +24,11 @@ from penstock.report.explained import explained, in_words, marks
 from penstock.report.gists import cluster_words, devices_words, some, stages_words
 from penstock.report.memory import fullest, peaks
 from penstock.report.parts import part
-from penstock.report.sentences import pace, replicas, subtitle
 from penstock.report.tables import table
 from penstock.report.traffic import Flow, traffic
-from penstock.report.words import amount, duration, percent, ranges, recomputed
+from penstock.schemas.amounts import amount, duration, percent, ranges
 from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.words import recomputed
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology

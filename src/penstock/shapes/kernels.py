@@ -6,7 +6,7 @@ of `primitives`.
 
 from __future__ import annotations
 
-from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.facts.device_table import DeviceFacts, Dtype
 from penstock.shapes.primitives import rule_of
 
 

@@ -6,7 +6,7 @@ kernel was measured.
 
 from __future__ import annotations
 
-from penstock.executor.profiling.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, Level, device_facts
+from penstock.facts.device_table import EXTRAPOLATED_EXPECTED_ERROR, DeviceFacts, Level, device_facts
 from penstock.schemas.profile import ModelProfile
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import DeviceFacts
+from penstock.facts.device_table import DeviceFacts
 
 
 class Attention(NamedTuple):

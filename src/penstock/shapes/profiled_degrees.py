@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
-from penstock.schemas.errors import Fault, UnsupportedRequest
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.transformers.degrees import Degrees
+from penstock.schemas.transformers.degrees import ContextKind, Degrees
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
@@ -121,3 +121,12 @@ def refuse_illegal(profile: ModelProfile, degrees: Degrees) -> None:
             f"no plan can be at {degrees}: {found[0].sentence}",
             faults=tuple(Fault("/degrees", one.sentence, one.rule.replace("_", "-")) for one in found),
         )
+
+
+def context_kind_of(text: str) -> ContextKind:
+    """Return a kind of context parallelism, written with hyphens or as in documents. Raises InvalidDocument."""
+    kinds = {kind.replace("_", "-"): kind for kind in get_args(ContextKind)}
+    context_kind: ContextKind | None = kinds.get(text.replace("_", "-"))
+    if context_kind is None:
+        raise InvalidDocument(f"the kind of context parallelism {text!r} is none of {', '.join(kinds)}")
+    return context_kind

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from penstock.executor.profiling.device_table import (
+from penstock.facts.device_table import (
     ANALYTIC_EXPECTED_ERROR,
     PROFILED,
     DeviceFacts,
@@ -40,7 +40,7 @@ from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.layout import Layout
 from penstock.shapes.measured_range import with_range
 from penstock.shapes.memory import vocabulary_rows
-from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, layouts_of
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, context_kind_of, layouts_of
 from penstock.shapes.roles import Role, roles_of, windowed_layers
 
 UPDATE_KIND = "A100"
@@ -80,6 +80,35 @@ def every_kind() -> tuple[str, ...]:
     return (UPDATE_KIND, *(kind for kind in PROFILED if kind != UPDATE_KIND))
 
 
+def computed_profile(
+    shape: TransformerShape,
+    framework: Framework | None = None,
+    device_kinds: Sequence[str] = (),
+    micro_batch_sizes: Sequence[int] = (),
+    *,
+    asked: Asked = USUAL,
+    context_kind: str | None = None,
+    level: Level | None = None,
+) -> ModelProfile:
+    """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
+
+    Raises UnsupportedRequest for illegal degrees, NotFound for a kind that is not known at the level, InvalidDocument
+    for an unknown framework or kind of context parallelism.
+    """
+    if framework is not None and framework not in get_args(Framework):
+        raise InvalidDocument(f"the framework {framework!r} is none of {', '.join(get_args(Framework))}")
+    kind = None if context_kind is None else context_kind_of(context_kind)
+    return profile_of(
+        shape,
+        framework or FRAMEWORK,
+        tuple(device_kinds) or every_kind(),
+        micro_batch_sizes=micro_batch_sizes or SIZES,
+        asked=asked,
+        context_kind=kind,
+        level=level,
+    )
+
+
 def profile_of(
     shape: TransformerShape,
     framework: Framework,
@@ -102,13 +131,13 @@ def profile_of(
     kinds = tuple(dict.fromkeys(device_kinds))
     single = Layout(framework=framework)
     roles = roles_of(shape)
-    held = layers_of(Case(shape, single, device_facts(kinds[0], level, framework)))
+    costed = layers_of(Case(shape, single, device_facts(kinds[0], level, framework)))
     names = ["embedding", *(f"block.{i}" for i in range(shape.layers)), "head"]
     boundary = 2 * shape.sequence_length * shape.hidden
     plain = ModelProfile(
         name=shape.name,
         layers=tuple(
-            Layer(name=name, kind=_KINDS[role], **held[role].model_dump(exclude={"expert_bytes", "copied_bytes"}))
+            Layer(name=name, kind=_KINDS[role], **costed[role].model_dump(exclude={"expert_bytes", "copied_bytes"}))
             for name, role in zip(names, roles, strict=True)
         ),
         boundaries=tuple(

@@ -8,7 +8,6 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.workers.solve_child import refuse_unsound
 
 log = logging.getLogger("penstock.service")
 
@@ -22,6 +21,8 @@ def best_so_far(
     """
     plan = best
     if plan is not None and not verified:
+        from penstock.planning.judge import refuse_unsound
+
         try:
             refuse_unsound(PlanFile(plan=plan, request=request))
         except PenstockError as error:

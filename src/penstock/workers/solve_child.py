@@ -25,7 +25,7 @@ from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.api.throughput import ThroughputRequest
 from penstock.schemas.api.topology_import import TopologyImport
-from penstock.schemas.errors import InvalidPlan, PenstockError
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 
@@ -58,6 +58,12 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         send({"kind": "crash", "traceback": traceback.format_exc()})
 
 
+def _refuse_unsound(file: PlanFile) -> None:
+    from penstock.planning.judge import refuse_unsound  # the service's parent process does not need the judge
+
+    refuse_unsound(file)
+
+
 def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) -> None:
     request = PlanRequest.model_validate(task["request"])
 
@@ -69,7 +75,7 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
     with listening(lambda kernels: send({"kind": "compiling", "kernels": kernels})):
         result = entry(request, send_plan, Steps(send), task.get("workers", 1))
     if result.plan is not None:
-        refuse_unsound(PlanFile(plan=result.plan, request=request))
+        _refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
 
 
@@ -130,7 +136,7 @@ def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
     found = entry(PlacementRequest.model_validate(task["request"]), send_plan)
     for choice in found.choices:
         if choice.plan_file is not None:
-            refuse_unsound(choice.plan_file)
+            _refuse_unsound(choice.plan_file)
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
@@ -138,7 +144,7 @@ def _layout(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None
     found = entry(LayoutRequest.model_validate(task["request"]), workers=1)
     for rival in found.rivals[: found.request.target is not None]:
         if rival.plan is not None:
-            refuse_unsound(PlanFile(plan=rival.plan, request=found.request))
+            _refuse_unsound(PlanFile(plan=rival.plan, request=found.request))
     send({"kind": "result", "result": found.model_dump(mode="json")})
 
 
@@ -152,18 +158,6 @@ TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
     "import": _import,
     "layout": _layout,
 }
-
-
-def refuse_unsound(file: PlanFile) -> None:
-    """Raise InvalidPlan when a plan of our own planners does not verify: the service must not return it."""
-    from penstock.planning.judge import judge
-
-    faults = judge(file).faults
-    if faults:
-        raise InvalidPlan(
-            f"planner {file.plan.planner!r} made a plan that does not verify: {faults[0]}",
-            remedy="use another planner, and report this request: it is a bug in Penstock",
-        )
 
 
 def limit_memory(memory_bytes: int) -> None:

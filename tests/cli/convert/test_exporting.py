@@ -11,11 +11,11 @@ import yaml
 from repository import ROOT
 
 from penstock.cli.main import main
+from penstock.examples.tiny import tiny_plan_file
+from penstock.exporting.forms import EXPORTS, FORMS
 from penstock.manifests import TARGETS
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.exports import EXPORTS, FORMS
-from penstock.service.http.samples import tiny_plan_file
 
 JOB = ["--job", "m:job", "--steps", "3"]
 
@@ -186,7 +186,7 @@ def test_a_model_with_other_layers_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MODEL.format(names=["other", "names"]))
-    monkeypatch.delattr("penstock.planning.bundles.make_bundle")
+    monkeypatch.delattr("penstock.planning.programs.bundles.make_bundle")
     assert main(["export", plan, "--to", "sbatch", *COMMAND, "made"]) == 1, "before the programs of all ranks are made"
     assert "layer 0 of model 'mine:job' is 'other'" in capsys.readouterr().err
     assert not Path("made").exists(), "nothing is written"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
 from penstock.schemas.plan import PlanFile
 
 ONE_F_ONE_B = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.cli.measure.measured import measured_lines
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 pytestmark = pytest.mark.tier("quick")
 

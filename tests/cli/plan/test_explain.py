@@ -13,11 +13,12 @@ import pytest
 import penstock
 from penstock.cli import show
 from penstock.cli.main import main
+from penstock.examples.tiny import tiny_plan_file
 from penstock.planning import explain as explaining
+from penstock.report.plan_files import page
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_plan_file
 from penstock.solvers.explanation import changes
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
@@ -71,7 +72,7 @@ def test_of_a_large_plan_changes_are_tried_when_they_are_asked_for(
     out, _err = capsys.readouterr()
     assert "changes are tried only when they are asked for" in " ".join(out.split())
     assert "twice as wide" not in out
-    assert "changes are tried only when" in explaining.page(PlanFile.read(path))
+    assert "changes are tried only when" in page(PlanFile.read(path))
 
 
 @pytest.mark.tier("quick")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.planning.answer import Answer
+from penstock.questions.answer import Answer
 from penstock.schemas.api.explanation import Explanation
 
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from penstock.cli.plan.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
 from penstock.report.drawing.picture import LETTERS, Blocks, Lane, Picture, Strip
+from penstock.report.drawing.timeline_text import MAX_LINES, MAX_SINGLE, render_picture
 
 pytestmark = pytest.mark.tier("quick")
 

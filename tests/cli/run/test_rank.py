@@ -9,13 +9,13 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.cli.run.rank import Files, Log
+from penstock.examples.tiny import tiny_plan_file
 from penstock.executor.launched.process import Outcome
-from penstock.planning.bundles import make_bundle
+from penstock.planning.programs.bundles import make_bundle
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.trace import Trace
-from penstock.service.http.samples import tiny_plan_file
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 

@@ -11,10 +11,10 @@ import pytest
 from penstock.cli.main import main
 from penstock.cli.run import running
 from penstock.cli.run.running import other_devices, other_numbers
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 pytestmark = pytest.mark.tier("quick")
 

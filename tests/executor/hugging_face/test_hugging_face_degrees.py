@@ -14,9 +14,9 @@ from penstock.convert import to_problem
 from penstock.executor.hugging_face.job import HuggingFaceJob
 from penstock.executor.hugging_face.pieces import TRAINED
 from penstock.executor.profiling.analytic import analytic_profile
-from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.tracing import Tracer
 from penstock.executor.run.chain import Chain
+from penstock.facts.device_table import device_facts
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import DividedCost, DividedLayer, ModelProfile
 from penstock.schemas.program import Program

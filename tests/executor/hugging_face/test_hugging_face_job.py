@@ -11,9 +11,9 @@ import pytest
 
 from penstock.executor.hugging_face.job import HuggingFaceJob
 from penstock.executor.profiling.analytic import TORCH_DTYPES, analytic_profile
-from penstock.executor.profiling.device_table import device_facts
 from penstock.executor.profiling.tracing import Tracer
 from penstock.executor.run.chain import Chain
+from penstock.facts.device_table import device_facts
 from penstock.schemas.errors import InvalidDocument, MissingExtra, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.shape import TransformerShape

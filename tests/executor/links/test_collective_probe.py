@@ -15,7 +15,7 @@ from penstock.executor.links.collective_probe import SIZES_BYTES, Span, measure_
 from penstock.executor.links.host_collectives import measure_among_hosts
 from penstock.executor.links.link_peer import Host
 from penstock.executor.links.link_probe import LinkMeasurement, measured_cluster
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import MeasuredCollective

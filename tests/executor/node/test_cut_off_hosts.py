@@ -33,7 +33,7 @@ import json, sys, time
 from penstock.client import Client
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
+from penstock.examples.tiny import tiny_plan_file
 
 url, directory, restarts = sys.argv[1], sys.argv[2], int(sys.argv[3])
 client, file = Client(url), PlanFile.parse(tiny_plan_file())

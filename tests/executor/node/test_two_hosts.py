@@ -19,7 +19,7 @@ CLIENT = """
 import sys, time
 from penstock.client import Client
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
+from penstock.examples.tiny import tiny_plan_file
 
 client, file = Client(sys.argv[1]), PlanFile.parse(tiny_plan_file())
 assert client.plans.verify(file).valid

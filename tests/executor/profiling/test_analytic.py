@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.executor.profiling.analytic import analytic_profile
-from penstock.executor.profiling.device_table import DEVICES, device_facts
 from penstock.executor.profiling.meta_cost import FusedKernels, Operation, OperationRecorder, SavedStorages
 from penstock.executor.run.job import Builder, LayerSpec, SimpleJob, load_job
+from penstock.facts.device_table import DEVICES, device_facts
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound
 
 POSITIONS = 128

@@ -13,8 +13,8 @@ from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.profiling.memory_use import LiveBytes
 from penstock.executor.run.job import load_job
 from penstock.executor.run.local import run_locally
-from penstock.planning.answer import plan
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
+from penstock.questions.answer import plan
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 BYTES = 4000

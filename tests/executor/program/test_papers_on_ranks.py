@@ -9,9 +9,9 @@ from rank_pool import RankPool, differences
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.check import TOLERANCE
 from penstock.executor.run.job import load_job
-from penstock.planning.answer import plan
 from penstock.planning.judge import judge
-from penstock.planning.lower import programs
+from penstock.planning.programs.lower import programs
+from penstock.questions.answer import plan
 from penstock.schemas.topology import ClusterTopology, Fabric, UniformCluster
 
 JOB = "examples.gpt:tiny"
@@ -43,7 +43,7 @@ def test_its_plan_trains_what_one_process_trains(world: RankPool, planner: str, 
         micro_batch_sizes=(2,),
         planner=planner,
         update_rules=(rule,),
-        termination={"max_plans": 4},
+        max_plans=4,
     ).file
     judgement = judge(file)
     assert judgement.faults == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.executor.devices import device_kind
-from penstock.executor.profiling.device_table import DEVICES
+from penstock.facts.device_table import DEVICES
 from penstock.importers.cluster import hardware
 
 GIB, GB = 2**30, 10**9

@@ -10,9 +10,9 @@ from random import Random
 
 from penstock.convert import to_plan, to_problem
 from penstock.convert.degrees import UNDIVIDED, to_degrees
+from penstock.convert.trainers import MODULES, within_of
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.layouts.limits import MODULES, within_of
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target

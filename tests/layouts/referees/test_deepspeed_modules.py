@@ -6,7 +6,7 @@ import pytest
 from drawn_plans import PLANS, plan_of
 from installed import RELEASES, under
 
-from penstock.layouts.exporting import layout_text
+from penstock.exporting.layouts import layout_text
 from penstock.schemas.program import BACKWARD, FORWARD, parse_row
 
 KINDS = {"F": FORWARD, "B": BACKWARD}

@@ -10,7 +10,7 @@ import pytest
 from drawn_plans import PLANS, Drawn, neighbours, plan_of
 from installed import RELEASES, folder_of, under
 
-from penstock.layouts.exporting import layout_text
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.megatron.bridge import OF_EXPERTS, SETTINGS
 from penstock.schemas.program import BACKWARD, FORWARD, parse_row
 

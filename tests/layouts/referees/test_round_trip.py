@@ -8,8 +8,8 @@ import pytest
 from drawn_plans import PLANS, Drawn, plan_of
 
 from penstock.convert.degrees import degrees_of
-from penstock.layouts.exporting import layout_text
-from penstock.layouts.importing import import_layout
+from penstock.exporting.layouts import layout_text
+from penstock.questions.layouts import import_layout
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan

@@ -9,7 +9,7 @@ from drawn_plans import MODELS, PLANS, Drawn, neighbours, plan_of
 from installed import under
 from test_torchtitan_split import FULL, expected
 
-from penstock.layouts.exporting import layout_text
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages

@@ -11,9 +11,9 @@ import pytest
 from installed import RELEASES, under
 
 from penstock.examples import catalogue
-from penstock.layouts.exporting import layout_text
-from penstock.layouts.importing import import_layout, plan_file
+from penstock.exporting.layouts import layout_text
 from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
+from penstock.questions.layouts import import_layout, plan_file
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest

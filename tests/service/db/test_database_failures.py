@@ -22,7 +22,7 @@ import pytest
 from postgres import Cluster
 from service_process import Server
 
-from penstock.service.http.samples import tiny_profile, tiny_request
+from penstock.examples.tiny import tiny_profile, tiny_request
 
 pytestmark = pytest.mark.tier("nightly")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from penstock.examples.tiny import tiny_plan_file, tiny_topology
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -12,7 +13,6 @@ from penstock.service.db.database import Database
 from penstock.service.db.store import Filed, Store, Stores
 from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
 from penstock.service.db.upkeep.pruning import Pruned, prune
-from penstock.service.http.samples import tiny_plan_file, tiny_topology
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.queue import JobQueue, NewJob
 

@@ -14,9 +14,9 @@ from played_agent import Agent, prepare
 from postgres import Cluster, running_cluster
 from service_process import Server
 
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 from service_process import Server
 
 from penstock.client import AsyncClient
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobEvent
 from penstock.schemas.errors import NotFound
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 
 
 def test_a_plan_and_its_story(shared_server: Server):

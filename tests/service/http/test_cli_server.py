@@ -9,9 +9,9 @@ import pytest
 from service_process import Server
 
 from penstock.cli.main import main
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobOut, JobPage
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_request
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobEvent
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 
 
 def test_plan_waits_and_tells_the_story(client: Client):

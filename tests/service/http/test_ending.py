@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.service.http.samples import tiny_plan_file, tiny_request
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 
 pytestmark = pytest.mark.tier("nightly")
 

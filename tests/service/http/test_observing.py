@@ -14,8 +14,8 @@ import pytest
 from repository import ROOT
 from service_process import Server
 
+from penstock.examples.tiny import tiny_request
 from penstock.service import logs
-from penstock.service.http.samples import tiny_request
 
 
 @pytest.fixture(scope="module")

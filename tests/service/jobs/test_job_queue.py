@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from penstock.planning.solve import solve
+from penstock.examples.tiny import tiny_request
+from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
 from penstock.service.db.store import Filed, Stores
 from penstock.service.db.tables import answers, api_keys, documents, job_events, jobs, now_ms
-from penstock.service.http.samples import tiny_request
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.leases import Claim, Leases
 from penstock.service.jobs.queue import JobQueue, NewJob, new_id

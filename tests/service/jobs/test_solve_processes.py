@@ -15,10 +15,10 @@ import pytest
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.errors import Conflict, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 from penstock.workers.forkserver import Forkserver
 
 HANG, HANG_WITHOUT_PLAN, HANG_FIRST_TIME, DIE, CRASH, REFUSE, LIE = range(1, 8)

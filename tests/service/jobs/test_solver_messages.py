@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.planning.solve import solve as solve_request
+from penstock.examples.tiny import tiny_request
+from penstock.questions.solve import solve as solve_request
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 from penstock.service.jobs import worker
 from penstock.service.jobs.claimed_solve import Solve
 from penstock.service.jobs.leases import Claim

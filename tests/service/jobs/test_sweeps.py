@@ -12,14 +12,14 @@ import pytest
 from service_process import Server
 
 from penstock.client import Client
-from penstock.planning.sweep import sweep as swept
+from penstock.examples.tiny import tiny_request
+from penstock.questions.sweep import sweep as swept
 from penstock.schemas.api.jobs import JobPage
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
 from penstock.service.db.store import Stores
-from penstock.service.http.samples import tiny_request
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submit import Planning

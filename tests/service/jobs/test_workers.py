@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from service_process import Server
 from worker_process import WorkerProcess
 
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
 from penstock.service.db.store import Stores
 from penstock.service.db.tables import jobs, workers
-from penstock.service.http.samples import tiny_request
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submit import Planning
 from penstock.service.security.principals import EVERYBODY

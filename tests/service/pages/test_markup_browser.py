@@ -19,8 +19,8 @@ from played_agent import Agent, prepare
 from playwright.sync_api import Browser, Page
 from service_process import Server
 
+from penstock.examples.tiny import tiny_request
 from penstock.service.db.database import Database
-from penstock.service.http.samples import tiny_request
 from penstock.service.security.keys import Keys
 
 pytestmark = pytest.mark.tier("nightly")

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from in_process import in_process
 from pages_read import Page
 
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.document import OTHER_VERSION
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.tables import documents
-from penstock.service.http.samples import tiny_plan_file
 
 AS_A_BROWSER = {"Accept": "text/html"}
 

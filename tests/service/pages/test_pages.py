@@ -13,10 +13,10 @@ from service_process import Server
 import penstock
 from penstock.client import Client
 from penstock.examples import catalogue
+from penstock.examples.tiny import tiny_profile, tiny_request
 from penstock.planning.documents import with_open_degrees
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_profile, tiny_request
 from penstock.service.pages.form import EXAMPLES
 
 MOST_BYTES = 300_000

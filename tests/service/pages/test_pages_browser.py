@@ -14,10 +14,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_request
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_plan_file, tiny_request
 
 MOST_BYTES = 300_000
 MOST_PX = 3000

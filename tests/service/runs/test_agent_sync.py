@@ -14,13 +14,13 @@ from played_agent import Agent, prepare
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.api.agents import SyncReply, digest_of
 from penstock.schemas.api.jobs import RunOut
 from penstock.schemas.errors import Conflict, NotFound, RunFailed
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program
 from penstock.schemas.trace import Hardware
-from penstock.service.http.samples import tiny_plan_file
 
 HARDWARE = {
     "kind": "cpu",

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from in_process import in_process
 
-from penstock.service.http.samples import tiny_plan_file
-from penstock.service.jobs import judging
+from penstock.examples.tiny import tiny_plan_file
+from penstock.planning.programs.lowered import lower
 from penstock.service.runs.agents import RETRY_S
 from penstock.service.runs.listening import LONGEST_S, ListeningClock
 
@@ -95,13 +95,12 @@ def test_a_run_starts_on_the_agents_that_were_there_when_it_was_asked_for(
 ):
     """The first one of a service waits until the judge is loaded."""
     hand = Hand()
-    lowered = judging.lowered
 
     def slowly(*arguments: Any) -> Any:
         hand.listen(2 * RETRY_S)
-        return lowered(*arguments)
+        return lower(*arguments)
 
-    monkeypatch.setattr(judging, "lowered", slowly)
+    monkeypatch.setattr("penstock.service.http.routes.runs.lower", slowly)
 
     async def run() -> None:
         async with in_process(tmp_path) as client:

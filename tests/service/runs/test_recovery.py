@@ -16,12 +16,12 @@ from played_agent import Agent, prepare
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.api.agents import Assignment
 from penstock.schemas.api.jobs import RunOut
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 OPTIONS = RunOptions(checkpoint_directory="/shared/checkpoints", checkpoint_every=2)
 LIMIT_S = 120.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.examples.tiny import tiny_request
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_request
 from penstock.service.runs.replanning import requests_for
 
 pytestmark = pytest.mark.tier("quick")

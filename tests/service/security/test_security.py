@@ -20,13 +20,13 @@ from played_agent import Agent
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.schemas.errors import Forbidden, InvalidDocument, Unauthenticated
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.database import Database
 from penstock.service.http.app import create_app
 from penstock.service.http.requests.access import every_route, scope_of
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.security.keys import Keys
 from penstock.service.settings import Settings
 

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from in_process import in_process
 from service_process import Server
 
+from penstock.examples.tiny import tiny_import, tiny_request
 from penstock.schemas.errors import InvalidDocument
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency
 from penstock.service.http.app import create_app
 from penstock.service.http.requests.access import every_route, scope_of
 from penstock.service.http.routes.agents import SYNC_EXAMPLE
-from penstock.service.http.samples import tiny_import, tiny_request
 from penstock.service.security.keys import Keys
 from penstock.service.security.principals import OPENS
 from penstock.service.settings import Settings

@@ -14,7 +14,7 @@ import numpy as np
 from drawn_tables import with_table
 from problems import make_network, make_problem
 
-from penstock.layouts.limits import TRAINERS
+from penstock.convert.trainers import TRAINERS
 from penstock.solvers.model.problem import CodecSpeed, Pin, Problem
 from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.model.update_rules import UpdateRule

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.convert import to_problem
 from penstock.planning.judge import judge
-from penstock.planning.lower import programs
-from penstock.planning.solve import solve
+from penstock.planning.programs.lower import programs
+from penstock.questions.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest

@@ -12,7 +12,7 @@ from small_request import with_degrees
 
 from penstock.convert import to_problem
 from penstock.planning.judge import judge
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.costs.memory import static_bytes, step_bytes

@@ -19,7 +19,7 @@ from penstock.convert.plans import from_plan
 from penstock.errors import InvalidDocument
 from penstock.examples import catalogue
 from penstock.planning.why_not import other_choices
-from penstock.report.words import alternative_words
+from penstock.schemas.api.words import alternative_words
 from penstock.schemas.plan import Prediction
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import allowed

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from problems import make_problem
 
-from penstock.layouts.limits import within_of
+from penstock.convert.trainers import within_of
 from penstock.planning.documents import find_profile, find_topology
-from penstock.planning.solve import solve as answer
+from penstock.questions.solve import solve as answer
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.improve.neighbourhood import recut
 from penstock.solvers.judge.simulate import makespan_ns, simulate

@@ -19,9 +19,9 @@ from penstock.cli.options import LAUNCH, OUTPUT
 from penstock.cli.service.remote import Server, connect, refuse_file
 
 if TYPE_CHECKING:
+    from penstock.exporting.forms import Written
     from penstock.schemas.launch import LaunchSettings
     from penstock.schemas.plan import PlanFile
-    from penstock.service.http.exports import Written
 
 DEFAULT = "plan"
 OTHER_FORMS = {
@@ -59,7 +59,7 @@ def _refuse_form_first(args: list[str]) -> None:
     """Raise typer.BadParameter for a form in the plan's place, with the line that was meant."""
     if args[0].startswith("-") or "--to" in args or Path(args[0]).exists():
         return
-    from penstock.service.http.exports import EXPORTS
+    from penstock.exporting.forms import EXPORTS
 
     if args[0] in EXPORTS:
         line = shlex.join([*(args[1:] or ["PLAN"]), "--to", args[0]])
@@ -213,7 +213,7 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
     if against is not None and not _is_compared(to):
         _refuse_absent(file, against)
     said = _said_of_the_model(file, to, launch)
-    from penstock.service.http.exports import written
+    from penstock.exporting.forms import written
 
     files = _compared(written(file, to, launch), to, against)
     if said is not None:
@@ -239,7 +239,7 @@ def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str |
 
 def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
     """What a service makes of a plan that it keeps."""
-    from penstock.service.http.exports import unpacked
+    from penstock.exporting.forms import unpacked
 
     refuse_file(plan)
     with connect(server) as client:
@@ -280,7 +280,7 @@ def known_form(to: str) -> None:
     """Raise typer.BadParameter for a form that is not there, naming the nearest."""
     import difflib
 
-    from penstock.service.http.exports import EXPORTS
+    from penstock.exporting.forms import EXPORTS
 
     if to not in EXPORTS:
         near = [OTHER_FORMS[to.lower()]] if to.lower() in OTHER_FORMS else difflib.get_close_matches(to, EXPORTS, 1)
@@ -290,7 +290,7 @@ def known_form(to: str) -> None:
 
 def forms_text() -> str:
     """All forms with a line each."""
-    from penstock.service.http.exports import EXPORTS
+    from penstock.exporting.forms import EXPORTS
 
     width = max(map(len, EXPORTS))
     return "\n".join([" Forms (--to):", *(f"   {name:<{width}}  {text}" for name, text in EXPORTS.items()), ""])

@@ -180,7 +180,7 @@ def import_layout(
 
 def _judged_here(asked: LayoutRequest, screen: Screen, workers: int | None) -> LayoutImported:
     one_thread()
-    from penstock.layouts.importing import import_layout as imported
+    from penstock.questions.layouts import import_layout as imported
 
     found = imported(asked, workers=workers, on_progress=screen.progress)
     screen.done()
@@ -269,7 +269,7 @@ def _model(
     from penstock.cli.plan.asking import profile_of_options, topology_of_options
     from penstock.examples import catalogue
     from penstock.examples.shapes import SHAPES
-    from penstock.executor.profiling.device_table import DEVICES
+    from penstock.facts.device_table import DEVICES
     from penstock.layouts.models import TRAINERS, asked_for, degrees_said, naming_degrees, profile_said
     from penstock.solvers.model.degrees import Degrees
 
@@ -322,7 +322,7 @@ def _write(found: LayoutImported, output: str | None, best: str | None) -> None:
 
 def show_layout(screen: Screen, found: LayoutImported) -> None:
     """What it takes, what is assumed, and each rival with what makes the difference."""
-    from penstock.report.words import duration, percent
+    from penstock.schemas.amounts import duration, percent
 
     for sentence in (*found.sentences, *(found.faults[:3] if found.fits else ())):
         screen.say(sentence)
@@ -348,8 +348,8 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
 
 def show_changes(screen: Screen, found: LayoutImported, asked: LayoutRequest) -> None:
     """What of the user's own file changes for the best plan that the trainer expresses, where that takes less time."""
+    from penstock.exporting.layouts import layout_text
     from penstock.layouts.against import SETTINGS, differences
-    from penstock.layouts.exporting import layout_text
     from penstock.layouts.files.configurations import is_python
     from penstock.schemas.errors import PenstockError
     from penstock.schemas.plan import PlanFile
@@ -382,7 +382,7 @@ def _in_short(plan: Plan) -> str:
 
 def _on_its_class(rival: Rival) -> list[str]:
     """What is proven of plans such as the rival's."""
-    from penstock.report.bounds import bound_sentence
+    from penstock.planning.bound_sentences import bound_sentence
     from penstock.schemas.coverage import CLASS_SCOPE
 
     certificates = () if rival.plan is None else rival.plan.certificates

@@ -49,7 +49,7 @@ def import_schedule(
     text = sys.stdin.read() if file == STANDARD else read_text(file)
     from penstock.cli.show import Screen
     from penstock.planning.plan_schedules import with_schedule
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     made = with_schedule(given, text)
     write_document(made, output)

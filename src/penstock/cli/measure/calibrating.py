@@ -175,7 +175,7 @@ def _pace(text: str) -> tuple[float | None, int | None]:
 
 def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
     """The factor, and each plan before and after."""
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     lines = [
         f"computation of {found.device_kind} × {found.factor:.4g}: the run took {duration(found.measured_ns)} per "
@@ -195,8 +195,8 @@ def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
 
 def calibrated_lines(found: Calibration, links: bool) -> list[str]:
     """Each run before and after, what is left, and what it rests on."""
-    from penstock.report.comparing import compared
-    from penstock.report.words import duration
+    from penstock.calibration.comparing import compared
+    from penstock.schemas.amounts import duration
 
     lines = []
     for run in found.runs:
@@ -245,7 +245,7 @@ def export_chrome(
         Path(output).write_bytes(export_there(server, plan, "chrome-trace"))
         return
     file = read_plan(plan)
-    from penstock.planning.explain import write_comparison
+    from penstock.report.plan_files import write_comparison
     from penstock.schemas.trace import Trace
 
     write_comparison(file, None if trace is None else read_document(Trace, trace), Path(output))

@@ -17,8 +17,8 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
 
     In fp16 ranks compare the first loss alone (``executor.run.check``), and what they say of gradients is 0.
     """
-    from penstock.report.comparing import compared
-    from penstock.report.words import duration, number
+    from penstock.calibration.comparing import compared
+    from penstock.schemas.amounts import duration, number
     from penstock.schemas.trace import Hardware
 
     step_times_ns, losses, gradient_check = ended.step_times_ns, ended.losses, ended.gradient_check
@@ -52,7 +52,7 @@ def collective_lines(report: RunReport) -> list[str]:
 
 def memory_lines(plan: Plan, report: RunReport) -> list[str]:
     """Each device's measured peak and the predicted one, without the context, which no tensor holds."""
-    from penstock.report.words import amount
+    from penstock.schemas.amounts import amount
 
     device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}
     measured: dict[str, int] = {}

@@ -177,7 +177,7 @@ def _of_peers(screen: Screen, peers: list[str], time_s: float, collectives: bool
     from penstock.executor.links.host_collectives import measure_among_hosts
     from penstock.executor.links.link_peer import measure_pairs, who, with_fabric
     from penstock.executor.links.measured_topology import topology_of_hosts
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     hosts = [with_fabric(address, who(address), seconds=time_s) for address in peers]
     rows = measure_among_hosts(peers, hosts, progress=screen.progress) if collectives else None

@@ -40,7 +40,7 @@ from penstock.cli.service.remote import Post
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
-    from penstock.executor.profiling.device_table import Level
+    from penstock.facts.device_table import Level
     from penstock.schemas.profile import ModelProfile
 
 MAX_DEFAULT_SIZE = 8
@@ -341,7 +341,8 @@ def _of_transformer(
     if job is not None:
         raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     screen = _screen(output)
-    from penstock.planning.documents import computed_profile, find_shape
+    from penstock.planning.documents import find_shape
+    from penstock.shapes.profiles import computed_profile
     from penstock.shapes.routing import Routing
 
     routing = Routing(transformer.routing_imbalance, transformer.capacity_factor)
@@ -382,7 +383,7 @@ def _traced(
     screen.announce("loading PyTorch and the model's modules")
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
-    from penstock.executor.profiling.device_table import DEVICES, device_facts
+    from penstock.facts.device_table import DEVICES, device_facts
     from penstock.planning.documents import find_shape, read_config
     from penstock.schemas.errors import UnsupportedRequest
     from penstock.shapes.costs.library import explained
@@ -419,7 +420,7 @@ def _written(screen: Screen, found: ModelProfile, output: str, post: str | None)
 
 
 def _level(text: str | None, *, measured: bool) -> Level | None:
-    from penstock.executor.profiling.device_table import LEVELS
+    from penstock.facts.device_table import LEVELS
 
     if text not in (None, *LEVELS):
         raise typer.BadParameter(f"{text!r} is none of {', '.join(LEVELS)}", param_hint="--level")
@@ -443,7 +444,7 @@ def _to_trace(
 
 def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:
     from penstock.calibration.pipeline_profiling import profile_pipeline
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     screen = _screen(output)
     screen.announce(f"loading PyTorch and the job {model!r}")
@@ -472,7 +473,7 @@ def _size_in_name(name: str) -> int:
 
 
 def _summary(screen: Screen, found: ModelProfile, output: str) -> None:
-    from penstock.report.words import amount, duration
+    from penstock.schemas.amounts import amount, duration
 
     first = found.measurements[0]
     total = sum(layer.forward_ns + layer.backward_ns for layer in first.layers)
@@ -496,5 +497,4 @@ def _screen(output: str) -> Screen:
     if output == STANDARD and sys.stdout.isatty():
         raise typer.BadParameter("name the file of the profile, such as -o profile.json; or add | cat to see it here")
     prepare_output(output)
-
     return Screen.of(file=sys.stderr if output == STANDARD else None)

@@ -84,7 +84,7 @@ def _figures(one: Tried) -> dict[str, Any]:
 def _iteration_ns(file: PlanFile, job: str, directory: Path, batches: int) -> int:
     from penstock.cli.measure.measured import median_time_ns
     from penstock.executor.run.local import run_locally
-    from penstock.planning.lower import programs
+    from penstock.planning.programs.lower import programs
 
     steps = WARMUP_STEPS + batches
     median = median_time_ns(run_locally(programs(file), job, directory=directory, steps=steps, seed=0).step_times_ns)
@@ -93,7 +93,7 @@ def _iteration_ns(file: PlanFile, job: str, directory: Path, batches: int) -> in
 
 
 def _line(one: Tried, found: list[Setting]) -> str:
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     setting = one.setting
     marks = ["chosen by profile"] if setting.by_profile else []

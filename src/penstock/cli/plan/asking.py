@@ -184,9 +184,10 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
     if options.get("made_profile") is not None:
         return cast("ModelProfile", options["made_profile"])
     from penstock.examples import catalogue
-    from penstock.planning.documents import computed_profile, find_profile, find_shape, with_remarks
+    from penstock.planning.documents import find_profile, find_shape, with_remarks
     from penstock.schemas.profile import ModelProfile
     from penstock.shapes.layout import FRAMEWORKS
+    from penstock.shapes.profiles import computed_profile
     from penstock.shapes.routing import Routing
 
     computed: dict[str, Any] = {

@@ -12,7 +12,7 @@ from rich.table import Table
 from penstock.cli.show import shown_devices
 from penstock.report.device_names import times
 from penstock.report.explained import PARTS, SPANS, as_sentence, share_name
-from penstock.report.words import amount, duration, percent
+from penstock.schemas.amounts import amount, duration, percent
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen

@@ -215,9 +215,10 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         if options[one] is not None and options[other] is not None:
             raise typer.BadParameter(f"give either --{one} or --{other}, not both")
     from penstock.examples import catalogue
-    from penstock.planning.documents import context_kind_of, read_config
+    from penstock.planning.documents import read_config
     from penstock.schemas.api.fits import FitsRequest
     from penstock.schemas.topology import ClusterTopology
+    from penstock.shapes.profiled_degrees import context_kind_of
 
     fields: dict[str, Any] = {}
     if options["topology"] is None:
@@ -263,7 +264,7 @@ def _listed(text: str) -> str | list[str]:
 
 def show_fits(screen: Screen, asked: FitsRequest, found: FitsAnswer) -> None:
     """A row per layout with the memory of its fullest GPU by part, then what is illegal and what was assumed."""
-    from penstock.report.words import amount
+    from penstock.schemas.amounts import amount
 
     screen.say(
         f"{found.model}: {found.parameters / 1e9:,.2f} billion parameters on {found.gpus} GPUs with "

@@ -193,7 +193,7 @@ def explain(
         show_explanation,
     )
     from penstock.cli.show import Screen
-    from penstock.collector import no_collection
+    from penstock.schemas.machine.collector import no_collection
 
     screen = Screen.of(quiet=as_json)
     other = layout_fields(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
@@ -274,15 +274,15 @@ def _page_of(plan: str, server: str | None) -> str:
 
 
 def _reported(plan: str, trace: str | None, *, svg: bool) -> str:
-    from penstock.collector import no_collection
+    from penstock.schemas.machine.collector import no_collection
     from penstock.schemas.trace import Trace
 
     with no_collection():
         file = read_plan(plan)
-        from penstock.planning import explain as explaining
+        from penstock.report import plan_files
 
         measured = None if trace is None else read_document(Trace, trace)
-        return (explaining.svg if svg else explaining.page)(file, measured)
+        return (plan_files.svg if svg else plan_files.page)(file, measured)
 
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:

@@ -196,7 +196,7 @@ def place(
 
 def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output: str | None) -> PlacementAnswer:
     """Interrupted, the best plan so far is written."""
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     def show(progress: PlacementProgress) -> None:
         done = f"{progress.job}: {progress.settled} of {progress.considered} classes of sets"
@@ -332,7 +332,7 @@ def _show_rows(screen: Screen, choice: Placement) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from penstock.report.words import duration
+    from penstock.schemas.amounts import duration
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")

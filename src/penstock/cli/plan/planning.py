@@ -124,7 +124,7 @@ def _solved_here(
 ) -> tuple[ResultOut, PlanFile | None]:
     """Interrupted, the best plan so far is written."""
     one_thread()
-    from penstock.planning.solve import solve
+    from penstock.questions.solve import solve
     from penstock.schemas.plan import PlanFile
 
     reporter = Reporter(screen)
@@ -232,7 +232,7 @@ def _rows(
 
 def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:
     """Who has just answered, and the best so far with its bound and gap."""
-    from penstock.report.words import duration, percent
+    from penstock.schemas.amounts import duration, percent
 
     said = f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}"
     best = min((each for each in rows if each.iteration_ns is not None), key=_time, default=None)
@@ -265,7 +265,7 @@ class Reporter:
 
     def progress(self, progress: Progress) -> None:
         """Something is new."""
-        from penstock.report.words import duration, percent
+        from penstock.schemas.amounts import duration, percent
 
         best = "no plan yet"
         if progress.value_ns is not None and self.best is not None:

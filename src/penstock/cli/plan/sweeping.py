@@ -175,8 +175,8 @@ def _profiles(options: Mapping[str, Any], request: PlanRequest) -> list[ModelPro
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
     one_thread()
     announce_compilation()
-    from penstock.planning.sweep import sweep as swept
-    from penstock.scale_out import executor_of
+    from penstock.questions.sweep import sweep as swept
+    from penstock.workers.executors import executor_of
 
     ended = 0
 
@@ -200,7 +200,8 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from penstock.report.words import amount, choice_words, duration, percent
+    from penstock.schemas.amounts import amount, duration, percent
+    from penstock.schemas.api.words import choice_words
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     several = bool({rule for row in rows for rule in row.update_rules} - {"synchronous"})

@@ -253,8 +253,8 @@ def _train(
     **more: Any,
 ) -> RunReport:
     from penstock.executor.run.unattended import run_unattended
-    from penstock.planning.bundles import boundary_sizes
-    from penstock.planning.work import work_after
+    from penstock.planning.programs.bundles import boundary_sizes
+    from penstock.planning.programs.work import work_after
     from penstock.schemas.profile import ModelProfile
 
     profile = file.request.profile
@@ -286,7 +286,7 @@ def _train(
 
 def other_devices(file: PlanFile, device: str) -> str | None:
     """What to say when a plan for GPUs is run on the CPU; None where the ranks' devices may be those of the plan."""
-    from penstock.executor.profiling.device_table import CPU, is_other_hardware
+    from penstock.facts.device_table import CPU, is_other_hardware
     from penstock.schemas.topology import ClusterTopology
 
     if not device.startswith("cpu"):
@@ -373,7 +373,7 @@ def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chr
         return
     write_document(document, trace)
     if chrome_trace is not None:
-        from penstock.planning.explain import write_comparison
+        from penstock.report.plan_files import write_comparison
 
         write_comparison(file, document, Path(chrome_trace))
 

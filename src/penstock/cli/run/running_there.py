@@ -51,7 +51,7 @@ class RunProgress:
 
     def __call__(self, run: RunOut) -> None:
         """Tell a change."""
-        from penstock.report.words import number
+        from penstock.schemas.amounts import number
 
         if run.state != self._state:
             self._state = run.state

@@ -156,7 +156,7 @@ def _of_database(settings: Settings) -> Iterator[Check]:
 
     from penstock.service.db.database import Database
     from penstock.service.db.migrations import HEAD, revision_of
-    from penstock.service.http.readiness import living_workers
+    from penstock.service.readiness import living_workers
     from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 
     url = sa.make_url(settings.database_url())

@@ -143,7 +143,7 @@ class Progress:
 
 def progress_line(known: dict[str, Any]) -> str:
     """What is known of a job, in a line."""
-    from penstock.report.words import duration, percent
+    from penstock.schemas.amounts import duration, percent
 
     parts = [known["state"]] if "state" in known else []
     if "incumbent_ns" in known:

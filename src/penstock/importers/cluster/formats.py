@@ -12,11 +12,11 @@ from typing import Any
 
 import re2
 
-from penstock.collector import no_collection
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.machine.collector import no_collection
 
 Reader = Callable[..., SourceFacts]
 """Takes a text and what it is called; that of topology.yaml also which topology is meant."""

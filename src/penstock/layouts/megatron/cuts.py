@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 
+from penstock.convert.layer_roles import Roles
 from penstock.layouts.files.shell import Value
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import read_layout
 from penstock.layouts.megatron.names import LAYOUT, OTHER_STACKS, RANKS
-from penstock.layouts.roles import Roles
 from penstock.schemas.errors import InvalidDocument
 
 MTP = "mtp-num-layers"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from penstock.convert.layer_roles import Roles
 from penstock.importers.lines import Faults
 from penstock.layouts.files.places import place
-from penstock.layouts.roles import Roles
 
 LETTERS = {"E": "embedding", "t": "transformer layer", "m": "multi-token prediction", "L": "head and loss"}
 _Fault = Callable[[int, str], None]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.convert.trainers import MODULES
 from penstock.layouts.drawn import Expressed
-from penstock.layouts.limits import MODULES
 from penstock.layouts.megatron.cuts import FIRST, LAST, MTP, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS
 from penstock.layouts.megatron.layout_string import print_layout
 from penstock.layouts.megatron.names import CONTEXT, DEGREES, EXPERT, EXPERT_TENSOR, GROUP, LAYOUT, RANKS, TENSOR

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.report.comparing import is_comparable
-from penstock.report.words import duration
+from penstock.calibration.comparing import is_comparable
+from penstock.schemas.amounts import duration
 from penstock.schemas.plan import Plan
 from penstock.schemas.program import KINDS
 from penstock.schemas.trace import RankTrace, Trace

@@ -10,7 +10,7 @@ from penstock.report.drawing.folding import folded
 from penstock.report.drawing.merging import merged
 from penstock.report.drawing.payload import MAX_BLOCKS, Mark
 from penstock.report.drawing.picture import NAMES, Blocks, Picture, Strip, Window
-from penstock.report.words import duration
+from penstock.schemas.amounts import duration
 
 COLOURS = {
     "F": ("#2463de", "#4a80f5"), "B": ("#cd7705", "#c97420"), "I": ("#7a6c35", "#ffdb34"), "W": ("#1a4c38", "#3be39a"),

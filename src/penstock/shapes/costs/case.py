@@ -6,7 +6,7 @@ from copy import copy
 from fractions import Fraction
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import DeviceFacts, Dtype
+from penstock.facts.device_table import DeviceFacts, Dtype
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.kernels import Kernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from penstock.executor.profiling.device_table import DeviceFacts
+from penstock.facts.device_table import DeviceFacts
 from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from in_process import in_process
 
+from penstock.examples.tiny import tiny_profile
 from penstock.service.http.requests import media
-from penstock.service.http.requests.held_bytes import FREE_BYTES, HeldBytes, TooMuchHeld
 from penstock.service.http.requests.media import STEP_BYTES
-from penstock.service.http.samples import tiny_profile
+from penstock.service.security.held_bytes import FREE_BYTES, HeldBytes, TooMuchHeld
 
 LIMIT_BYTES = 50_000
 JSON = {"Content-Type": "application/json"}

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from in_process import in_process
 from killed_between import BEFORE_COMMIT, REQUESTS, doubled, made, post_and_die, service, without_processes
 
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
 from penstock.schemas.errors import Conflict
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency
-from penstock.service.http.requests.idempotency import KEPT_MS, Doing, Idempotency, Kept, KeyInUse, Made, WrongKey
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
+from penstock.service.idempotency import KEPT_MS, Doing, Idempotency, Kept, KeyInUse, Made, WrongKey
 
 KEPT = Kept(201, {"location": "/x"}, b"\x00\xff")
 

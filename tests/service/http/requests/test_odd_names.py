@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from in_process import in_process
 
-from penstock.service.http.samples import tiny_profile, tiny_request
+from penstock.examples.tiny import tiny_profile, tiny_request
 
 ODD = ("\0", "a\0b", "\ud7ff", "\u202e", "x" * 120, "' OR 1=1 --", "%", "_")
 PATHS = (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from service_process import Server
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
 UNKNOWN = "sha256:" + "7" * 64

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
+from penstock.exporting.forms import FORMS
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.exports import FORMS
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
 
 UNKNOWN = "sha256:" + "7" * 64
 TRAINERS = {"megatron", "megatron-bridge", "torchtitan", "deepspeed", "ranges"}

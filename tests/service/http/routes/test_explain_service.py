@@ -11,9 +11,9 @@ from service_process import Server
 
 import penstock
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file
 
 
 @pytest.fixture

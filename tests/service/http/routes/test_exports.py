@@ -14,11 +14,11 @@ import yaml
 
 from penstock.cli.main import main
 from penstock.client import Client
+from penstock.examples.tiny import tiny_topology
 from penstock.manifests import make
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.samples import tiny_topology
 
 JOB = {"model": "m:job", "steps": "3"}
 

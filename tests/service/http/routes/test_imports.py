@@ -13,9 +13,9 @@ from service_process import Server
 
 from penstock.cli.main import main
 from penstock.client import Client
+from penstock.examples.tiny import tiny_import
 from penstock.schemas.api.topology_import import ImportOptions, ImportSource
 from penstock.schemas.errors import InvalidDocument
-from penstock.service.http.samples import tiny_import
 
 PATH = "/v1/topologies:import"
 TREE = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"

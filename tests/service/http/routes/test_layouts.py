@@ -14,10 +14,10 @@ from service_process import Server
 
 from penstock.cli.main import main
 from penstock.client import Client
+from penstock.examples.tiny import tiny_layout, tiny_request
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.samples import tiny_layout, tiny_request
 
 PATH = "/v1/layouts:import"
 

@@ -17,12 +17,12 @@ from repository import ROOT
 
 import penstock
 from penstock.client import AsyncClient, Client
+from penstock.examples.tiny import tiny_placement, tiny_profile, tiny_topology
 from penstock.placing import answer
 from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
-from penstock.service.http.samples import tiny_placement, tiny_profile, tiny_topology
 
 EXAMPLE = ROOT / "examples/schedulers/kubernetes"
 GATE = "penstock.dev/placement"

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
@@ -16,7 +17,6 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.migrations import HEAD
 from penstock.service.http.app import create_app
-from penstock.service.http.samples import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.service.settings import Settings
 
 

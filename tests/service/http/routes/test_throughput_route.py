@@ -7,9 +7,9 @@ import pytest
 
 from penstock.calibration.throughput import calibrate_throughput
 from penstock.client import Client
+from penstock.examples.tiny import tiny_plan_file, tiny_throughput
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
-from penstock.service.http.samples import tiny_plan_file, tiny_throughput
 
 PATH = "/v1/profiles:calibrate-throughput"
 

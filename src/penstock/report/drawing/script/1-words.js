@@ -1,4 +1,4 @@
-/* Numbers as people read them, as penstock.report.words writes them. */
+/* Numbers as people read them, as penstock.schemas.amounts writes them. */
 
 const digits = (value) => {
   const size = Math.abs(value);

@@ -7,12 +7,13 @@ from itertools import groupby
 from typing import get_args
 
 from penstock.convert.degrees import degrees_of, refuse_divided
+from penstock.convert.layer_roles import roles_of, transformer_of
+from penstock.convert.trainers import within_of
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.legal import refuse_illegal, unlike
-from penstock.layouts.limits import faults, order_name, recomputing_of, within_of
+from penstock.layouts.limits import faults, order_name, recomputing_of
 from penstock.layouts.megatron import bridge, megatron
-from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.judge import Judgement, judge
 from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest

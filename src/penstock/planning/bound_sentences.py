@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.report.words import duration, percent
+from penstock.schemas.amounts import duration, percent
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, claim
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """JSON Schema of each document, one file each: what ``docs/schemas`` holds.
 
-``python -m penstock.schema_export DIRECTORY`` writes them; a test compares them with what is committed.
+``python -m penstock.schemas.api.documents DIRECTORY`` writes them; a test compares them with what is committed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
 from penstock.schemas.document import load_json, refusal
-from penstock.service.jobs.naming import NAMING, with_documents, with_ways
+from penstock.service.documents.naming import NAMING, with_documents, with_ways
 
 M = TypeVar("M", bound=BaseModel)
 

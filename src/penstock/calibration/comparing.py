@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.executor.profiling.device_table import is_other_hardware
-from penstock.report.words import duration
+from penstock.facts.device_table import is_other_hardware
+from penstock.schemas.amounts import duration
 from penstock.schemas.trace import Hardware
 
 FAR = 2.0

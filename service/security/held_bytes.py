@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.schemas.amounts import exact
-from penstock.service.http.problems import RETRY_AFTER_S, Refusal
+from penstock.service.problems import RETRY_AFTER_S, Refusal
 
 FREE_BYTES = 2**16
 """Of each body; the number of requests is limited for itself, and small ones are never refused for large ones."""

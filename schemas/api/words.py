@@ -1,10 +1,8 @@
-"""Numbers as text, three digits and a suitable unit; and what a stage recomputes."""
+"""Rows of answers in words: what a plan chose, and what its stages recompute."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-from penstock.schemas.amounts import amount, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,53 +11,14 @@ if TYPE_CHECKING:
     from penstock.schemas.api.sweep import SweepRow
     from penstock.schemas.plan import Stage
 
-__all__ = [
-    "alternative_words",
-    "amount",
-    "choice_words",
-    "chosen_words",
-    "duration",
-    "number",
-    "percent",
-    "ranges",
-    "recomputed",
-]
-
-
-def number(value: float | str, form: str) -> str:
-    """Format a number such as a loss; a text stays: ``NaN``."""
-    return value if isinstance(value, str) else format(value, form)
-
-
-def duration(nanoseconds: float) -> str:
-    """Format a duration: ``12.3 ms``."""
-    size = abs(nanoseconds)
-    if size < 1e3:
-        return f"{nanoseconds:.0f} ns"
-    for limit, unit, scale in ((1e6, "µs", 1e3), (1e9, "ms", 1e6)):
-        if size < limit * 0.9995:
-            return f"{three_digits(nanoseconds / scale)} {unit}"
-    return f"{three_digits(nanoseconds / 1e9)} s"
-
-
-def percent(share: float) -> str:
-    """Format a share: ``4.2 %``."""
-    return f"{100 * share:.1f} %" if abs(share) < 0.9995 else f"{100 * share:.0f} %"
-
-
-def ranges(numbers: tuple[int, int]) -> str:
-    """Format a range: ``3–7``, or ``3`` where both ends are equal."""
-    first, last = numbers
-    return str(first) if first == last else f"{first}–{last}"
-
 
 def recomputed(stage: Stage) -> str:
     """Return what a stage recomputes: ``none``, ``full``, ``3 of 8 layers``, ``mlp and norm``."""
     if isinstance(stage.recompute, str):
         return stage.recompute
     if isinstance(stage.recompute, tuple):
-        (first, last), held = stage.layers, stage.recompute
-        return f"{sum(high - low + 1 for low, high in held)} of {last - first + 1} layers"
+        (first, last), segments = stage.layers, stage.recompute
+        return f"{sum(high - low + 1 for low, high in segments)} of {last - first + 1} layers"
     return " and ".join(stage.recompute.modules)
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.report.bounds import bound_sentences
-from penstock.report.words import amount, duration, percent, ranges, recomputed
+from penstock.planning.bound_sentences import bound_sentences
+from penstock.schemas.amounts import amount, duration, percent, ranges
+from penstock.schemas.api.words import recomputed
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 from penstock.solvers.degrees.shares import exposed_share

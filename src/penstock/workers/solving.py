@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.scale_out.place import here
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.workers.cut_off import best_so_far
+from penstock.workers.place import here
 from penstock.workers.protocol import run_task
 
 

@@ -9,7 +9,9 @@ from typing import Literal, NamedTuple
 from penstock.convert import from_plan, to_plan, to_problem
 from penstock.convert.answers import gradients_of_target
 from penstock.convert.explanations import to_layout
+from penstock.convert.layer_roles import roles_of, transformer_of
 from penstock.convert.requests import inline_documents
+from penstock.exporting.layouts import layout_text
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.at_degrees import at_degrees, cells_in
 from penstock.layouts.drawn import (
@@ -24,14 +26,12 @@ from penstock.layouts.drawn import (
     world_of,
     wrong,
 )
-from penstock.layouts.exporting import layout_text
 from penstock.layouts.legal import legal_degrees
 from penstock.layouts.limits import refuse_beyond
 from penstock.layouts.megatron import reading as megatron
-from penstock.layouts.roles import roles_of, transformer_of
 from penstock.layouts.torchtitan import torchtitan
-from penstock.planning.solve import solve
-from penstock.report.words import amount, duration, percent
+from penstock.questions.solve import solve
+from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile

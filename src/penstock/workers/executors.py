@@ -2,9 +2,6 @@
 
 ``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` return a ``concurrent.futures.Executor``. A call
 submitted to it may be ended at any time: ``future.cancel()`` also ends a running solver, here and on a Dask worker.
-
-May import: `schemas`, `workers`.
-Start reading at `local.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +19,11 @@ def executor_of(address: str = "local") -> AbstractContextManager[Executor]:
     """
     kind, _, rest = address.partition(":")
     if kind == "local" and (not rest or (rest.isdigit() and int(rest) > 0)):
-        from penstock.scale_out.local import LocalExecutor
+        from penstock.workers.local import LocalExecutor
 
         return LocalExecutor(int(rest) if rest else None)
     if kind == "dask" and rest.startswith("//") and rest[2:].rpartition(":")[2].isdigit():
-        from penstock.scale_out.cluster import dask_executor
+        from penstock.workers.cluster import dask_executor
 
         return dask_executor(rest[2:])
     raise InvalidDocument(f"{address!r} is not an executor", remedy="local, local:PROCESSES or dask://HOST:PORT")
-
-
-__all__ = ["executor_of"]

@@ -8,11 +8,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.compat import merged_limits
 from penstock.convert.degrees import named_degrees
 from penstock.planning.documents import find_profile, find_topology, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
-from penstock.planning.solve import solve
+from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
@@ -67,7 +66,7 @@ class Answer:
 
     def timeline(self, width: int = 100) -> str:
         """Return the timeline as text, a line per device."""
-        from penstock.cli.plan.timeline_text import render_timeline
+        from penstock.report.drawing.timeline_text import render_timeline
 
         judgement = self.judge()
         assert judgement.timeline is not None
@@ -110,7 +109,6 @@ def plan(
     capacity_factor: float | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    termination: Mapping[str, object] | None = None,
 ) -> Answer:
     """Plan a model for a cluster, and return the best plan found with its proof.
 
@@ -149,8 +147,6 @@ def plan(
         Processes for a large request, by default one per processor; the plan does not depend on it.
     on_progress
         Called with every better plan, bound, and change of the planners at work.
-    termination
-        Old form of ``time_limit``, ``max_plans``, ``effort`` and ``gap`` (`src/penstock/compat.py`).
 
     The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
 
@@ -178,7 +174,7 @@ def plan(
         "planner": planner,
         "schedule": schedule,
         "options": options,
-        "termination": merged_limits(termination, {name: value for name, value in limits.items() if value is not None}),
+        "termination": {name: value for name, value in limits.items() if value is not None} or None,
         "seed": seed,
         "target": target,
         "pins": pins,

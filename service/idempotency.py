@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -20,7 +19,7 @@ from penstock.schemas.errors import Conflict, Fault
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency, now_ms
 from penstock.service.db.upkeep.clocks import set_answers_right
-from penstock.service.http.problems import Refusal
+from penstock.service.problems import Refusal
 
 KEPT_MS = 24 * 3600 * 1000
 LONGEST_KEY = 255
@@ -40,10 +39,6 @@ class WrongKey(Refusal):
     code = "wrong-idempotency-key"
     status = 422
     exit_code = 65
-
-
-Note = Callable[[sa.Connection, str], None]
-"""Is called in the transaction that makes something, with its id. Raises Conflict when another does the request now."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.report.drawing.merging import coverage
 from penstock.report.drawing.picture import LETTERS, Lane, Picture, Strip, Window, picture_of_timeline
-from penstock.report.words import duration
+from penstock.schemas.amounts import duration
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.timeline import Timeline

@@ -46,9 +46,9 @@ def _plan(file: PlanFile) -> bytes:
 
 
 def _program(file: PlanFile) -> bytes:
-    from penstock.service.jobs.judging import lowered
+    from penstock.planning.programs.lowered import lower
 
-    return json.dumps([program for program, *_ in lowered(file).programs], separators=(",", ":")).encode()
+    return json.dumps([program for program, *_ in lower(file).programs], separators=(",", ":")).encode()
 
 
 def _chrome_trace(file: PlanFile) -> bytes:
@@ -71,20 +71,20 @@ def _csv(file: PlanFile) -> Noted:
 
 
 def _svg(file: PlanFile) -> bytes:
-    from penstock.planning.explain import svg
+    from penstock.report.plan_files import svg
 
     return svg(file).encode()
 
 
 def _report(file: PlanFile) -> bytes:
-    from penstock.planning.explain import page
+    from penstock.report.plan_files import page
 
     return page(file).encode()
 
 
 def _layout(to: str) -> Callable[[PlanFile], bytes]:
     def make_layout(file: PlanFile) -> bytes:
-        from penstock.layouts.exporting import layout_text
+        from penstock.exporting.layouts import layout_text
 
         return layout_text(file, to).encode()
 
@@ -92,7 +92,7 @@ def _layout(to: str) -> Callable[[PlanFile], bytes]:
 
 
 def _torchtitan(release: str) -> Form:
-    from penstock.layouts.exporting import layout_text
+    from penstock.exporting.layouts import layout_text
     from penstock.layouts.torchtitan.torchtitan import release_of
 
     found = release_of(release)

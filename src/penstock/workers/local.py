@@ -7,9 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from penstock.scale_out.place import Place, at
 from penstock.schemas.machine.processors import available_processors
 from penstock.workers.forkserver import Forkserver
+from penstock.workers.place import Place, at
 
 T = TypeVar("T")
 

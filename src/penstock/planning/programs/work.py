@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.executor.run.work import Work
-from penstock.planning.lower import ladder, programs
+from penstock.planning.programs.lower import ladder, programs
 
 if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint import Checkpoint

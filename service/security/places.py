@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock.service.http.problems import RETRY_AFTER_S, Refusal
+from penstock.service.problems import RETRY_AFTER_S, Refusal
 
 
 class NoPlace(Refusal):
