@@ -1,13 +1,9 @@
-"""JSON Schema of each document, one file each: what ``docs/schemas`` holds.
-
-``python -m penstock.schemas.api.documents DIRECTORY`` writes them; a test compares them with what is committed.
-"""
+"""Every document by name, with its JSON Schema: ``penstock schema`` and ``/v1/schemas`` show it."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
+from difflib import get_close_matches
 from typing import Any
 
 from penstock.schemas.api.agents import SyncReply, SyncRequest
@@ -22,6 +18,7 @@ from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.api.topology_import import TopologyImport, TopologyImported
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
+from penstock.schemas.errors import UnknownName
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
@@ -68,26 +65,15 @@ DOCUMENTS: dict[str, type[Part]] = {
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a document in ``DOCUMENTS``."""
+    """Return the JSON Schema (2020-12) of a document. Raises UnknownName."""
+    if name not in DOCUMENTS:
+        nearest = get_close_matches(name, DOCUMENTS, 1)
+        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"one of {', '.join(DOCUMENTS)}"
+        raise UnknownName(f"there is no document {name!r}", remedy=remedy)
     schema = DOCUMENTS[name].model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def schema_text(name: str) -> str:
-    """The schema as its file holds it."""
+    """Return the schema of a document as JSON for people. Raises UnknownName."""
     return json.dumps(schema_of(name), indent=2, ensure_ascii=False) + "\n"
-
-
-def write_schemas(directory: Path) -> list[Path]:
-    """Write all of them, remove what is none, and return the paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.json" for name in DOCUMENTS]
-    for old in set(directory.glob("*.json")) - set(paths):
-        old.unlink()
-    for path in paths:
-        path.write_text(schema_text(path.stem), encoding="utf-8")
-    return paths
-
-
-if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]))

@@ -22,7 +22,9 @@ from penstock.cli.plan import planning
 
 PAGE = ROOT / "docs" / "cli.md"
 ROW = re.compile(r"^\| `(penstock [a-z ]+)` \| ([^|]+) \| `(penstock [^`|]+)` \|$", re.MULTILINE)
-FROM_DOCUMENTS = ("report", "rank", "profile", "probe", "import", "export", "serve", "worker", "agent", "delete")
+FROM_DOCUMENTS = (
+    *("report", "rank", "profile", "probe", "import", "export", "schema", "serve", "worker", "agent", "delete"),
+)
 """Commands whose answer is a document, or that stay, or that have nothing to say."""
 
 

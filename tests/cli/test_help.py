@@ -18,7 +18,7 @@ PANELS = {
     panels.MEASURE: {"profile", "probe", "calibrate", "tune"},
     panels.RUN: {"run", "rank", "agent"},
     panels.SERVICE: {"serve", "worker", "jobs", "keys", "db", "doctor"},
-    panels.CONVERT: {"import", "export"},
+    panels.CONVERT: {"import", "export", "schema"},
 }
 LONGEST = 105
 """Characters of a command's first sentence."""

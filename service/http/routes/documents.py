@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_request, tiny_topology
+from penstock.schemas.api.documents import schema_text
 from penstock.schemas.api.jobs import DocumentPage, DocumentStored, ExampleOut, PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
@@ -104,6 +105,12 @@ def get_topology(request: Request, hash: Hash, service: Access, caller: Reader) 
 def get_planners(request: Request, caller: Reader) -> Response:
     """List the planners that a request may name, with their schedules and options."""
     return tagged(request, _json_list(judging.planners()))
+
+
+@router.get("/schemas/{name}", responses={304: UNCHANGED, **problems(404)})
+def get_schema(request: Request, name: str, caller: Reader) -> Response:
+    """Return the JSON Schema of a document, such as `plan-request`."""
+    return tagged(request, schema_text(name).encode())
 
 
 @router.get("/examples", response_model=list[ExampleOut], responses={304: UNCHANGED})

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import panels
-from penstock.cli.convert import exporting, importing, layouts, schedules
+from penstock.cli.convert import exporting, importing, layouts, schedules, schema
 from penstock.cli.measure import calibrating, probing, profiling, tuning
 from penstock.cli.plan import fitting, judging, placing, planning, sweeping
 from penstock.cli.run import rank, running
@@ -66,6 +66,7 @@ layouts.register(importing.group)
 schedules.register(importing.group, exporting.group)
 app.add_typer(importing.group, name="import", rich_help_panel=panels.CONVERT)
 app.add_typer(exporting.group, name="export", rich_help_panel=panels.CONVERT)
+schema.register(app)
 
 
 def _print_version(asked: bool) -> None:
