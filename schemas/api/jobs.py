@@ -369,3 +369,4 @@ class VersionOut(Part):
 
     name: Name
     version: str
+    code: str = Field(default="", description="digest of the code that answers depend on")

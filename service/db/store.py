@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from pydantic import ValidationError
 
+from penstock.planning.code_digest import code_digest
 from penstock.schemas.api.jobs import DocumentOut, DocumentPage
 from penstock.schemas.document import OTHER_VERSION, Document, address_of, canonical_object, refusal
 from penstock.schemas.errors import InvalidPlan, NotFound
@@ -287,6 +288,6 @@ def _name(document: Document) -> str | None:
     return None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def cache_key(request_hash: str, versions: dict[str, str]) -> str:
-    """Return the key of an answer: the request with all defaults and seed, and what would compute it."""
-    return hashlib.sha256(json.dumps([request_hash, versions], sort_keys=True).encode()).hexdigest()
+def cache_key(request_hash: str) -> str:
+    """Return the key of an answer: the request with all defaults and seed, and the code that would compute it."""
+    return hashlib.sha256(f"{request_hash} {code_digest()}".encode()).hexdigest()

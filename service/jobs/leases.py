@@ -16,6 +16,7 @@ from penstock.schemas.api.jobs import JobState, ProblemDetails, ResultOut
 from penstock.schemas.plan import Certificate, Plan
 from penstock.service import metrics
 from penstock.service.db.database import Database
+from penstock.service.db.store import cache_key
 from penstock.service.db.tables import answers, api_keys, jobs, now_ms
 from penstock.service.jobs.job_rows import job_out, record_event
 from penstock.solvers.model.result import REQUEST_SCOPE
@@ -31,7 +32,6 @@ class Claim:
     tenant: str
     attempt: int
     request_hash: str
-    cache_key: str
     limit_ms: int
     request_id: str | None = None
 
@@ -65,7 +65,7 @@ class Leases:
             return None
         if row.attempt == 0:
             metrics.wait_seconds.observe(max(0, row.waited_ms) / 1000)
-        return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.cache_key, row.limit_ms, row.request_id)
+        return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.limit_ms, row.request_id)
 
     def heartbeat(self, claim: Claim) -> str | None:
         """Renew the lease; return what is requested of the worker: ``cancel``, ``finish``, ``lost`` or None."""
@@ -222,7 +222,7 @@ def _next_job() -> sa.Select[Any]:
         .outerjoin(api_keys, api_keys.c.id == jobs.c.key_id)
     )
     waited_ms = (now_ms() - jobs.c.created_ms).label("waited_ms")
-    named = ("id", "tenant", "attempt", "request_hash", "cache_key", "limit_ms", "request_id")
+    named = ("id", "tenant", "attempt", "request_hash", "limit_ms", "request_id")
     columns = [jobs.c[name] for name in named]
     may_run = sa.or_(api_keys.c.max_running.is_(None), sa.func.coalesce(of_key.c.running, 0) < api_keys.c.max_running)
     return (
@@ -259,13 +259,17 @@ def _request_bound(certificates: tuple[Certificate, ...]) -> int | None:
 
 
 def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
-    """Keep the finished job as the answer to its request; the first answer stays."""
-    known = sa.select(answers.c.job_id).where(answers.c.tenant == claim.tenant, answers.c.cache_key == claim.cache_key)
+    """Keep the finished job as the answer of this process's code to its request; the first answer stays.
+
+    The service that queued the job may have other code, and then asks again.
+    """
+    key = cache_key(claim.request_hash)
+    known = sa.select(answers.c.job_id).where(answers.c.tenant == claim.tenant, answers.c.cache_key == key)
     if connection.scalar(known) is not None:
         return
     row = connection.execute(sa.select(jobs).where(jobs.c.id == claim.job_id)).mappings().one()
     body = job_out(row).model_copy(update={"cached": True}).model_dump_json().encode()
-    values = {"tenant": claim.tenant, "cache_key": claim.cache_key, "job_id": claim.job_id, "body": body}
+    values = {"tenant": claim.tenant, "cache_key": key, "job_id": claim.job_id, "body": body}
     connection.execute(answers.insert().values(**values, created_ms=now_ms()))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib.metadata import version
+from functools import partial
 
 from penstock.schemas.errors import Conflict, InvalidDocument
 from penstock.schemas.plan import Plan, PlanFile
@@ -40,12 +39,6 @@ class Submitted:
     is_new: bool = False
 
 
-@cache
-def planner_versions() -> dict[str, str]:
-    """Return what would compute an answer: part of the key under which answers are kept."""
-    return {"penstock": version("penstock")}
-
-
 class Planning:
     """Requests of all tenants and their jobs."""
 
@@ -68,7 +61,7 @@ class Planning:
             self._sizes.check(request)
         inline = store.resolve(request)
         filed = Filed.of(inline)
-        key = cache_key(filed.address, planner_versions())
+        key = cache_key(filed.address)
         answer = store.answer(key)
         metrics.cache_answers.labels("miss" if answer is None else "hit").inc()
         if answer is not None:
@@ -106,7 +99,7 @@ class TenantPlanning:
         """Return the request's hash and whether its answer is known; raises like ``submit`` but queues nothing."""
         inline = self._store.resolve(request)
         address = inline.content_hash()
-        known = self._store.answer(cache_key(address, planner_versions())) is not None
+        known = self._store.answer(cache_key(address)) is not None
         if not known:
             judging.check(inline)
         return address, known

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from penstock.planning.code_digest import code_digest
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.errors import PenstockError, Unreachable
 from penstock.schemas.machine.processors import available_processors
@@ -63,6 +64,7 @@ class Worker:
         forkserver: Forkserver,
         settings: Settings,
     ) -> None:
+        code_digest()  # before a checkout can change: what this process and its children run
         self._leases, self._stores, self._forkserver, self._settings = leases, stores, forkserver, settings
         self._database = database
         self._beat_s = settings.lease_s / 3

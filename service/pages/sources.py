@@ -25,7 +25,6 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 from penstock.service.db.store import Store, cache_key
 from penstock.service.db.tables import ACTIVE, is_alive, iso, jobs, workers
-from penstock.service.jobs.submit import planner_versions
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service
@@ -167,7 +166,7 @@ class Sources:
         """Return the answer that a plan is from: a job's, or the one kept for its request; None where none is kept."""
         if not plan_or_job.startswith("sha256:"):
             return self.job(plan_or_job).result
-        answer = self.store.answer(cache_key(request_hash, planner_versions()))
+        answer = self.store.answer(cache_key(request_hash))
         kept = None if answer is None else json.loads(answer).get("result")
         return ResultOut.model_validate(kept) if kept and kept.get("plan_hash") == plan_hash else None
 

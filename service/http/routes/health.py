@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Response
 
+from penstock.planning.code_digest import code_digest
 from penstock.service import metrics
 from penstock.service.db.gauges import CONTENT_TYPE, exposition
 from penstock.service.http.requests.access import Access, Scraper
@@ -36,6 +37,6 @@ def get_metrics(service: Access, caller: Scraper) -> Response:
 
 @router.get("/version")
 async def get_version(response: Response) -> dict[str, str]:
-    """Return the service's name and version."""
+    """Return the service's name and version, and the digest of the code that its answers depend on."""
     response.headers["Cache-Control"] = "no-cache"
-    return {"name": "penstock", "version": version("penstock")}
+    return {"name": "penstock", "version": version("penstock"), "code": code_digest()}

@@ -10,7 +10,7 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
-from penstock.service.db.store import Filed, Store, Stores
+from penstock.service.db.store import Filed, Store, Stores, cache_key
 from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
 from penstock.service.db.upkeep.pruning import Pruned, prune
 from penstock.service.jobs.leases import Leases
@@ -25,7 +25,7 @@ def store(database: Database) -> Store:
     return Stores(database).of(DEFAULT_TENANT)
 
 
-def ended_job(database: Database, file: PlanFile, key: str) -> tuple[str, str]:
+def ended_job(database: Database, file: PlanFile) -> tuple[str, str]:
     """A job that has found the plan of a file, whose answer is kept: its id, and the plan's hash."""
     store = Stores(database).of(DEFAULT_TENANT)
     request_hash = file.request.content_hash()
@@ -33,7 +33,9 @@ def ended_job(database: Database, file: PlanFile, key: str) -> tuple[str, str]:
     plan_hash = store.put(file.plan)
     queue = JobQueue(database)
     leases = Leases(database, lease_s=30, max_attempts=2)
-    job_id, _ = queue.enqueue(DEFAULT_TENANT, NewJob(request_hash=request_hash, cache_key=key, limit_ms=1000))
+    job_id, _ = queue.enqueue(
+        DEFAULT_TENANT, NewJob(request_hash=request_hash, cache_key=cache_key(request_hash), limit_ms=1000)
+    )
     claim = leases.claim("me")
     assert claim is not None
     result = ResultOut(status="feasible", why=("the best found",), seconds=0.1, plan_hash=plan_hash, plan=file.plan)
@@ -70,14 +72,14 @@ def kept(database: Database) -> dict[str, int]:
 
 
 def test_what_is_over_and_named_by_nothing_goes(database: Database, store: Store):
-    ended_job(database, file_with_seed(1), "one")
+    ended_job(database, file_with_seed(1))
     age(database, 60)
-    young, _ = ended_job(database, file_with_seed(2), "two")
+    young, _ = ended_job(database, file_with_seed(2))
     age(database, 40)
     assert prune(database, 90) == Pruned(jobs=1, answers=1, sweeps=0, idempotency=0, documents=2)
     assert kept(database) == {"plan": 1, "plan request": 1, "profile": 1, "topology": 1}
-    assert store.answer("one") is None
-    assert store.answer("two") is not None
+    assert store.answer(cache_key(file_with_seed(1).request.content_hash())) is None
+    assert store.answer(cache_key(file_with_seed(2).request.content_hash())) is not None
     JobQueue(database).job(DEFAULT_TENANT, young)
     assert not prune(database, 90)
     age(database, 60)
@@ -98,7 +100,7 @@ def test_a_running_job_keeps_what_it_was_asked_with(database: Database, store: S
 
 
 def test_the_plan_of_a_run_and_what_it_was_made_for_stay(database: Database, store: Store):
-    _, plan_hash = ended_job(database, file_with_seed(1), "one")
+    _, plan_hash = ended_job(database, file_with_seed(1))
     run = dict.fromkeys(("generation", "world_size", "steps", "seed", "trace_steps", "predicted_ns"), 1)
     run |= dict.fromkeys(("created_ms", "max_restarts", "restarts"), 1)
     lists: dict[str, object] = {"layers": [], "segments": [], "replans": [], "options": {}}
@@ -121,7 +123,7 @@ def test_the_plan_of_a_run_and_what_it_was_made_for_stay(database: Database, sto
 
 
 def test_a_sweep_keeps_its_jobs_and_plans_until_it_goes_itself(database: Database):
-    job_id, plan_hash = ended_job(database, file_with_seed(1), "one")
+    job_id, plan_hash = ended_job(database, file_with_seed(1))
     with database.write() as connection:
         connection.execute(jobs.update().values(parent_id="sweep"))
         connection.execute(

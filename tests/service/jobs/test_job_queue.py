@@ -16,7 +16,7 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.db.store import Filed, Stores
+from penstock.service.db.store import Filed, Stores, cache_key
 from penstock.service.db.tables import answers, api_keys, documents, job_events, jobs, now_ms
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.leases import Claim, Leases
@@ -46,7 +46,7 @@ def losing(database: Database) -> Leases:
 
 
 def job(key: str, **more: object) -> NewJob:
-    return NewJob(request_hash=HASH, cache_key=key, limit_ms=1000, **more)  # type: ignore[arg-type]
+    return NewJob(**{"request_hash": HASH, "cache_key": key, "limit_ms": 1000, **more})  # type: ignore[arg-type]
 
 
 def add(queue: JobQueue, key: str, tenant: str = OURS, **more: object) -> str:
@@ -100,6 +100,19 @@ def add_key(database: Database, name: str, tenant: str = OURS, **limits: int) ->
     with database.write() as connection:
         connection.execute(api_keys.insert().values(**values, created_ms=now_ms(), **limits))
     return name
+
+
+def test_an_answer_is_of_the_code_that_made_it(
+    database: Database, queue: JobQueue, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker with other code than the service keeps its answer for services that have the same."""
+    ours = cache_key(HASH)
+    add(queue, ours)
+    monkeypatch.setattr("penstock.service.db.store.code_digest", lambda: "other code")
+    leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+    store = Stores(database).of(OURS)
+    assert store.answer(cache_key(HASH)) is not None
+    assert store.answer(ours) is None
 
 
 def test_higher_priority_first_then_older_first(queue: JobQueue, leases: Leases):
@@ -335,7 +348,7 @@ def test_a_job_is_tried_again_under_its_own_id(queue: JobQueue, leases: Leases):
 
 
 def test_deleting_forgets_job_story_and_answer(database: Database, queue: JobQueue, leases: Leases):
-    job_id, other = add(queue, "a"), add(queue, "b")
+    job_id, other = add(queue, "a"), add(queue, "b", request_hash="sha256:" + "1" * 64)
     with pytest.raises(Conflict, match="is queued"):
         queue.delete(OURS, job_id)
     for _ in range(2):

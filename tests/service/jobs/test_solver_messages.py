@@ -63,7 +63,7 @@ def test_reports_of_a_fast_solver_are_limited_and_the_last_one_is_written(monkey
     ours, theirs = socket.socketpair()
     with ours, theirs:
         works = Worker(None, reports, None, None, Settings(slots=0))  # type: ignore[arg-type]
-        claim = Claim("job", "tenant", 1, "hash", "key", 1000)
+        claim = Claim("job", "tenant", 1, "hash", 1000)
         solve = Solve(claim, PlanRequest.parse(tiny_request()), ours, 1000.0, 0.0, 0.0)
         found = solve_request(PlanRequest.parse(tiny_request())).plan
         assert found is not None

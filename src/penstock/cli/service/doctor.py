@@ -68,7 +68,7 @@ def doctor(
 
     Example: penstock doctor --server http://planner:8642
     """
-    checks = [*_of_python(), *_of_machine()]
+    checks = [_of_penstock(), *_of_python(), *_of_machine()]
     if all(find_spec(name) is not None for name in EXTRAS["service"]):
         checks += _of_service(settings, {} if database is None else {"database": database})
     if server is not None:
@@ -81,6 +81,11 @@ def doctor(
         _show(checks)
     if any(check.verdict == "FAILED" for check in checks):
         raise typer.Exit(1)
+
+
+def _of_penstock() -> Check:
+    version, code = _installed()
+    return Check("Penstock", "ok", f"{version}, code {code}: stored answers of other code are not used")
 
 
 def _of_python() -> Iterator[Check]:
@@ -213,13 +218,20 @@ def _of_server(server: str) -> Iterator[Check]:
     yield from _of_agents(server)
 
 
-def _version(server: str, answer: httpx.Response) -> Check:
+def _installed() -> tuple[str, str]:
+    """Return the version of Penstock here, and the digest of the code that answers depend on."""
     from importlib.metadata import version
 
+    from penstock.planning.code_digest import code_digest
+
+    return version("penstock"), code_digest()
+
+
+def _version(server: str, answer: httpx.Response) -> Check:
     found = answer.json()
     if found.get("name") != "penstock":
         return Check("service", "FAILED", f"{server} is not a Penstock service", "name another --server")
-    theirs, ours = found["version"], version("penstock")
+    theirs, ours = (f"{each[0]} (code {each[1]})" for each in ((found["version"], found.get("code")), _installed()))
     verdict: Verdict = "ok" if theirs == ours else "note"
     return Check("service", verdict, f"Penstock {theirs} at {server}, {ours} here", "install the same version")
 
