@@ -238,7 +238,7 @@ async def _refused(directory: Path, scope: str) -> None:
         database.close()
     assert read == []
     assert len(refused) > 20
-    of_agents = {("POST", "/v1/agents/{id}:sync"), ("POST", "/v1/agents/{id}/sync")}
+    of_agents = {("POST", "/v1/agents/{id}:sync")}
     assert set(opened) == of_agents if scope == "agent" else {method for method, _ in opened} == {"GET"}
 
 
