@@ -5,6 +5,7 @@ The training project owns packages called ``schemas``, ``service`` and ``tests``
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -320,6 +321,20 @@ def test_a_plan_trains_over_two_agents_what_one_process_trains(good_run):
 
 
 @pytest.mark.tier("ci")
+def test_the_command_line_lists_shows_and_follows_runs(cluster, good_run, capsys):
+    there = ["--server", cluster.url]
+    assert main(["runs", "list", *there, "--json"]) == 0
+    assert good_run.id in {run["id"] for run in json.loads(capsys.readouterr().out)["items"]}
+    assert main(["runs", "list", *there]) == 0
+    assert f"{STEPS} of {STEPS}" in capsys.readouterr().out
+    assert main(["runs", "watch", good_run.id, *there]) == 0
+    assert f"run {good_run.id}: succeeded, {STEPS} of {STEPS} steps" in capsys.readouterr().out
+    assert main(["runs", "show", good_run.id, *there, "--json"]) == 0
+    assert RunOut.model_validate_json(capsys.readouterr().out) == good_run
+    assert main(["runs", "show", "nothing", *there]) == 1
+
+
+@pytest.mark.tier("ci")
 def test_the_last_step_is_traced_on_every_rank(cluster, good_run):
     trace = Trace.model_validate_json(cluster.client.get(f"/v1/runs/{good_run.id}/trace").content)
     assert [(one.rank, one.step, one.device) for one in trace.ranks] == [
@@ -404,7 +419,7 @@ def test_a_killed_agent_takes_its_ranks_along(cluster, plan_for_two_ranks):
     assert re.search(r"agent 'host[01]'", failed.error.detail)
 
 
-def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan_for_two_ranks):
+def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan_for_two_ranks, capsys):
     cluster.wait_until_gone("host1")
     cluster.start_agent("host1")
     cluster.gate.touch()
@@ -412,7 +427,8 @@ def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan
     assert cluster.run_when(run, lambda run: run.steps_done >= 1).state == "running"
     everyone = cluster.ranks("host0") + cluster.ranks("host1")
     assert len(everyone) == 2
-    assert cluster.client.post(f"/v1/runs/{run}:cancel").json()["state"] == "cancelled"
+    assert main(["runs", "cancel", run, "--server", cluster.url]) == 0
+    assert f"run {run}: cancelled" in capsys.readouterr().out
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
 

@@ -17,7 +17,7 @@ PANELS = {
     panels.PLAN: {"plan", "compare", "place", "sweep", "verify", "simulate", "explain", "report", "fits"},
     panels.MEASURE: {"profile", "probe", "calibrate", "tune"},
     panels.RUN: {"run", "rank", "agent"},
-    panels.SERVICE: {"serve", "worker", "jobs", "keys", "db", "doctor"},
+    panels.SERVICE: {"serve", "worker", "jobs", "runs", "keys", "db", "doctor"},
     panels.CONVERT: {"import", "export", "schema"},
 }
 LONGEST = 105

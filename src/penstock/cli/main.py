@@ -24,7 +24,7 @@ from penstock.cli import panels
 from penstock.cli.convert import exporting, importing, layouts, schedules, schema
 from penstock.cli.measure import calibrating, probing, profiling, tuning
 from penstock.cli.plan import fitting, judging, placing, planning, sweeping
-from penstock.cli.run import rank, running
+from penstock.cli.run import rank, running, runs
 from penstock.cli.service import database, doctor, jobs, keys, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
 
@@ -59,6 +59,7 @@ running.register(app)
 rank.register(app)
 serving.register(app)
 jobs.register(app)
+runs.register(app)
 keys.register(app)
 database.register(app)
 doctor.register(app)
