@@ -78,7 +78,7 @@ class CpuTimes:
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Reports of workers bring the number with them."""
         times = self.calls if report.when == "call" else self.others
-        times[report.nodeid] = times.get(report.nodeid, 0.0) + report.cpu_s
+        times[report.nodeid] = times.get(report.nodeid, 0.0) + getattr(report, KEY, 0.0)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

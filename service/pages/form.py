@@ -313,7 +313,7 @@ def _values_of(sources: Sources, request: PlanRequest) -> Values:
         for step in entry.pointer.split("/")[1:]:
             found = found.get(step) if found is not None else None
         values[entry.name] = ["" if found is None else entry.write(found)]
-    return values | {f"option.{request.planner}.{name}": [str(value)] for name, value in request.options.items()}
+    return values | {f"option.{request.planner}.{name}": [_spelled(value)] for name, value in request.options.items()}
 
 
 def _name_of(document: D, shipped: Callable[[str], D]) -> str | None:
@@ -362,6 +362,11 @@ def _options(values: Values) -> Iterator[tuple[str, Any]]:
         value = readers.get(about["type"], str)(text)
         if text and value != about["default"]:
             yield name, value
+
+
+def _spelled(value: object) -> str:
+    """Return an option as its field has it: truth values in lower case, as the choices of the page."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _names(text: str, every: list[str]) -> list[str]:

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from penstock.examples.tiny import tiny_request
-from penstock.planning import solve as solving
+from penstock.planning.solve import solve_here
+from penstock.questions import solve as solving
 from penstock.questions.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Progress
-from penstock.workers import apart, cut_off, protocol, stand_in
+from penstock.workers import apart, protocol, stand_in
 
 
 @pytest.fixture(params=[True, False], ids=["forked", "launched"])
@@ -67,7 +68,7 @@ def asked(*, limited: bool = True) -> PlanRequest:
 def test_the_answer_is_that_of_a_solve_in_this_process() -> None:
     found: list[Plan] = []
     told: list[Progress] = []
-    answer, same = solve(asked(), found.append, told.append), solving.solve_here(asked())
+    answer, same = solve(asked(), found.append, told.append), solve_here(asked())
     assert answer.model_copy(update={"seconds": 0.0}) == same.model_copy(update={"seconds": 0.0})
     assert found[-1].prediction is not None
     assert told[-1].bound.bound_ns > 0
@@ -99,7 +100,7 @@ def test_while_the_compiler_is_at_work_interpreted_kernels_find_the_plan(
     monkeypatch.setattr(apart, "is_compiled", lambda: judged)
     limit_after("compiling", "result")  # only the process that interprets sends a result
     found: list[Plan] = []
-    answer, same = solve(asked(), found.append), solving.solve_here(asked())
+    answer, same = solve(asked(), found.append), solve_here(asked())
     assert answer.status == "feasible"
     assert "its limit of 3600 s was over, most of which went to compiling" in answer.sentence
     assert answer.plan is not None
@@ -115,7 +116,7 @@ def test_what_interpreted_kernels_found_is_verified_where_they_are(
     monkeypatch: pytest.MonkeyPatch, limit_after: Callable[..., None]
 ) -> None:
     """Here it might have to wait for the compiler; and a process that fails keeps no other one from its answer."""
-    monkeypatch.setattr(cut_off, "refuse_unsound", lambda _file: pytest.fail("verified again"))
+    monkeypatch.setattr("penstock.planning.judge.refuse_unsound", lambda _file: pytest.fail("verified again"))
     monkeypatch.setattr(apart, "is_compiled", lambda: False)
     monkeypatch.setattr(stand_in, "ENTRY", "ending_entries:crash")
     assert solve(asked()).plan is not None

@@ -6,15 +6,13 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-import penstock
-
 ROOMS = ("schemas", "facts", "shapes", "solvers", "convert", "layouts", "planning")
 
 
 @cache
 def code_digest() -> str:
     """Return the digest of the installed code; call it at the start, before a checkout can change."""
-    return digest_of(Path(penstock.__path__[0]))
+    return digest_of(Path(__file__).parents[1])
 
 
 def digest_of(package: Path) -> str:

@@ -124,7 +124,6 @@ def test_a_form_goes_to_its_plan(http: httpx.Client):
     assert f"/plan?from={job.result.plan_hash}" in read(http, f"/plans/{job_id}").links
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "request_more", [{"planner": "dp"}, {"planner": "dapple", "options": {"paper": True}, "recompute": "always"}]
 )

@@ -50,11 +50,11 @@ def list_runs(
     from penstock.cli.show import Screen
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("run", "state", "job", "created", "steps", "agents"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("run", "state"))
+    for head in ("run", "state", "job", "steps", "agents"):
+        table.add_column(head, overflow="fold", no_wrap=head in ("run", "state", "steps"))
     for run in page.items:
         steps = f"{run.steps_done:,} of {run.steps:,}"
-        table.add_row(run.id, run.state, run.model, run.created_at, steps, ", ".join(run.agents) or "–")
+        table.add_row(run.id, run.state, run.model, steps, ", ".join(run.agents) or "–")
     screen = Screen.of()
     screen.table(table)
     if page.next_cursor is not None:

@@ -165,7 +165,7 @@ def test_a_body_of_another_type(http: httpx.Client):
         ("GET", f"/v1/plans/{UNKNOWN}/programs/-1", None, 422, "/path/rank"),
         ("GET", "/v1/jobs/nobody/events?after=99999999999999999999", None, 422, "/query/after"),
         ("GET", "/v2/plans", None, 404, "there is nothing at /v2/plans"),
-        ("DELETE", "/v1/plans", None, 405, "takes GET and POST, not DELETE"),
+        ("DELETE", "/v1/plans", None, 405, "takes POST, not DELETE"),
         ("PUT", "/v1/jobs/x:cancel", None, 405, "takes DELETE and GET and POST, not PUT"),
     ],
 )

@@ -208,13 +208,13 @@ def test_penstock_run_lowers_for_its_devices(
 
     monkeypatch.setattr(unattended, "run_unattended", run_unattended)
     make().write(tmp_path / "plan.json")
-    assert main(["run", str(tmp_path / "plan.json"), "--model", "mine:job", *flags]) == 65
+    assert main(["run", str(tmp_path / "plan.json"), "--job", "mine:job", *flags]) == 65
     assert found[0].transports == expected
 
 
 def test_penstock_run_says_why_nccl_cannot_carry_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coded().write(tmp_path / "plan.json")
-    assert main(["run", str(tmp_path / "plan.json"), "--model", "mine:job", "--transport", "nccl"]) == 65
+    assert main(["run", str(tmp_path / "plan.json"), "--job", "mine:job", "--transport", "nccl"]) == 65
     said = capsys.readouterr().err
     assert "layers 0 to " in said
     assert "leave the transport at auto" in said
