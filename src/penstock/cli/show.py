@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from time import monotonic
@@ -76,6 +76,19 @@ class Screen:
         """A table of the answer."""
         if not self.quiet:
             self.out.print(table, soft_wrap=False)
+
+    def page(
+        self, heads: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str], more: bool, limit: int
+    ) -> None:
+        """Show one page of a service's list, with the columns of ``whole`` in one line each; ``more``: pages follow."""
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for head in heads:
+            table.add_column(head, overflow="fold", no_wrap=head in whole)
+        for row in rows:
+            table.add_row(*row)
+        self.table(table)
+        if more:
+            self.say(f"there are more; --limit shows up to 500 (now {limit})")
 
     def announce(self, text: str) -> None:
         """Show at once what takes a while before there is progress, such as loading PyTorch."""

@@ -1,4 +1,4 @@
-"""A digest of all code that an answer depends on, so that a stored answer is not taken for one of other code."""
+"""A digest of Penstock's code that answers depend on: a stored one is not taken for one of other code."""
 
 from __future__ import annotations
 

@@ -44,21 +44,15 @@ def list_runs(
     if as_json:
         print_json(page.model_dump(mode="json"))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from penstock.cli.show import Screen
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("run", "state", "job", "steps", "agents"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("run", "state", "steps"))
-    for run in page.items:
-        steps = f"{run.steps_done:,} of {run.steps:,}"
-        table.add_row(run.id, run.state, run.model, steps, ", ".join(run.agents) or "–")
-    screen = Screen.of()
-    screen.table(table)
-    if page.next_cursor is not None:
-        screen.say(f"there are more; --limit shows up to 500 (now {limit})")
+    rows = (
+        (run.id, run.state, run.model, f"{run.steps_done:,} of {run.steps:,}", ", ".join(run.agents) or "–")
+        for run in page.items
+    )
+    more = page.next_cursor is not None
+    heads = ("run", "state", "job", "steps", "agents")
+    Screen.of().page(heads, rows, whole=("run", "state", "steps"), more=more, limit=limit)
 
 
 def show(run: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:

@@ -61,20 +61,14 @@ def list_jobs(
     if as_json:
         print_json(found.model_dump(mode="json"))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from penstock.cli.show import Screen
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in ("job", "state", "planner", "created", "best and bound"):
-        table.add_column(head, overflow="fold", no_wrap=head in ("job", "state"))
-    for job in found.items:
-        table.add_row(job.id, job.state, job.planner or "–", job.created_at, _line(job, state=False) or "–")
-    screen = Screen.of()
-    screen.table(table)
-    if found.next_cursor is not None:
-        screen.say(f"there are more; --limit shows up to 500 (now {limit})")
+    rows = (
+        (job.id, job.state, job.planner or "–", job.created_at, _line(job, state=False) or "–") for job in found.items
+    )
+    heads = ("job", "state", "planner", "created", "best and bound")
+    more = found.next_cursor is not None
+    Screen.of().page(heads, rows, whole=("job", "state"), more=more, limit=limit)
 
 
 def show(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
