@@ -19,6 +19,8 @@ from penstock.schemas.program import Program
 
 JOBS = Path(__file__).parent / "jobs"
 SEED = 5
+MOST_RUNS = 24
+"""Runs of a rank process: torch keeps a group or so of each, whose threads wake up a hundred times a second."""
 
 
 class RankPool:
@@ -98,6 +100,8 @@ class RankPool:
         self._workers = []
 
     def _grow(self, size: int) -> None:
+        if self._runs % MOST_RUNS == 0:
+            self.close()
         while len(self._workers) < size:
             self._workers.append(self._processes.start("rank_worker"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -26,6 +27,8 @@ def main() -> None:
         out.write(json.dumps(event) + "\n")
         out.flush()
 
+    gc.freeze()
+    gc.freeze = _freeze_nothing  # what a run freezes would stay for ever, with its groups and their threads
     for line in sys.stdin:
         assignment = json.loads(line)
         if "record" in assignment:
@@ -35,15 +38,21 @@ def main() -> None:
             continue
 
         def give_up(error: Exception) -> None:
-            say(rank.failure(error))  # noqa: B023  # before the next rank is made
+            assert rank is not None  # noqa: B023  # before the next rank is made
+            say(rank.failure(error))  # noqa: B023
             os._exit(1)
 
-        rank = _kind(assignment)(assignment, say, give_up)
+        rank: Rank | None = _kind(assignment)(assignment, say, give_up)
         try:
             rank.run()
         except Exception as error:
             give_up(error)
+        rank = None
         _leave()
+
+
+def _freeze_nothing() -> None:
+    """Leave objects to the collector."""
 
 
 def _kind(assignment: Mapping[str, Any]) -> type[Rank]:
@@ -100,8 +109,13 @@ def _gloo_works() -> bool:
 def _leave() -> None:
     """Leave the run; torch remembers meshes by their ranks, with groups that the next run does not have."""
     dist.destroy_process_group()
-    if "torch.distributed.tensor" not in sys.modules:
-        return
+    if "torch.distributed.tensor" in sys.modules:
+        _forget_meshes()
+    gc.collect()
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor keeps of the last run."""
     from torch.distributed.tensor import DTensor, debug
 
     if hasattr(debug, "_clear_fast_path_sharding_prop_cache"):
