@@ -4,14 +4,17 @@ One contiguous pipeline, each stage on devices of its own that share every micro
 not. Devices of one node are alike when swapping them changes neither costs nor network, nodes likewise; of plans that
 differ only by such swaps one is listed (SOLVERS F calls its placements orbits). ``count`` knows how many there are
 before any is made.
+
+Where transfers are counted slice by slice, the order of a stage's replicas decides which of them exchange rows, and a
+swap of nodes changes that order. An ``ordered`` space lists these plans too, and swaps neighbouring devices alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement, pairwise, product
 from math import comb, prod
 
 import numpy as np
@@ -31,11 +34,30 @@ class Space:
 
     problem: Problem
     batches: tuple[Batch, ...]
+    ordered: bool = False
 
     @classmethod
-    def of(cls, problem: Problem) -> Space:
-        """With the numbers of micro-batches that the other planners try."""
-        return cls(problem, candidates(problem, dapple_replicas(problem)))
+    def of(cls, problem: Problem, most: int | None = None) -> Space:
+        """Return the space of the numbers of micro-batches that the other planners try.
+
+        It has every order of replicas that matters, unless that makes more than ``most`` plans.
+        """
+        space = cls(problem, candidates(problem, dapple_replicas(problem)))
+        if space.is_complete:
+            return space
+        whole = replace(space, ordered=True)
+        return space if most is not None and whole.count() > most else whole
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether each plan with replicas in the order of the cluster takes the time of a plan that is listed."""
+        rules = self.problem.rules
+        if self.ordered or not (rules.shared or rules.transfer == "nic"):
+            return True
+        spans = sorted((min(ids), max(ids)) for ids in ([d for n in c for k in n for d in k] for c in self.nodes))
+        are_blocks = all(one[1] < two[0] for one, two in pairwise(spans))
+        are_runs = all(_is_run(devices) for alike in self.nodes for nest in alike for devices in nest)
+        return are_blocks and are_runs and all(len(alike) == 1 or _is_single(alike[0]) for alike in self.nodes)
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
@@ -61,19 +83,27 @@ class Space:
         """Orbits in which every stage has devices, by inclusion and exclusion over the stages that have none."""
         return sum((-1) ** (stages - k) * comb(stages, k) * self._count_any(k) for k in range(stages + 1))
 
+    @cached_property
+    def _listed(self) -> tuple[tuple[Nest, ...], ...]:
+        """Nodes whose swaps are left out: alike ones, or, where orders count, each by itself."""
+        if not self.ordered:
+            return self.nodes
+        nests = (_alike_devices(self.problem, devices, in_runs=True) for devices in self.problem.nodes())
+        return tuple((nest,) for nest in nests if nest)
+
     def _count_any(self, stages: int) -> int:
         """Orbits of devices over ``stages`` stages or none: multisets of what a node holds, for each class of nodes."""
         total = 1
-        for alike in self.nodes:
+        for alike in self._listed:
             contents = prod(comb(len(devices) + stages, stages) for devices in alike[0])
             total *= comb(contents + len(alike) - 1, len(alike))
         return total
 
     def placements(self, stages: int) -> Iterator[Placement]:
         """One placement of each orbit, in a fixed order."""
-        for chosen in product(*(self._class_contents(alike, stages) for alike in self.nodes)):
+        for chosen in product(*(self._class_contents(alike, stages) for alike in self._listed)):
             groups: list[list[int]] = [[] for _ in range(stages)]
-            for alike, contents in zip(self.nodes, chosen, strict=True):
+            for alike, contents in zip(self._listed, chosen, strict=True):
                 for nest, content in zip(alike, contents, strict=True):
                     _deal(groups, nest, content)
             if all(groups):
@@ -140,10 +170,21 @@ def _alike_nodes(problem: Problem) -> tuple[tuple[Nest, ...], ...]:
     return tuple(tuple(each) for each in classes)
 
 
-def _alike_devices(problem: Problem, devices: Sequence[int]) -> Nest:
+def _is_single(nest: Nest) -> bool:
+    return sum(map(len, nest)) == 1
+
+
+def _is_run(devices: Sequence[int]) -> bool:
+    return devices[-1] - devices[0] == len(devices) - 1
+
+
+def _alike_devices(problem: Problem, devices: Sequence[int], *, in_runs: bool = False) -> Nest:
+    """Return classes of devices that are alike; ``in_runs``: of neighbouring ones alone."""
     classes: list[list[int]] = []
     for device in devices:
-        for known in classes:
+        for known in classes[-1:] if in_runs else classes:
+            if in_runs and known[-1] + 1 != device:
+                continue
             if _swaps(problem, ((known[0],),), ((device,),)):
                 known.append(device)
                 break

@@ -29,7 +29,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     ``UnsupportedRequest`` where there are too many plans to list.
     """
     problem = setting.problem
-    space = Space.of(problem)
+    space = Space.of(problem, MOST_PLANS)
     count = space.count()
     if count > MOST_PLANS:
         kind = (
@@ -42,7 +42,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         )
     search = BestFirstSearch(space, EFFORT.of(options))
     numbers = [batch.num_micro_batches for batch in space.batches]
-    covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"}))
+    covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"})) if space.is_complete else None
     latest: Proposal | None = None
     for found in search.run():
         if setting.deadline.passed:
@@ -54,6 +54,9 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         yield from (under(problem, each, ("early-backward",), "A") for each in thinnest(problem)[:1])
 
 
-def _proposal(problem: Problem, found: Improvement, covers: Covers) -> Proposal:
+def _proposal(problem: Problem, found: Improvement, covers: Covers | None) -> Proposal:
+    """Return an improvement with its proof, where the space has every plan of a class."""
+    if covers is None:
+        return proposed(found.plan)
     bound = class_bound(problem, covers, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
     return proposed(found.plan, bound)

@@ -147,3 +147,45 @@ def test_devices_are_alike_if_swapping_them_moves_no_card(lanes: int, alike: lis
     space = Space.of(layers(3, nodes=(4, 4), lanes=lanes))
     (nodes,) = space.nodes
     assert [[len(devices) for devices in nest] for nest in nodes] == [alike, alike]
+
+
+@pytest.mark.parametrize("nodes", [*NODES, (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("rules", [{"transfer": "nic"}, {"shared": True}], ids=str)
+def test_where_slices_count_a_plan_of_every_order_is_listed(nodes: tuple[int, ...], rules: dict[str, object]) -> None:
+    """Devices may be swapped where that leaves the order of each stage's replicas; seed 1443 of the audit."""
+    problem = layers(5, nodes=nodes, **rules)
+    space = Space.of(problem)
+    assert space.is_complete
+    swaps = list(_symmetries(nodes))
+    for stages in (1, 2, 3)[: 3 if len(nodes) < 4 else 2]:
+        listed = {_stage_of_device(problem, groups, stages) for groups in space.placements(stages)}
+        for wanted in product(range(stages + 1), repeat=problem.num_devices):
+            if set(range(stages)) <= set(wanted):
+                assert any(_moved_in_order(wanted, swap, stages) in listed for swap in swaps), wanted
+
+
+def test_a_space_of_too_many_orders_lists_orbits_and_claims_no_class() -> None:
+    problem = layers(5, nodes=(2, 2, 2), transfer="nic")
+    whole = Space.of(problem)
+    orbits = Space.of(problem, whole.count() - 1)
+    assert (whole.is_complete, orbits.is_complete) == (True, False)
+    assert orbits.count() < whole.count()
+    assert Space.of(layers(5, nodes=(2, 2, 2)), 1).is_complete
+
+
+def _stage_of_device(problem: Problem, groups: tuple[tuple[int, ...], ...], unused: int) -> tuple[int, ...]:
+    stages = dict.fromkeys(range(problem.num_devices), unused)
+    stages |= {device: s for s, devices in enumerate(groups) for device in devices}
+    return tuple(stages[device] for device in range(problem.num_devices))
+
+
+def _moved_in_order(wanted: tuple[int, ...], swap: list[int], stages: int) -> tuple[int, ...] | None:
+    """Return the stages of devices after a swap; None where it changes the order of a stage's replicas."""
+    for stage in range(stages):
+        places = [swap[device] for device, number in enumerate(wanted) if number == stage]
+        if places != sorted(places):
+            return None
+    moved = [stages] * len(wanted)
+    for device, number in enumerate(wanted):
+        moved[swap[device]] = number
+    return tuple(moved)

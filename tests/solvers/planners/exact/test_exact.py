@@ -133,7 +133,7 @@ def test_without_effort_the_bound_is_what_was_left_open() -> None:
 @pytest.mark.tier("nightly")
 def test_too_many_plans_are_refused_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "MOST_PLANS", 100)
-    with pytest.raises(UnsupportedRequest, match=r"1105 partitions and placements.*at most 100") as refused:
+    with pytest.raises(UnsupportedRequest, match=r"1,105 partitions and placements.*at most 100") as refused:
         solve(instance(0), "exact")
     assert "auto" in str(refused.value.remedy)
     assert solve(instance(0, 12, nodes=(4, 4), micro_batch_sizes=()), "auto").best is not None
