@@ -33,6 +33,8 @@ MOST_LAYERS = 256
 """The most layers for which the bound takes no longer than planners do: some ms for each."""
 LESS = 1 - 1e-9
 """Covers what rounding adds to the sums."""
+TIMES = 4_096
+"""The largest measured size times this: of so many rows what rounding adds to one is nothing."""
 SINGLE = 16
 """Sizes of slices up to this are looked at one by one; above, there are two ranges to each doubling."""
 MOST = 512
@@ -218,6 +220,8 @@ def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
     sizes = _sizes(problem)
     kinds = sorted({device.kind for device in problem.devices})
     tables = [_table(problem, kind, each) for kind in kinds for each in sizes]
+    if (largest := sizes[-1][-1]) < numbers_of(problem)[0].rows(problem.global_batch_size)[1]:
+        tables += [_beyond(problem, kind, largest) for kind in kinds]
     stacked = np.stack(tables)
     gradients = np.diff(problem.trainable_bytes) * problem.memory.gradient_factor
     known: dict[bytes, tuple[_Layer, bytes]] = {}
@@ -263,6 +267,8 @@ _PASSES = 9
 """Rows of a table before those of the ways of recomputing."""
 _MOST = 7
 """The row of the most that is kept."""
+_OF_SLICES = [0, 1, 2, 6, 8]
+"""The rows of what a slice costs, not a row of it."""
 
 
 def _layer(values: np.ndarray, gradient_bytes: int) -> _Layer:
@@ -305,7 +311,7 @@ def _above(low: tuple[float, float], middle: tuple[float, float], high: tuple[fl
 def _sizes(problem: Problem) -> list[tuple[int, ...]]:
     """Return ranges of sizes of slices as the sizes at which a cost, or a cost of a row, is least in one of them.
 
-    Above the largest measured size costs are proportional, so that larger slices are never cheaper.
+    Those above the largest measured size are left to ``_beyond``.
     """
     measured = {point.rows for points in problem.measured.values() for point in points}
     _least_rows, most_rows = numbers_of(problem)[0].rows(problem.global_batch_size)
@@ -332,6 +338,21 @@ def _table(problem: Problem, kind: str, sizes: Sequence[int]) -> np.ndarray:
     table = np.min(found, axis=0)
     table[_MOST] = np.max([each[_MOST] for each in found], axis=0)
     return np.asarray(table)
+
+
+def _beyond(problem: Problem, kind: str, largest: int) -> np.ndarray:
+    """Return the least costs of slices of more rows than the ``largest`` measured, as ``_table``.
+
+    They are proportional and rounded up, so that a row may cost less than in any measured slice, by the rounding: a row
+    of very many is charged, and a slice of one row more.
+    """
+    source, speed = problem.kind_source[kind]
+    many = TIMES * max(point.rows for point in problem.measured[source])
+    table = _exact(problem, problem.costs(kind, many), many, 0 if speed == 1 else ROUNDED_NS)
+    next_table = _exact(problem, problem.costs(kind, largest + 1), largest + 1, 0)
+    table[_OF_SLICES] = next_table[_OF_SLICES]
+    table[_MOST] = np.maximum(table[_MOST], next_table[_MOST])
+    return table
 
 
 def _exact(problem: Problem, costs: Costs, size: int, slack: int) -> np.ndarray:
