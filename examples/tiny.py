@@ -100,6 +100,16 @@ def tiny_plan_file() -> dict[str, Any]:
     }
 
 
+def tiny_compare() -> dict[str, Any]:
+    """Return a comparison of two planners."""
+    return {"schema_version": 1, "request": tiny_request(), "planners": ["dapple", "even"]}
+
+
+def tiny_explain() -> dict[str, Any]:
+    """Return a plan with one change to explain."""
+    return {"schema_version": 1, "plan": tiny_plan_file(), "what_if": ["bandwidth=2"]}
+
+
 def tiny_layout() -> dict[str, Any]:
     """Return DeepSpeed's two equal parts of the tiny model."""
     parts = '{"parts": [0, 2, 4], "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}'

@@ -22,8 +22,10 @@ Standard library only: ranks, solvers and the command line all import it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from difflib import get_close_matches
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,14 @@ class UnknownName(NotFound):
     """A name that nothing has: of an example, a kind of device, the module of a training job."""
 
     exit_code = 64
+
+    @classmethod
+    def among(cls, what: str, name: str, names: Iterable[str]) -> Self:
+        """Return the refusal of a ``name`` that no ``what`` has, with the nearest one, or else all ``names``."""
+        choices = list(names)
+        nearest = get_close_matches(name, choices, 1)
+        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"one of {', '.join(choices)}"
+        return cls(f"there is no {what} {name!r}", remedy=remedy)
 
 
 class Conflict(PenstockError):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.coverage import DOMAINS, FEATURES, NEUTRAL, Covers, Scope, model_of
 from penstock.schemas.document import Document, Part, refuse_doubles
+from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest, UpdateRule
 from penstock.schemas.transformers.degrees import Degrees, Module, Sharding
@@ -287,3 +288,32 @@ class PlanFile(Document):
             if isinstance(getattr(self.request, field), str):
                 raise ValueError(f"request.{field} is a hash; a plan file contains the document itself")
         return self
+
+
+class PlanQuestion(Document):
+    """A plan to judge, inline or by its hash; a plan file alone stands for the question about it."""
+
+    kind: ClassVar[str] = "plan question"
+
+    plan: PlanFile | ContentHash
+
+    @property
+    def file(self) -> PlanFile:
+        """Return the plan file. Raises InvalidDocument for a hash, which only a service can resolve."""
+        if isinstance(self.plan, PlanFile):
+            return self.plan
+        raise InvalidDocument(
+            f"the plan is the hash {self.plan}", remedy="give the plan file, or ask the service that stores it"
+        )
+
+    @classmethod
+    def parse(cls, data: Any, *, units: bool = False, by_hand: bool = False, origin: str = "") -> Self:
+        """Validate plain data as ``Document.parse`` does; a plan file is the question's plan."""
+        if is_plan_file(data):
+            return cls(plan=PlanFile.parse(data, units=units, by_hand=by_hand, origin=origin))
+        return super().parse(data, units=units, by_hand=by_hand, origin=origin)
+
+
+def is_plan_file(data: Any) -> bool:
+    """Return whether plain data look like a plan file, which has its request beside the plan."""
+    return isinstance(data, dict) and data.keys() >= {"plan", "request"}

@@ -63,9 +63,6 @@ class Settings(BaseSettings):
     solve_entry: str = Field(
         default="penstock.planning.solve:solve_here", description="module:function that answers a plan request"
     )
-    compare_entry: str = Field(
-        default="penstock.planning.compare:compare", description="module:function that compares planners"
-    )
     lease_s: float = Field(default=30.0, gt=0, description="a worker that is silent for longer has lost its job")
     max_attempts: int = Field(default=3, ge=1, description="a job that was lost this number of times fails")
     max_solve_s: float = Field(

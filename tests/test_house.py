@@ -25,8 +25,6 @@ MOST_LINES = 60
 MOST_LINES_OF_A_FILE = 500
 LONG_FILES = {
     "schemas/program.py": "what a program is and how it is written, in one file without dependencies",
-    "src/penstock/client/async_resources.py": "a class for each resource, a method for each of its routes",
-    "src/penstock/client/resources.py": "made of the one before",
 }
 COMPILED = re.compile(r"kernels?\.py$|/clocks/|/compiled/")
 LONG = {

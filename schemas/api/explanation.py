@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from penstock.schemas.document import Part
+from penstock.schemas.plan import PlanQuestion
 from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
 
 What = Literal["operation", "transfer", "all-reduce", "update"]
@@ -151,6 +152,44 @@ class WhyNot(Part):
         default=(), description="parts of the time, means over the cells in use; they add up to the times"
     )
     turns: tuple[Turn, ...] = ()
+
+
+class OtherLayout(Part):
+    """Stages of yours, for a comparison with a plan's stages."""
+
+    cuts: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)] = Field(
+        description="layers, by number or name, at which the later stages begin"
+    )
+    replicas: Annotated[tuple[PositiveCount, ...], Field(max_length=1024)] = Field(
+        default=(), description="devices of each stage; none: shared out evenly"
+    )
+    devices: Annotated[tuple[tuple[Name, ...], ...], Field(max_length=1024)] = Field(
+        default=(), description="devices of each stage by name; none: chosen"
+    )
+    schedule: Name | None = Field(default=None, description="left out: the plan's")
+    num_micro_batches: PositiveCount | None = Field(default=None, description="left out: the best")
+
+
+class ExplainRequest(PlanQuestion):
+    """A plan, with changes to try, and other degrees and a layout to compare it with."""
+
+    kind: ClassVar[str] = "explain request"
+
+    what_if: Annotated[tuple[str, ...], Field(max_length=64)] = Field(
+        default=(),
+        description="changes to try: `bandwidth=2`, `devices=+8`, …; `default`: the usual ones, if the plan has at "
+        "most 50,000 operations and 2,048 GPUs; `all`: those of any plan",
+    )
+    planner: Name | None = Field(default=None, description="plans again for each change")
+    max_plans: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=20, description="plans that it may judge for each"
+    )
+    layout: OtherLayout | None = None
+    why_not: Annotated[tuple[str, ...], Field(max_length=16)] = Field(
+        default=(),
+        description="other degrees and sharding: `tensor=4`, `sharding=none`, both with a comma; `next`: the next "
+        "best; `default`: these where there are any, on up to 2,048 GPUs",
+    )
 
 
 class Explanation(Part):

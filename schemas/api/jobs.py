@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.quantities import ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.request import PlanRequest
 from penstock.schemas.trace import Hardware
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 
@@ -281,6 +282,23 @@ class RequestChecked(Part):
 
     request_hash: ContentHash
     cached: Flag
+
+
+class CompareRequest(Document):
+    """Planners, schedules and layouts to be compared on one request."""
+
+    kind: ClassVar[str] = "compare request"
+
+    request: PlanRequest
+    planners: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
+        default=(), description="names; none: every planner"
+    )
+    schedules: Annotated[tuple[Name, ...], Field(max_length=64)] = Field(
+        default=(), description="names; none: every schedule of each planner"
+    )
+    layouts: Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(max_length=64)] = Field(
+        default=(), description="layouts of yours to list as well, such as `tensor=8,pipeline=4,micro-batch=1`"
+    )
 
 
 class Verdict(Part):

@@ -146,7 +146,7 @@ class Soak:
     def _begin(self, client: Client) -> str:
         from penstock.examples.tiny import tiny_plan_file
         from penstock.schemas.api.run_options import RunOptions
-        from penstock.schemas.plan import PlanFile
+        from penstock.schemas.plan import PlanFile, PlanQuestion
 
         until = time.monotonic() + LIMIT_S
         while sum(agent.alive for agent in _patiently(client.agents)) < 2:
@@ -155,7 +155,7 @@ class Soak:
             time.sleep(0.1)
         options = RunOptions(checkpoint_directory=str(self._checkpoints), checkpoint_every=CHECKPOINT_EVERY)
         file = PlanFile.parse(tiny_plan_file())
-        _patiently(lambda: client.plans.verify(file))  # which loads, and may compile, the judge
+        _patiently(lambda: client.verify(PlanQuestion(plan=file)))  # which loads, and may compile, the judge
         run = client.runs.create(
             file,
             "toy",

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 
 from penstock.planning.code_digest import code_digest
 from penstock.schemas.api.jobs import DocumentOut, DocumentPage
-from penstock.schemas.document import OTHER_VERSION, Document, address_of, canonical_object, refusal
+from penstock.schemas.document import OTHER_VERSION, Document, Part, address_of, canonical_object, refusal
 from penstock.schemas.errors import InvalidPlan, NotFound
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.request import PlanRequest, Training
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.db.database import Database
 from penstock.service.db.tables import answers, documents, iso, now_ms
@@ -181,6 +181,32 @@ class Store:
             inline["topology"] = self.topology(request.topology)
         fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
         return PlanRequest.parse(fields | inline)
+
+    def inline(self, document: Part) -> Any:
+        """Return a document in which hashes of profiles, topologies and plans are replaced by what they denote.
+
+        Raises NotFound for a hash that nothing is stored under, and InvalidDocument where the parts contradict.
+        """
+        if isinstance(document, PlanRequest):
+            return self.resolve(document)
+        changed: dict[str, Any] = {}
+        for name in type(document).model_fields:
+            value = getattr(document, name)
+            if isinstance(value, str) and name in self._finders:
+                changed[name] = self._finders[name](value)
+            elif isinstance(value, Document) and not isinstance(value, PlanFile | ModelProfile | ClusterTopology):
+                changed[name] = self.inline(value)
+            elif isinstance(value, tuple) and any(isinstance(each, Training) for each in value):
+                changed[name] = tuple(map(self.inline, value))
+        changed = {name: value for name, value in changed.items() if value is not getattr(document, name)}
+        if not changed:
+            return document
+        return type(document)(**{name: getattr(document, name) for name in type(document).model_fields} | changed)
+
+    @property
+    def _finders(self) -> dict[str, Callable[[str], Part]]:
+        """Fields that may hold a hash, and what finds its document."""
+        return {"profile": self.profile, "topology": self.topology, "plan": self.plan_file}
 
     def plan(self, address: str) -> Plan:
         """A stored plan. Raises InvalidPlan where another version wrote what this one cannot read."""

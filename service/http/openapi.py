@@ -9,8 +9,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from penstock.questions.naming import describe_names
 from penstock.schemas.api.jobs import ProblemDetails
-from penstock.service.documents.naming import describe_names
 from penstock.service.http.requests.access import describe_keys
 from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.requests.once import describe_idempotency
@@ -36,7 +36,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
         )
         schema["components"]["schemas"] = extra["$defs"] | known
-        describe_names(schema["components"]["schemas"])
+        describe_names(schema["components"]["schemas"], BODY_MODELS.values())
         for path in schema["paths"].values():
             for operation in path.values():
                 _describe_problems(operation)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.examples.tiny import tiny_plan_file, tiny_request
-from penstock.schemas.api.jobs import PlannerOut, Simulation, Verdict
+from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.errors import NotFound, PenstockError
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -40,34 +40,6 @@ def check(request: PlanRequest) -> None:
     refuse_unsupported(request)
     resolve(request.planner).check(frozenset(request.update_rules), request.schedule, request.options)
     to_problem(request)
-
-
-def check_comparison(request: PlanRequest, planners: list[str], schedules: list[str]) -> None:
-    """Refuse what no planner could be compared on; a planner that does not support the request gets a row instead.
-
-    Raises InvalidDocument or UnsupportedRequest. Profile and topology have to be inline.
-    """
-    from penstock.convert import to_problem
-    from penstock.planning.compare import pairs
-    from penstock.planning.solve import refuse_unsupported
-
-    refuse_unsupported(request)
-    pairs(planners, schedules)
-    to_problem(request)
-
-
-def verdict(file: PlanFile) -> Verdict:
-    """Return whether a plan keeps the rules, in sentences."""
-    from penstock.planning import judge
-
-    return judge.verdict(file)
-
-
-def simulation(file: PlanFile) -> Simulation:
-    """Return the plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
-    from penstock.planning import judge
-
-    return judge.simulation(file)
 
 
 def report(file: PlanFile, trace: Trace | None = None) -> str:

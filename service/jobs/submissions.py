@@ -14,8 +14,8 @@ from collections import OrderedDict
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.store import Stores
-from penstock.service.documents.parsing import parse
 from penstock.service.jobs.submit import JobOptions, Planning, Submitted
+from penstock.service.parsing import parse
 from penstock.service.security.principals import Principal
 
 REMEMBERED = 10_000

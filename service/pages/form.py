@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_topology
 from penstock.planning.documents import find_profile
+from penstock.questions.naming import ROUTED
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
 from penstock.schemas.document import Document, load_json
@@ -23,7 +24,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
-from penstock.service.documents.naming import ROUTED
 from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
 from penstock.shapes.routing import Routing

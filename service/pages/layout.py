@@ -29,6 +29,7 @@ HEADERS = {
 NAVIGATION = (
     ("/plan", "Plan"),
     ("/fits", "Fits"),
+    ("/questions", "Questions"),
     ("/jobs", "Jobs"),
     ("/sweeps", "Sweeps"),
     ("/runs", "Runs"),

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from penstock.examples import catalogue
+from penstock.questions.asking import task_of
 from penstock.schemas.api.agents import AgentOut
-from penstock.schemas.api.explanation import Explanation
+from penstock.schemas.api.explanation import ExplainRequest, Explanation
 from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, ResultOut, RunEvent, RunOut
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
@@ -125,14 +126,12 @@ class Sources:
 
         Raises InvalidDocument and UnsupportedRequest for changes that make no sense.
         """
-        task = {
-            "task": "explain",
-            "entry": "penstock.planning.explain:explain",
-            "file": file.model_dump(mode="json"),
-            "how": {"what_if": list(what_ifs), "why_not": list(why_not)},
-        }
+        request = ExplainRequest.parse({"plan": file, "what_if": what_ifs, "why_not": why_not})
+        settings = self.service.settings
+        limits = {"most_devices": settings.max_devices, "memory_bytes": settings.solve_memory_bytes}
+        task = task_of("explain", request, **limits)
         messages: list[dict[str, Any]] = []
-        problem = run_task(self.service.forkserver, task, self.service.settings.max_solve_s, messages.append)
+        problem = run_task(self.service.forkserver, task, settings.max_solve_s, messages.append)
         if problem is not None:
             raise NotTried(problem.detail, remedy=problem.remedy)
         return Explanation.model_validate(next(one["result"] for one in reversed(messages) if "result" in one))

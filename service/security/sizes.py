@@ -62,7 +62,7 @@ def _inner(value: Any) -> Iterator[tuple[str, BaseModel]]:
     if isinstance(value, BaseModel):
         yield "", value
     elif isinstance(value, tuple):
-        yield from ((f"/{number}", one) for number, one in enumerate(value) if isinstance(one, Document))
+        yield from ((f"/{number}", one) for number, one in enumerate(value) if isinstance(one, Document | Training))
 
 
 def _form(topology: ClusterTopology) -> str:

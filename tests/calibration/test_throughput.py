@@ -15,6 +15,7 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.even import even_layout
 from penstock.planning.judge import judge
+from penstock.questions.asking import answer_task, task_of
 from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -222,7 +223,7 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     assert ModelProfile.read(written) == found.profile
     assert told == found.model_dump(mode="json", exclude={"profile"})
     sent: list[dict[str, object]] = []
-    TASKS["calibrate-throughput"](answer, {"request": asked.model_dump(mode="json")}, sent.append)
+    TASKS["ask"](answer_task, task_of("calibrate-throughput", asked, most_devices=1, memory_bytes=0), sent.append)
     assert ThroughputOut.model_validate(sent[0]["result"]) == found
     links = [*options, "--output-topology", written]
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):

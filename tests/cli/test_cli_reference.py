@@ -24,6 +24,7 @@ PAGE = ROOT / "docs" / "cli.md"
 ROW = re.compile(r"^\| `(penstock [a-z ]+)` \| ([^|]+) \| `(penstock [^`|]+)` \|$", re.MULTILINE)
 FROM_DOCUMENTS = (
     *("report", "rank", "profile", "probe", "import", "export", "schema", "serve", "worker", "agent", "delete"),
+    "ask",
 )
 """Commands whose answer is a document, or that stay, or that have nothing to say."""
 

@@ -14,7 +14,19 @@ from penstock.cli.main import app, main
 pytestmark = pytest.mark.tier("quick")
 
 PANELS = {
-    panels.PLAN: {"plan", "compare", "place", "sweep", "verify", "simulate", "explain", "report", "fits"},
+    panels.PLAN: {
+        "ask",
+        "list",
+        "plan",
+        "compare",
+        "place",
+        "sweep",
+        "verify",
+        "simulate",
+        "explain",
+        "report",
+        "fits",
+    },
     panels.MEASURE: {"profile", "probe", "calibrate", "tune"},
     panels.RUN: {"run", "rank", "agent"},
     panels.SERVICE: {"serve", "worker", "jobs", "runs", "keys", "db", "doctor"},

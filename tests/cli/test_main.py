@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.plan import judging, planning
+from penstock.cli.plan import planning
+from penstock.cli.service import remote
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.model.result import Progress
 
@@ -231,7 +232,7 @@ def test_an_unexpected_error_asks_to_be_reported(
     def broken(source: str) -> None:
         raise KeyError("no such thing")
 
-    monkeypatch.setattr(judging, "read_plan", broken)
+    monkeypatch.setattr(remote, "read_plan", broken)
     assert main(["verify", "x"]) == 70
     err = capsys.readouterr().err
     assert err.splitlines() == [
@@ -278,7 +279,7 @@ def test_a_broken_pipe_of_our_own_is_an_error(
     def broken(source: str) -> None:
         raise BrokenPipeError(32, "of a child")
 
-    monkeypatch.setattr(judging, "read_plan", broken)
+    monkeypatch.setattr(remote, "read_plan", broken)
     assert main(["verify", "x"]) == 70
     assert "internal error: BrokenPipeError" in capsys.readouterr().err
 
@@ -287,7 +288,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def interrupted(source: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(judging, "read_plan", interrupted)
+    monkeypatch.setattr(remote, "read_plan", interrupted)
     assert main(["verify", "x"]) == 130
     assert capsys.readouterr().err == "penstock: interrupted\n"
 

@@ -243,7 +243,7 @@ def test_the_blocking_client_is_current():
 def test_signatures_and_documentation_are_those_of_the_source():
     blocking, awaited = Client("http://x").jobs, AsyncClient("http://x").jobs
     assert inspect.signature(blocking.get) == inspect.signature(awaited.get)
-    assert list(inspect.signature(Client("http://x").plans.explain).parameters)[:2] == ["plan", "what_if"]
+    assert list(inspect.signature(Client("http://x").explain).parameters) == ["request", "on_progress"]
     assert "best plan" in (blocking.incumbent.__doc__ or "")
     assert inspect.getsourcefile(blocking.get) == str(ROOT / "src" / "penstock" / "client" / "resources.py")
 

@@ -11,7 +11,10 @@ from pages import ROOT
 
 LEAST = {"algorithms.md": 150, "bounds.md": 45, "solvers.md": 11, "executor.md": 14, "judge.md": 10}
 """How many citations of each page there are at least."""
-OF_READERS = {"solvers/planners/equal.py", "solvers/schedules/two_more.py", "mytrain.py", "pretrain_gpt.py"}
+OF_READERS = {
+    *("solvers/planners/equal.py", "solvers/schedules/two_more.py", "schemas/api/legal.py"),
+    *("src/penstock/planning/legal.py", "mytrain.py", "pretrain_gpt.py"),
+}
 """Files that pages ask their readers to write, or that readers have."""
 OTHER_TRAINERS = ("src/penstock/layouts/", "tests/layouts/")
 """These cite files of Megatron-LM, torchtitan, DeepSpeed and PyTorch."""

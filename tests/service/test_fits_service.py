@@ -67,10 +67,10 @@ def test_a_model_beyond_all_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_client_asks_and_a_hash_stands_for_its_topology(client: Client) -> None:
-    found = client.fits.create(NAMED)
-    assert found == client.fits.create(FitsRequest.parse(tiny_fits() | _of_llama()))
+    found = client.fits(NAMED)
+    assert found == client.fits(FitsRequest.parse(tiny_fits() | _of_llama()))
     by_hash = {**tiny_fits(), "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash}
-    assert client.fits.create(by_hash) == client.fits.create(tiny_fits())
+    assert client.fits(by_hash) == client.fits(tiny_fits())
 
 
 def test_the_command_asks_a_service(shared_server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
 from penstock.schemas.amounts import exact
-from penstock.service.documents.parsing import LARGE_BYTES, parse
 from penstock.service.http.requests import media
+from penstock.service.parsing import LARGE_BYTES, parse
 from penstock.service.problems import TooLarge
 from penstock.service.security.principals import Principal
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -10,18 +10,21 @@ from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.requests import ClientDisconnect
 
+from penstock.questions.asking import task_of
+from penstock.questions.table import QUESTIONS
 from penstock.schemas.api.jobs import ProblemDetails
-from penstock.service.http.requests.bodies import json_response
+from penstock.schemas.document import Document
 from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
 from penstock.service.problems import TaskFailed
 from penstock.service.security.places import NoPlace
 from penstock.service.services import Service
 
 
-async def messages_of(service: Service, tenant: str, task: dict[str, Any], limit_s: float, kind: str) -> list[Any]:
-    """Return the messages of one kind that a child sends. Raises NoPlace and TaskFailed."""
-    async with service.children.place(tenant), aclosing(messages(service.forkserver, task, limit_s)) as said:
-        return [message[kind] async for message in said if message["kind"] == kind]
+def limit_s(service: Service, name: str, request: Document) -> float:
+    """Return how long a child may work for an answer: as long as for a solve where it plans anew."""
+    settings = service.settings
+    plans = QUESTIONS[name].plans(request)
+    return settings.max_solve_s if plans else min(settings.max_question_s, settings.max_solve_s)
 
 
 def wants_events(request: Request) -> bool:
@@ -29,19 +32,18 @@ def wants_events(request: Request) -> bool:
     return "text/event-stream" in request.headers.get("accept", "")
 
 
-def streamed(service: Service, tenant: str, task: dict[str, Any], limit_s: float, *kinds: str) -> Response:
-    """Stream a child's messages of some kinds as server-sent events of these names; the last is `end` or `problem`."""
-    return EventSourceResponse(_events(service, tenant, task, limit_s, kinds), headers={"Cache-Control": "no-store"})
+def streamed(service: Service, tenant: str, name: str, document: Document) -> Response:
+    """Stream the messages of a question and its answer as server-sent events; the last is `end` or `problem`."""
+    return EventSourceResponse(_events(service, tenant, name, document), headers={"Cache-Control": "no-store"})
 
 
-async def _events(
-    service: Service, tenant: str, task: dict[str, Any], limit_s: float, kinds: Collection[str]
-) -> AsyncIterator[bytes]:
+async def _events(service: Service, tenant: str, name: str, document: Document) -> AsyncIterator[bytes]:
+    event = QUESTIONS[name].event
+    kinds = ("result",) if event is None else (event[0], "result")
     try:
-        async with service.children.place(tenant), aclosing(messages(service.forkserver, task, limit_s)) as said:
-            async for message in said:
-                if (kind := message["kind"]) in kinds:
-                    yield format_sse_event(data_str=json_of(message[kind]).decode(), event=kind)
+        async for message in _messages(service, tenant, name, document):
+            if (kind := message["kind"]) in kinds:
+                yield format_sse_event(data_str=json_of(message[kind]).decode(), event=kind)
         yield format_sse_event(data_str="{}", event="end")
     except TaskFailed as failed:
         yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")
@@ -49,23 +51,27 @@ async def _events(
         yield format_sse_event(data_str=ProblemDetails.of(none).model_dump_json(exclude_none=True), event="problem")
 
 
-async def result_of(
-    request: Request, service: Service, tenant: str, task: dict[str, Any], *, plans: bool = False
-) -> Any:
-    """Return a child's result as plain data. Raises ClientDisconnect when the client has hung up.
+async def result_of(request: Request, service: Service, tenant: str, name: str, document: Document) -> Any:
+    """Return a child's answer as plain data.
 
-    ``plans``: whether the task plans something anew, which may take as long as a solve.
+    Raises NoPlace, TaskFailed, and ClientDisconnect when the client has hung up.
     """
-    settings = service.settings
-    limit_s = settings.max_solve_s if plans else min(settings.max_question_s, settings.max_solve_s)
-    found = await unless_gone(request.receive, lambda: messages_of(service, tenant, task, limit_s, "result"))
+
+    async def answer() -> list[Any]:
+        messages = _messages(service, tenant, name, document)
+        return [message["result"] async for message in messages if message["kind"] == "result"]
+
+    found = await unless_gone(request.receive, answer)
     if found is None:
         raise ClientDisconnect
     return found[-1]
 
 
-async def answered(
-    request: Request, service: Service, tenant: str, task: dict[str, Any], *, plans: bool = False
-) -> Response:
-    """Return a child's result as a response."""
-    return json_response(json_of(await result_of(request, service, tenant, task, plans=plans)))
+async def _messages(service: Service, tenant: str, name: str, document: Document) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the messages of a child that answers a question. Raises NoPlace and TaskFailed."""
+    most_devices, memory_bytes = service.settings.max_devices, service.settings.solve_memory_bytes
+    task = task_of(name, document, most_devices=most_devices, memory_bytes=memory_bytes)
+    longest_s = limit_s(service, name, document)
+    async with service.children.place(tenant), aclosing(messages(service.forkserver, task, longest_s)) as sent:
+        async for message in sent:
+            yield message

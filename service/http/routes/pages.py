@@ -8,13 +8,16 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from penstock.schemas.api.jobs import JobState
+from penstock.schemas.api.jobs import JobState, ProblemDetails
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.service.http.requests.access import Access, Reader, Runner, Solver
 from penstock.service.http.requests.bodies import json_response
-from penstock.service.pages import acting, assets, comparison, fitting, overview, timelines
+from penstock.service.http.routes import questions
+from penstock.service.pages import acting, asking, assets, comparison, fitting, overview, timelines
 from penstock.service.pages.layout import PageRoute, found_page, page
 from penstock.service.pages.sources import Sources
+from penstock.service.problems import TaskFailed
 
 router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute, default_response_class=HTMLResponse)
 
@@ -54,6 +57,29 @@ async def fits(request: Request, service: Access, who: Reader) -> Response:
     """Which degrees of parallelism are legal and fit, by the fields of the address."""
     shown = await run_sync(fitting.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
     return page(request, "fits.html", **shown)
+
+
+@router.get("/questions")
+def question_form(request: Request, who: Solver, name: str | None = None) -> Response:
+    """List the questions with an immediate answer, or show the form of one."""
+    return page(request, "questions.html", **asking.form(name))
+
+
+@router.post("/questions")
+async def ask(request: Request, service: Access, who: Solver, name: str) -> Response:
+    """Answer the question of the form, or say what is wrong with it."""
+    text = (await acting.posted(request)).get("request", [""])[0]
+    result: Any = None
+    error: ProblemDetails | None = None
+    try:
+        document = await run_sync(asking.read, service.sizes, name, text)
+        result = await questions.answer(request, service, who.tenant, name, document)
+    except PenstockError as refused:
+        error = ProblemDetails.of(refused)
+    except TaskFailed as failed:
+        error = failed.problem
+    shown = asking.form(name, text, result, error)
+    return page(request, "questions.html", 200 if error is None else error.status, **shown)
 
 
 @router.get("/jobs")

@@ -9,7 +9,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from penstock.examples.tiny import tiny_request
-from penstock.schemas.api.jobs import JobOut, Verdict
+from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.tables import ACTIVE
@@ -26,7 +26,6 @@ from penstock.service.http.requests.bodies import (
 )
 from penstock.service.http.requests.once import OnceRoute, answers_again, note_of
 from penstock.service.http.routes.jobs import Tag, settled
-from penstock.service.jobs import judging
 from penstock.service.jobs.submit import JobOptions
 from penstock.service.problems import problems
 from penstock.service.services import Service
@@ -73,13 +72,6 @@ async def _answered(
     state, body = await settled(service, caller, job_id, (time.monotonic() if began is None else began) + wait_s)
     headers = {"Location": f"/v1/jobs/{job_id}"} | ({"Preference-Applied": f"wait={wait_s:.0f}"} if wait_s else {})
     return json_response(body, 202 if state in ACTIVE else 200, headers)
-
-
-@router.get("/plans/{hash}:verify", response_model=Verdict, responses=problems(404))
-async def verify(hash: Hash, service: Access, caller: Reader) -> Verdict:
-    """Judge a stored plan: `valid`, or a sentence per fault."""
-    file = await run_sync(service.stores.of(caller.tenant).plan_file, hash)
-    return await run_sync(judging.verdict, file, limiter=service.heavy)
 
 
 @router.get("/plans/{hash}", responses={200: {"model": Plan}, 304: UNCHANGED, **problems(404)})

@@ -1,38 +1,37 @@
-"""``/v1/plans:…``, ``/v1/profiles:calibrate…``, ``/v1/fits``: questions about documents; nothing is stored."""
+"""The questions of ``penstock.questions.table``, each by POST, and the check of a request before it is planned."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 
-from penstock.examples.tiny import tiny_calibration, tiny_fits, tiny_plan_file, tiny_request, tiny_throughput
-from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
-from penstock.schemas.api.explanation import Explanation
-from penstock.schemas.api.fits import FitsAnswer, FitsRequest
-from penstock.schemas.api.jobs import PlanComparison, RequestChecked, Simulation, Verdict
-from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
-from penstock.schemas.plan import PlanFile
-from penstock.schemas.quantities import MAX_WIRE_INTEGER
+from penstock.examples.tiny import tiny_request
+from penstock.questions.table import QUESTIONS, Question, plain
+from penstock.schemas.api.jobs import RequestChecked
+from penstock.schemas.api.placement import PlacementRequest
+from penstock.schemas.api.topology_import import ImportSource, TopologyImport
+from penstock.schemas.document import Document
 from penstock.schemas.request import PlanRequest
-from penstock.service.http.requests.access import Access, Reader, Solver
+from penstock.schemas.topology import ClusterTopology
+from penstock.service.http.requests.access import Access, Solver
 from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
-from penstock.service.http.requests.children import answered, messages_of, streamed, wants_events
-from penstock.service.http.routes.plans import Asked, Hash
-from penstock.service.jobs import judging
-from penstock.service.jobs.direct_tasks import json_of, unless_gone
+from penstock.service.http.requests.children import result_of, streamed, wants_events
+from penstock.service.http.requests.once import OnceRoute
+from penstock.service.http.routes.plans import Asked
+from penstock.service.jobs.direct_tasks import json_of
 from penstock.service.problems import problems
+from penstock.service.runs.live_topology import living_topology
 from penstock.service.services import Service
 
-router = APIRouter(prefix="/v1", tags=["questions"])
-
-File = Annotated[PlanFile, Depends(reader(PlanFile))]
-Texts = Annotated[list[str], Query(max_length=1024)]
+router = APIRouter(tags=["questions"])
 
 
 @router.post(
-    "/plans:validate",
+    "/v1/plans:validate",
     response_model=RequestChecked,
     responses=problems(404, 413, 415, 422),
     openapi_extra=takes(PlanRequest, tiny_request()),
@@ -43,209 +42,92 @@ async def validate(caller: Solver, asked: Asked, service: Access) -> RequestChec
     return RequestChecked(request_hash=address, cached=known)
 
 
-@router.post(
-    "/plans:verify",
-    response_model=Verdict,
-    responses=problems(413, 415, 422),
-    openapi_extra=takes(PlanFile, tiny_plan_file()),
-)
-async def verify(caller: Solver, file: File, service: Access) -> Verdict:
-    """Judge a plan of one's own: `valid`, or a sentence per fault. A plan with faults is an answer, not an error."""
-    return await run_sync(judging.verdict, file, limiter=service.heavy)
+def _within_limit(service: Service, _tenant: str, asked: PlacementRequest) -> PlacementRequest:
+    """Return a placement request whose time limit is at most that of the service."""
+    if asked.time_limit_ns is None:
+        return asked
+    most_ns = round((service.settings.max_solve_s - service.settings.solve_grace_s) * 1e9)
+    return asked.model_copy(update={"time_limit_ns": max(1, min(asked.time_limit_ns, most_ns))})
 
 
-@router.post(
-    "/plans:simulate",
-    response_model=Simulation,
-    responses=problems(413, 415, 422),
-    openapi_extra=takes(PlanFile, tiny_plan_file()),
-)
-async def simulate(caller: Solver, file: File, service: Access) -> Response:
-    """Return a plan of one's own with its simulated prediction; 422 when it cannot be simulated (deadlock, shape)."""
-    return json_response(await run_sync(judging.simulation, file, limiter=service.heavy))
+def _with_agents(service: Service, tenant: str, asked: TopologyImport) -> TopologyImport:
+    """Return an import with the living agents among its sources, where it asks for them."""
+    if not asked.agents:
+        return asked
+    living = living_topology(service.agents.everybody(tenant), service.stores.of(tenant).newest_topologies())
+    source = ImportSource(text=living.text(), format="agents", name="the living agents")
+    return asked.model_copy(update={"sources": (*asked.sources, source)})
 
 
-@router.post(
-    "/plans:compare",
-    responses={
-        200: {"model": list[PlanComparison], "content": STREAM},
-        **problems(404, 413, 415, 422, 503, 504),
-    },
-    openapi_extra=takes(PlanRequest, tiny_request()),
-)
-async def compare(
-    request: Request,
-    caller: Solver,
-    asked: Asked,
-    service: Access,
-    planner: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006  (FastAPI reads it, nothing writes it)
-    schedule: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
-    layout: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
-) -> Response:
-    """Run each planner with each of its schedules on the same request; `planner` and `schedule` restrict them.
+def _stored(service: Service, tenant: str, asked: TopologyImport, answer: Any) -> Any:
+    """Store the topology of an import, and return the answer with its hash."""
+    if not asked.store:
+        return answer
+    return {**answer, "hash": service.stores.of(tenant).put(ClusterTopology.parse(answer["topology"]))}
 
-    Each `layout` of one's own (`tensor=8,pipeline=4,micro-batch=1`) has a row of planner `yours`. A planner that cannot
-    take the request has a row with status `unsupported`, whose `why` says what it can take.
-    With `Accept: text/event-stream` each row is an event `row` as soon as it is found, and the last one is `end` or
-    `problem`.
+
+BEFORE: dict[str, Callable[[Service, str, Any], Any]] = {"place": _within_limit, "import-topology": _with_agents}
+"""What the service adds to a request: its limits, and what only it knows."""
+AFTER: dict[str, Callable[[Service, str, Any, Any], Any]] = {"import-topology": _stored}
+"""What the service does with an answer."""
+
+
+def _inline(service: Service, tenant: str, name: str, asked: Document) -> Document:
+    """Return a request with its stored documents inline, within the limits of the service."""
+    inline: Document = service.stores.of(tenant).inline(asked)
+    if inline is not asked:
+        service.sizes.check(inline)
+    prepare = BEFORE.get(name)
+    return inline if prepare is None else prepare(service, tenant, inline)
+
+
+async def answer(request: Request, service: Service, tenant: str, name: str, asked: Document) -> Any:
+    """Return the answer to a question as plain data.
+
+    Raises PenstockError for a refusal, TaskFailed where a child ends without an answer.
     """
-    task, limit_s = await run_sync(_comparison, service, caller.tenant, asked, planner, schedule, layout)
-    if wants_events(request):
-        return streamed(service, caller.tenant, task, limit_s, "row")
-    rows = await unless_gone(request.receive, lambda: messages_of(service, caller.tenant, task, limit_s, "row"))
-    return json_response(json_of(rows))
+    question = QUESTIONS[name]
+    inline = await run_sync(_inline, service, tenant, name, asked)
+    if question.is_quick:
+        return plain(question.answer, await run_sync(question.here, inline, limiter=service.heavy))
+    result = await result_of(request, service, tenant, name, inline)
+    if name in AFTER:
+        result = await run_sync(AFTER[name], service, tenant, asked, result, limiter=service.heavy)
+    return result
 
 
-class How:
-    """How a plan is to be explained: query parameters."""
+def _add(name: str, question: Question) -> None:
+    """Add the route of a question."""
+    body = Depends(reader(question.request))  # in no annotation: those are texts, which see no names of this function
+    streams = not question.is_quick and name not in AFTER
 
-    def __init__(
-        self,
-        what_if: Annotated[list[str], Query(max_length=64)] = [],  # noqa: B006
-        planner: str | None = None,
-        max_plans: Annotated[int, Query(ge=1, le=10_000)] = 20,
-        cut: Texts = [],  # noqa: B006
-        replicas: Annotated[list[int], Query(max_length=1024)] = [],  # noqa: B006
-        devices: Texts = [],  # noqa: B006
-        schedule: str | None = None,
-        micro_batches: Annotated[int | None, Query(ge=1, le=MAX_WIRE_INTEGER)] = None,
-        why_not: Annotated[list[str], Query(max_length=16)] = [],  # noqa: B006
-    ) -> None:
-        layout = {
-            "cuts": cut,
-            "replicas": replicas,
-            "devices": [[name for name in names.split(",") if name] for names in devices],
-            "schedule": schedule,
-            "num_micro_batches": micro_batches,
-        }
-        self.arguments: dict[str, Any] = {
-            "what_if": what_if,
-            "planner": planner,
-            "max_plans": max_plans,
-            "layout": layout if cut else None,
-            "why_not": why_not,
-        }
-        self.plans = bool(what_if or why_not)
+    async def ask(request: Request, caller: Solver, service: Access, asked: Any = body) -> Response:
+        if streams and wants_events(request):
+            inline = await run_sync(_inline, service, caller.tenant, name, asked)
+            return streamed(service, caller.tenant, name, inline)
+        return json_response(json_of(await answer(request, service, caller.tenant, name, asked)))
+
+    stream = "" if question.event is None else STREAMED.format(question.event[0])
+    ask.__name__ = name.replace("-", "_")
+    ask.__doc__ = "\n\n".join(part for part in (question.summary, question.about, stream) if part)
+    content = {"content": STREAM} if streams else {}
+    router.add_api_route(
+        question.path,
+        ask,
+        methods=["POST"],
+        route_class_override=OnceRoute if name in AFTER else APIRoute,
+        tags=[question.tag],
+        responses={
+            200: {"model": question.answer, **content},
+            **problems(404, 409, 413, 415, 422, *(() if question.is_quick else (503, 504))),
+        },
+        openapi_extra=takes(question.request, question.example()),
+    )
 
 
-@router.post(
-    "/plans:explain",
-    responses={200: {"model": Explanation}, **problems(413, 415, 422, 503, 504)},
-    openapi_extra=takes(PlanFile, tiny_plan_file()),
+STREAMED = (
+    "With `Accept: text/event-stream` each `{}` is an event of that name as soon as it is known, the answer is the "
+    "event `result`, and the last event is `end` or `problem`."
 )
-async def explain(
-    request: Request, caller: Solver, file: File, service: Access, how: Annotated[How, Depends()]
-) -> Response:
-    """Explain what a plan's time is made of, what limits it, and what would help; 422 when it cannot be simulated.
-
-    `what_if` names changes to try (`bandwidth=2`, `devices=+8`, …; `default` the usual ones, if the plan has at most
-    50,000 operations and 2,048 GPUs, `all` those of any plan), `planner` which one plans again for them. With `cut`
-    (layers or their names, where stages begin) the answer compares a layout of one's own, whose `replicas` or `devices`
-    (one entry a stage, names separated by commas), `schedule` and `micro_batches` may be given. `why_not` names other
-    degrees and sharding to compare (`tensor=4`, `sharding=none`, both with a comma, `next` for the next best degrees,
-    `default` for these where there are any, on up to 2,048 GPUs).
-    """
-    return await _explained(request, service, caller.tenant, file, how)
-
-
-@router.get("/plans/{hash}:explain", responses={200: {"model": Explanation}, **problems(404, 422, 503, 504)})
-async def explain_stored(
-    request: Request, hash: Hash, service: Access, caller: Reader, how: Annotated[How, Depends()]
-) -> Response:
-    """Explain a stored plan."""
-    file = await run_sync(service.stores.of(caller.tenant).plan_file, hash)
-    return await _explained(request, service, caller.tenant, file, how)
-
-
-@router.post(
-    "/profiles:calibrate",
-    responses={200: {"model": CalibrationOut}, **problems(413, 415, 422, 503, 504)},
-    openapi_extra=takes(CalibrationRequest, tiny_calibration()),
-)
-async def calibrate(
-    request: Request,
-    caller: Solver,
-    asked: Annotated[CalibrationRequest, Depends(reader(CalibrationRequest))],
-    service: Access,
-) -> Response:
-    """Correct a profile and a topology by the traces of runs (`GET /v1/runs/{id}/trace`); nothing is stored."""
-    task = {
-        "task": "calibrate",
-        "entry": "penstock.calibration.calibrate:answer",
-        "request": asked.model_dump(mode="json"),
-    }
-    return await answered(request, service, caller.tenant, task)
-
-
-@router.post(
-    "/profiles:calibrate-throughput",
-    responses={200: {"model": ThroughputOut}, **problems(413, 415, 422, 503, 504)},
-    openapi_extra=takes(ThroughputRequest, tiny_throughput()),
-)
-async def calibrate_throughput(
-    request: Request,
-    caller: Solver,
-    asked: Annotated[ThroughputRequest, Depends(reader(ThroughputRequest))],
-    service: Access,
-) -> Response:
-    """Fold the pace of one run into a kind of device, and predict other plans before and after; nothing is stored."""
-    task = {
-        "task": "calibrate-throughput",
-        "entry": "penstock.calibration.throughput:answer",
-        "request": asked.model_dump(mode="json"),
-    }
-    return await answered(request, service, caller.tenant, task)
-
-
-@router.post(
-    "/fits",
-    responses={200: {"model": FitsAnswer}, **problems(404, 413, 415, 422)},
-    openapi_extra=takes(FitsRequest, tiny_fits()),
-)
-async def fits(
-    caller: Solver, asked: Annotated[FitsRequest, Depends(reader(FitsRequest))], service: Access
-) -> Response:
-    """Which degrees of parallelism are legal for a transformer on a cluster, and which fit into its memory.
-
-    Closed forms, no search. That nothing fits is an answer; 422 names a degree that no layout can have, with the rule
-    and the nearest legal values.
-    """
-    return json_response(await run_sync(_fitting, service, caller.tenant, asked, limiter=service.heavy))
-
-
-def _fitting(service: Service, tenant: str, asked: FitsRequest) -> FitsAnswer:
-    from penstock.planning.fits import answer
-
-    topology = asked.topology
-    if isinstance(topology, str):
-        topology = service.stores.of(tenant).topology(topology)
-        service.sizes.check(topology)
-    return answer(asked.model_copy(update={"topology": topology}))
-
-
-async def _explained(request: Request, service: Service, tenant: str, file: PlanFile, how: How) -> Response:
-    task = {
-        "task": "explain",
-        "entry": "penstock.planning.explain:explain",
-        "file": file.model_dump(mode="json"),
-        "how": how.arguments,
-    }
-    return await answered(request, service, tenant, task, plans=how.plans)
-
-
-def _comparison(
-    service: Service, tenant: str, asked: PlanRequest, planners: list[str], schedules: list[str], layouts: list[str]
-) -> tuple[dict[str, Any], float]:
-    """The task for a child, and its limit in seconds."""
-    inline = service.stores.of(tenant).resolve(asked)
-    judging.check_comparison(inline, planners, schedules)
-    task = {
-        "task": "compare",
-        "entry": service.settings.compare_entry,
-        "request": inline.model_dump(mode="json"),
-        "planners": planners,
-        "schedules": schedules,
-        "layouts": layouts,
-    }
-    limit_ns, longest_s = inline.termination.time_limit_ns, service.settings.max_solve_s
-    return task, longest_s if limit_ns is None else min(limit_ns / 1e9 + service.settings.solve_grace_s, longest_s)
+for _name, _question in QUESTIONS.items():
+    _add(_name, _question)

@@ -26,6 +26,7 @@ from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import Measurement, ModelProfile, ProfileSource
@@ -84,7 +85,7 @@ class Calibration:
         )
 
 
-def answer(request: CalibrationRequest) -> CalibrationOut:
+def answer(request: CalibrationRequest, _terms: Terms = NO_TERMS) -> CalibrationOut:
     """Answer a calibration request with a document. Raises as ``calibrate``."""
     return calibrate(request.profile, request.traces, links=request.links, any_factor=request.any_factor).out()
 

@@ -16,6 +16,7 @@ from penstock.calibration.trust import refuse_large, with_factor_stated
 from penstock.convert import from_plan, to_problem
 from penstock.convert.degrees import at_choice_of
 from penstock.schemas.amounts import duration
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.api.throughput import PredictedPlan, ThroughputOut, ThroughputRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
@@ -60,7 +61,7 @@ class _Run(NamedTuple):
         return self.file.request.global_batch_size * shape.sequence_length * 1e9 / time_ns / self.gpus
 
 
-def answer(request: ThroughputRequest) -> ThroughputOut:
+def answer(request: ThroughputRequest, _terms: Terms = NO_TERMS) -> ThroughputOut:
     """Answer a request with a document. Raises as ``calibrate_throughput``."""
     return calibrate_throughput(
         request.plan_file,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,3 +35,8 @@ def compilation_shown(screen: Screen) -> Iterator[None]:
 
     with listening(screen.compiling):
         yield
+
+
+def one_thread() -> None:
+    """Keep numpy from starting threads, which integers have no use for: a process with one thread may fork."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import panels
+from penstock.cli import panels, questions
 from penstock.cli.convert import exporting, importing, layouts, schedules, schema
 from penstock.cli.measure import calibrating, probing, profiling, tuning
-from penstock.cli.plan import fitting, judging, placing, planning, sweeping
+from penstock.cli.plan import fitting, judging, listing, placing, planning, sweeping
 from penstock.cli.run import rank, running, runs
 from penstock.cli.service import database, doctor, jobs, keys, serving
 from penstock.schemas.errors import MissingExtra, PenstockError
@@ -51,6 +51,8 @@ placing.register(app)
 sweeping.register(app)
 judging.register(app)
 fitting.register(app)
+questions.register(app)
+listing.register(app)
 profiling.register(app, importing.group)
 probing.register(app)
 calibrating.register(app, exporting.group)

@@ -90,6 +90,15 @@ class Screen:
         if more:
             self.say(f"there are more; --limit shows up to 500 (now {limit})")
 
+    def names(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Show names, each in one line with what it stands for."""
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self.table(table)
+
     def announce(self, text: str) -> None:
         """Show at once what takes a while before there is progress, such as loading PyTorch."""
         self._text = text

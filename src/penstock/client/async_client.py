@@ -9,11 +9,9 @@ from typing import Self
 import httpx
 
 from penstock.client.async_connection import AsyncConnection
+from penstock.client.async_questions import AsyncQuestions
 from penstock.client.async_resources import (
-    AsyncFits,
     AsyncJobs,
-    AsyncLayouts,
-    AsyncPlacements,
     AsyncPlans,
     AsyncProfiles,
     AsyncRuns,
@@ -25,7 +23,7 @@ from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.jobs import ExampleOut, PlannerOut, VersionOut
 
 
-class AsyncClient:
+class AsyncClient(AsyncQuestions):
     """One service. Raises Unreachable when it does not answer, and PenstockError for its refusals.
 
     ``key``: the API key, by default ``PENSTOCK_API_KEY``. ``ca``: a file with the certificates to trust, in addition to
@@ -43,16 +41,13 @@ class AsyncClient:
         patience_s: float = 20.0,
     ) -> None:
         self._http = httpx.AsyncClient(**settings(server, key, ca, timeout_s))
-        self._connection = AsyncConnection(self._http, server, patience_s)
+        super().__init__(AsyncConnection(self._http, server, patience_s))
         self.jobs = AsyncJobs(self._connection)
         self.plans = AsyncPlans(self._connection, self.jobs)
         self.runs = AsyncRuns(self._connection)
         self.sweeps = AsyncSweeps(self._connection)
-        self.fits = AsyncFits(self._connection)
-        self.placements = AsyncPlacements(self._connection)
         self.profiles = AsyncProfiles(self._connection)
         self.topologies = AsyncTopologies(self._connection)
-        self.layouts = AsyncLayouts(self._connection)
 
     async def __aenter__(self) -> Self:
         return self

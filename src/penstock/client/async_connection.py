@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ class Numbered(Protocol):
 
 
 T = TypeVar("T")
+M = TypeVar("M")
 E = TypeVar("E", bound=Numbered)
 
 
@@ -129,6 +130,21 @@ class AsyncConnection:
             except httpx.TransportError as error:
                 raise unreachable(self._server, send, error) from None
             await anyio.sleep(pause_s)
+
+    async def with_events(
+        self, model: type[T], send: Send, name: str, kind: type[M], on_message: Callable[[M], None] | None
+    ) -> T:
+        """Return the service's answer as ``model``; ``on_message`` is called with each event ``name`` before it."""
+        if on_message is None:
+            return await self.document(model, send)
+        answer: list[T] = []
+        async with aclosing(self.streamed(send)) as events:
+            async for event in events:
+                if event.event == name:
+                    on_message(TypeAdapter(kind).validate_json(event.data))
+                else:
+                    answer.append(TypeAdapter(model).validate_json(event.data))
+        return answer[-1]
 
     async def until_ready(self, timeout_s: float) -> None:
         """Return once the service is ready. Raises Unreachable, or the service's reason, when it is not in time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -11,11 +11,8 @@ import anyio
 import httpx
 
 from penstock.client.async_connection import AsyncConnection
-from penstock.client.messages import ENDED, FIRST_PAUSE_S, WAIT_S, Send, once
+from penstock.client.messages import ENDED, FIRST_PAUSE_S, WAIT_S, Named, Send, once
 from penstock.client.refusals import error_of
-from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
-from penstock.schemas.api.explanation import Explanation
-from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.api.jobs import (
     DocumentOut,
     DocumentPage,
@@ -24,7 +21,6 @@ from penstock.schemas.api.jobs import (
     JobOut,
     JobPage,
     JobState,
-    PlanComparison,
     RankLog,
     Recover,
     RequestChecked,
@@ -33,15 +29,9 @@ from penstock.schemas.api.jobs import (
     RunOut,
     RunPage,
     RunRequest,
-    Simulation,
-    Verdict,
 )
-from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
-from penstock.schemas.api.placement import PlacementAnswer, PlacementProgress, PlacementRequest
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
-from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
-from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.errors import Conflict
 from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
@@ -49,9 +39,6 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-
-Named = Mapping[str, Any]
-"""A request as plain data, which may name shipped documents: ``{"model": "llama-3-8b", "cluster": "2x8xH100", …}``."""
 
 
 class AsyncPlans:
@@ -123,65 +110,6 @@ class AsyncPlans:
     async def validate(self, request: PlanRequest | Named) -> RequestChecked:
         """Check a request without solving it."""
         return await self._connection.document(RequestChecked, Send("POST", "/v1/plans:validate", request))
-
-    async def verify(self, plan: PlanFile | str) -> Verdict:
-        """Return whether a plan file, or a stored plan, is valid."""
-        if isinstance(plan, str):
-            path = f"/v1/plans/{await self._jobs.hash_of(plan)}:verify"
-            return await self._connection.document(Verdict, Send("GET", path))
-        return await self._connection.document(Verdict, Send("POST", "/v1/plans:verify", plan))
-
-    async def simulate(self, file: PlanFile) -> Simulation:
-        """Return a plan with its simulated prediction."""
-        return await self._connection.document(Simulation, Send("POST", "/v1/plans:simulate", file))
-
-    async def compare(
-        self,
-        request: PlanRequest | Named,
-        planners: Sequence[str] = (),
-        schedules: Sequence[str] = (),
-        *,
-        layouts: Sequence[str] = (),
-    ) -> list[PlanComparison]:
-        """Run each planner with each of its schedules; judge the ``layouts`` of one's own first."""
-        params = {"planner": list(planners), "schedule": list(schedules), "layout": list(layouts)}
-        send = Send("POST", "/v1/plans:compare", request, params, patient=True)
-        return await self._connection.document(list[PlanComparison], send)
-
-    async def explain(
-        self,
-        plan: PlanFile | str,
-        *,
-        what_if: Sequence[str] = (),
-        planner: str | None = None,
-        max_plans: int = 20,
-        cuts: Sequence[str] = (),
-        replicas: Sequence[int] = (),
-        devices: Sequence[Sequence[str]] = (),
-        schedule: str | None = None,
-        micro_batches: int | None = None,
-        why_not: Sequence[str] = (),
-    ) -> Explanation:
-        """Explain what the time of a plan file or stored plan is made of and what would help; with ``cuts``, why not
-        that layout; with ``why_not``, why not those degrees (``tensor=4``, ``sharding=none``, ``next``).
-        """
-        params = {
-            "what_if": list(what_if),
-            "planner": planner,
-            "max_plans": max_plans,
-            "cut": list(cuts),
-            "replicas": list(replicas),
-            "devices": [",".join(names) for names in devices],
-            "schedule": schedule,
-            "micro_batches": micro_batches,
-            "why_not": list(why_not),
-        }
-        if isinstance(plan, str):
-            path = f"/v1/plans/{await self._jobs.hash_of(plan)}:explain"
-            send = Send("GET", path, params=params, patient=True)
-        else:
-            send = Send("POST", "/v1/plans:explain", plan, params, patient=True)
-        return await self._connection.document(Explanation, send)
 
 
 class AsyncJobs:
@@ -413,44 +341,6 @@ class AsyncSweeps:
         await self._connection.answer(Send("DELETE", f"/v1/sweeps/{id}", again=False))
 
 
-class AsyncFits:
-    """Which degrees of parallelism are legal and fit into memory. Nothing of it is kept."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    async def create(self, request: FitsRequest | Named) -> FitsAnswer:
-        """Try the layouts of a request, by closed forms."""
-        return await self._connection.document(FitsAnswer, Send("POST", "/v1/fits", request, is_safe=True))
-
-
-class AsyncPlacements:
-    """Which nodes jobs should get. Nothing is stored."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    async def create(
-        self, request: PlacementRequest | Named, *, on_progress: Callable[[PlacementProgress], None] | None = None
-    ) -> PlacementAnswer:
-        """Choose the nodes of each job of a request, with plans and reasons.
-
-        ``on_progress`` is called for each set of nodes that is settled.
-        """
-        send = Send("POST", "/v1/placements", request, patient=True)
-        if on_progress is None:
-            return await self._connection.document(PlacementAnswer, send)
-        found: PlacementAnswer | None = None
-        async with aclosing(self._connection.streamed(send)) as events:
-            async for event in events:
-                if event.event == "result":
-                    found = PlacementAnswer.model_validate_json(event.data)
-                else:
-                    on_progress(PlacementProgress.model_validate_json(event.data))
-        assert found is not None
-        return found
-
-
 class AsyncProfiles:
     """Profiles of models, stored under their hashes."""
 
@@ -473,36 +363,6 @@ class AsyncProfiles:
         """Return one page of that list."""
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
-
-    async def calibrate(
-        self, profile: ModelProfile, traces: Sequence[Trace], *, links: bool = True, any_factor: bool = False
-    ) -> CalibrationOut:
-        """Correct a profile, and the traces' topology, by traces, which contain their plans."""
-        request = CalibrationRequest(profile=profile, traces=tuple(traces), links=links, any_factor=any_factor)
-        send = Send("POST", "/v1/profiles:calibrate", request, patient=True)
-        return await self._connection.document(CalibrationOut, send)
-
-    async def calibrate_throughput(
-        self,
-        plan: PlanFile,
-        *,
-        tokens_per_s_per_gpu: float | None = None,
-        step_ns: int | None = None,
-        profile: ModelProfile | None = None,
-        show: Sequence[PlanFile] = (),
-        any_factor: bool = False,
-    ) -> ThroughputOut:
-        """Fold the pace of one run of a plan into its kind of device, and predict other plans before and after."""
-        request = ThroughputRequest(
-            plan_file=plan,
-            tokens_per_s_per_gpu=tokens_per_s_per_gpu,
-            step_ns=step_ns,
-            profile=profile,
-            show=tuple(show),
-            any_factor=any_factor,
-        )
-        send = Send("POST", "/v1/profiles:calibrate-throughput", request, patient=True)
-        return await self._connection.document(ThroughputOut, send)
 
 
 class AsyncTopologies:
@@ -531,28 +391,3 @@ class AsyncTopologies:
     async def of_agents(self) -> ClusterTopology:
         """Return the devices of living agents, with measured links if any. Raises NotFound without any agent."""
         return await self._connection.document(ClusterTopology, Send("GET", "/v1/topologies/agents"))
-
-    async def import_(
-        self,
-        sources: Sequence[ImportSource],
-        options: ImportOptions | None = None,
-        *,
-        agents: bool = False,
-        store: bool = True,
-    ) -> TopologyImported:
-        """Make one topology from the output of tools, and with ``agents`` from living agents; ``store`` stores it."""
-        request = TopologyImport(sources=tuple(sources), options=options or ImportOptions(), agents=agents, store=store)
-        send = Send("POST", "/v1/topologies:import", request, patient=True)
-        return await self._connection.document(TopologyImported, send)
-
-
-class AsyncLayouts:
-    """Layouts of other trainers. Nothing is stored."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-
-    async def import_(self, request: LayoutRequest | Named) -> LayoutImported:
-        """Return a trainer's layout as a judged plan, with the best plans within the trainer's limits and without."""
-        send = Send("POST", "/v1/layouts:import", request, patient=True)
-        return await self._connection.document(LayoutImported, send)

@@ -11,11 +11,9 @@ import httpx
 
 from penstock.client.connection import Connection
 from penstock.client.messages import LOCAL, Send, settings
+from penstock.client.questions import Questions
 from penstock.client.resources import (
-    Fits,
     Jobs,
-    Layouts,
-    Placements,
     Plans,
     Profiles,
     Runs,
@@ -26,7 +24,7 @@ from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.jobs import ExampleOut, PlannerOut, VersionOut
 
 
-class Client:
+class Client(Questions):
     """One service. Raises Unreachable when it does not answer, and PenstockError for its refusals.
 
     ``key``: the API key, by default ``PENSTOCK_API_KEY``. ``ca``: a file with the certificates to trust, in addition to
@@ -44,16 +42,13 @@ class Client:
         patience_s: float = 20.0,
     ) -> None:
         self._http = httpx.Client(**settings(server, key, ca, timeout_s))
-        self._connection = Connection(self._http, server, patience_s)
+        super().__init__(Connection(self._http, server, patience_s))
         self.jobs = Jobs(self._connection)
         self.plans = Plans(self._connection, self.jobs)
         self.runs = Runs(self._connection)
         self.sweeps = Sweeps(self._connection)
-        self.fits = Fits(self._connection)
-        self.placements = Placements(self._connection)
         self.profiles = Profiles(self._connection)
         self.topologies = Topologies(self._connection)
-        self.layouts = Layouts(self._connection)
 
     def __enter__(self) -> Self:
         return self

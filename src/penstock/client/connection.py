@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ class Numbered(Protocol):
 
 
 T = TypeVar("T")
+M = TypeVar("M")
 E = TypeVar("E", bound=Numbered)
 
 
@@ -129,6 +130,21 @@ class Connection:
             except httpx.TransportError as error:
                 raise unreachable(self._server, send, error) from None
             time.sleep(pause_s)
+
+    def with_events(
+        self, model: type[T], send: Send, name: str, kind: type[M], on_message: Callable[[M], None] | None
+    ) -> T:
+        """Return the service's answer as ``model``; ``on_message`` is called with each event ``name`` before it."""
+        if on_message is None:
+            return self.document(model, send)
+        answer: list[T] = []
+        with closing(self.streamed(send)) as events:
+            for event in events:
+                if event.event == name:
+                    on_message(TypeAdapter(kind).validate_json(event.data))
+                else:
+                    answer.append(TypeAdapter(model).validate_json(event.data))
+        return answer[-1]
 
     def until_ready(self, timeout_s: float) -> None:
         """Return once the service is ready. Raises Unreachable, or the service's reason, when it is not in time."""

@@ -30,6 +30,8 @@ ENDED = ("succeeded", "failed", "cancelled")
 STREAM = "text/event-stream"
 
 T = TypeVar("T")
+Named = Mapping[str, Any]
+"""A request as plain data, which may name shipped documents: ``{"model": "llama-3-8b", "cluster": "2x8xH100", …}``."""
 
 
 @dataclass(frozen=True)

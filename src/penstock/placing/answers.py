@@ -21,6 +21,7 @@ from penstock.schemas.api.placement import (
     PlacementRequest,
     PlacementRow,
 )
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -59,11 +60,7 @@ JOINTLY = (
 )
 
 
-def answer(
-    request: PlacementRequest,
-    on_progress: OnProgress = lambda _progress: None,
-    on_best: OnBest = lambda _best: None,
-) -> PlacementAnswer:
+def answer(request: PlacementRequest, terms: Terms = NO_TERMS, on_best: OnBest = lambda _best: None) -> PlacementAnswer:
     """Place the jobs of a request with inline documents.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
@@ -72,7 +69,7 @@ def answer(
     topology = _inline(request)
     cluster = Cluster(topology)
     free = cluster.free(request.free, request.busy)
-    placing = _Placing(request, cluster, free, on_progress, on_best)
+    placing = _Placing(request, cluster, free, terms.notify, on_best)
     choices = placing.jointly(free) if request.together == "joint" and len(request.jobs) > 1 else placing.in_turn(free)
     return PlacementAnswer(
         topology=topology.name,

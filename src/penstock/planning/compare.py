@@ -10,7 +10,8 @@ from penstock.convert.degrees import to_degrees
 from penstock.layouts.plain import Written, written_layout
 from penstock.planning.solve import solve_problem
 from penstock.schemas.amounts import duration, exact
-from penstock.schemas.api.jobs import PlanComparison
+from penstock.schemas.api.jobs import CompareRequest, PlanComparison
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.micro_batches import measured_rows, row_classes
@@ -21,6 +22,15 @@ from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
 YOURS = "yours"
 """The planner of a row whose layout was given."""
+
+
+def answer(question: CompareRequest, terms: Terms = NO_TERMS) -> tuple[PlanComparison, ...]:
+    """Compare as a document asks; notify of each row at once. Raises as ``compare``."""
+    rows = []
+    for row in compare(question.request, question.planners, question.schedules, terms.workers, question.layouts):
+        terms.notify(row)
+        rows.append(row)
+    return tuple(rows)
 
 
 def compare(

@@ -23,7 +23,8 @@ from penstock.convert.explanations import (
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.sentences import sentences
 from penstock.planning.why_not import Found, other_choices
-from penstock.schemas.api.explanation import Explanation, WhyNot
+from penstock.schemas.api.explanation import ExplainRequest, Explanation, WhyNot
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
 from penstock.schemas.machine.collector import no_collection
 from penstock.schemas.plan import PlanFile
@@ -82,6 +83,19 @@ class Judged:
     def idle(self) -> dict[tuple[int, ...], list[Piece]]:
         """Return why devices wait, piece by piece."""
         return idle_pieces(self.run)
+
+
+def answer(question: ExplainRequest, terms: Terms = NO_TERMS) -> Explanation:
+    """Explain as a document asks, whose plan is inline. Raises as ``explain``."""
+    return explain(
+        question.file,
+        what_if=question.what_if,
+        planner=question.planner,
+        max_plans=question.max_plans,
+        layout=None if question.layout is None else Layout(**dict(question.layout)),
+        why_not=question.why_not,
+        on_progress=terms.notify,
+    )
 
 
 def explain(

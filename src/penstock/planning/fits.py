@@ -13,6 +13,7 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.planning.documents import find_shape, find_topology, read_config
 from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, RefusedLayouts
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.topology import ClusterTopology
@@ -73,7 +74,7 @@ def fits(
     return answer(FitsRequest.parse(request, units=True))
 
 
-def answer(request: FitsRequest) -> FitsAnswer:
+def answer(request: FitsRequest, _terms: Terms = NO_TERMS) -> FitsAnswer:
     """Answer a request with an inline topology.
 
     Raises UnsupportedRequest for a degree that no layout can have, and for more layouts than are looked at at once;

@@ -10,9 +10,10 @@ from penstock.convert.answers import certificates_of
 from penstock.convert.degrees import at_choice_of, choice_of
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.schemas.api.jobs import Simulation, Verdict
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.coverage import describe
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.plan import Certificate, Plan, PlanFile
+from penstock.schemas.plan import Certificate, Plan, PlanFile, PlanQuestion
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.bounds.coverage import allowed, features_of
@@ -75,19 +76,24 @@ def judge(file: PlanFile) -> Judgement:
     return Judgement(judged, timeline, tuple(faults), problem, allocation, schedule)
 
 
-def verdict(file: PlanFile) -> Verdict:
+def verdict(question: PlanQuestion, _terms: Terms = NO_TERMS) -> Verdict:
     """Return whether a plan keeps the rules, in sentences."""
-    faults = judge(file).faults
-    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
+    faults = judge(question.file).faults
+    return Verdict(valid=not faults, plan_hash=question.file.plan.content_hash(), sentences=faults)
 
 
-def simulation(file: PlanFile) -> Simulation:
+def simulation(question: PlanQuestion, _terms: Terms = NO_TERMS) -> Simulation:
+    """Answer as ``simulated``."""
+    return simulated(question.file)
+
+
+def simulated(file: PlanFile) -> Simulation:
     """Return the plan with the judge's prediction. Raises InvalidPlan when it cannot be simulated at all."""
     judgement = judge(file)
     if judgement.timeline is None:
         raise InvalidPlan(
             f"the plan cannot be simulated: {judgement.faults[0]}",
-            remedy="POST it to /v1/plans:verify for all of its faults",
+            remedy="verify it for all of its faults",
         )
     return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
 

@@ -1,5 +1,6 @@
-"""Questions as people ask them: a plan, a sweep, a layout of another trainer, answered on this machine.
+"""Questions as people ask them: the table of questions with an immediate answer, plans, sweeps, layouts of trainers.
 
-May import: `schemas`, `shapes`, `solvers`, `convert`, `layouts`, `planning`, `report`, `exporting`, `workers`.
-Start reading at `answer.py`.
+May import: `schemas`, `facts`, `shapes`, `solvers`, `importers`, `examples`, `convert`, `layouts`, `planning`,
+`placing`, `calibration`, `report`, `exporting`, `workers`.
+Start reading at `table.py`.
 """

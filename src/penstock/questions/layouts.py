@@ -33,6 +33,7 @@ from penstock.layouts.torchtitan import torchtitan
 from penstock.questions.solve import solve
 from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -57,6 +58,11 @@ READERS: dict[str, Callable[[str, Reading], Drawn]] = {
     "torchtitan": torchtitan.read,
     "deepspeed": deepspeed.read,
 }
+
+
+def answer(question: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
+    """Judge a layout as a document asks. Raises as ``import_layout``."""
+    return import_layout(question, workers=terms.workers, on_progress=terms.notify)
 
 
 def import_layout(

@@ -1,9 +1,9 @@
 """One task in one process: the only module that runs planners for the service.
 
 The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
-"module:function", …}``. Out: ``incumbent``, ``progress``, ``compiling`` and ``row`` as they come, then ``result``, or
-``error`` with the problem details, or ``crash`` with a traceback for the service's log. The same entry serves a child
-of the forkserver and a new interpreter (``child.InterpreterChild``).
+"module:function", …}``. Out: ``incumbent``, ``progress``, ``compiling`` and what a question tells as they come, then
+``result``, or ``error`` with the problem details, or ``crash`` with a traceback for the service's log. The same entry
+serves a child of the forkserver and a new interpreter (``child.InterpreterChild``).
 ``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
 """
 
@@ -19,12 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from penstock.schemas.api.calibration import CalibrationRequest
-from penstock.schemas.api.jobs import PlanComparison, ProblemDetails, ResultOut
-from penstock.schemas.api.layouts import LayoutRequest
-from penstock.schemas.api.placement import PlacementProgress, PlacementRequest
-from penstock.schemas.api.throughput import ThroughputRequest
-from penstock.schemas.api.topology_import import TopologyImport
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
@@ -58,12 +53,6 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
         send({"kind": "crash", "traceback": traceback.format_exc()})
 
 
-def _refuse_unsound(file: PlanFile) -> None:
-    from penstock.planning.judge import refuse_unsound  # the service's parent process does not need the judge
-
-    refuse_unsound(file)
-
-
 def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) -> None:
     request = PlanRequest.model_validate(task["request"])
 
@@ -75,7 +64,9 @@ def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) ->
     with listening(lambda kernels: send({"kind": "compiling", "kernels": kernels})):
         result = entry(request, send_plan, Steps(send), task.get("workers", 1))
     if result.plan is not None:
-        _refuse_unsound(PlanFile(plan=result.plan, request=request))
+        from penstock.planning.judge import refuse_unsound  # the service's parent process does not need the judge
+
+        refuse_unsound(PlanFile(plan=result.plan, request=request))
     send({"kind": "result", "result": result.model_dump(mode="json")})
 
 
@@ -101,63 +92,13 @@ class Steps:
         self._send({"kind": "progress", "bound_ns": bound_ns, "working": working})
 
 
-def _compare(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    request = PlanRequest.model_validate(task["request"])
-    row: PlanComparison
-    for row in entry(request, task["planners"], task["schedules"], layouts=task["layouts"]):
-        send({"kind": "row", "row": row.model_dump(mode="json")})
-    send({"kind": "result", "result": None})
+def _ask(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
+    answer = entry(task, lambda kind, message: send({"kind": kind, kind: message}))
+    send({"kind": "result", "result": answer})
 
 
-def _explain(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(PlanFile.model_validate(task["file"]), **task["how"])
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-def _calibrate(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(CalibrationRequest.model_validate(task["request"]))
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-def _calibrate_throughput(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(ThroughputRequest.model_validate(task["request"]))
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-def _import(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(TopologyImport.model_validate(task["request"]), task["most_devices"])
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-def _place(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    def send_plan(progress: PlacementProgress) -> None:
-        send({"kind": "progress", "progress": progress.model_dump(mode="json")})
-
-    found = entry(PlacementRequest.model_validate(task["request"]), send_plan)
-    for choice in found.choices:
-        if choice.plan_file is not None:
-            _refuse_unsound(choice.plan_file)
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-def _layout(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    found = entry(LayoutRequest.model_validate(task["request"]), workers=1)
-    for rival in found.rivals[: found.request.target is not None]:
-        if rival.plan is not None:
-            _refuse_unsound(PlanFile(plan=rival.plan, request=found.request))
-    send({"kind": "result", "result": found.model_dump(mode="json")})
-
-
-TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {
-    "solve": _solve,
-    "compare": _compare,
-    "explain": _explain,
-    "calibrate": _calibrate,
-    "calibrate-throughput": _calibrate_throughput,
-    "place": _place,
-    "import": _import,
-    "layout": _layout,
-}
+TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {"solve": _solve, "ask": _ask}
+"""A request of the queue, and a question of the table, whose entry is ``questions.asking:answer_task``."""
 
 
 def limit_memory(memory_bytes: int) -> None:

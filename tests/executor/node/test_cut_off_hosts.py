@@ -32,12 +32,12 @@ CLIENT = """
 import json, sys, time
 from penstock.client import Client
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.plan import PlanFile
+from penstock.schemas.plan import PlanFile, PlanQuestion
 from penstock.examples.tiny import tiny_plan_file
 
 url, directory, restarts = sys.argv[1], sys.argv[2], int(sys.argv[3])
 client, file = Client(url), PlanFile.parse(tiny_plan_file())
-assert client.plans.verify(file).valid
+assert client.verify(PlanQuestion(plan=file)).valid
 while sum(agent.alive for agent in client.agents()) < 2:
     time.sleep(0.1)
 options = RunOptions(checkpoint_directory=directory, checkpoint_every=1000, resume="auto") if restarts else RunOptions()

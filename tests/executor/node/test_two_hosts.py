@@ -18,11 +18,11 @@ pytestmark = pytest.mark.tier("everything")
 CLIENT = """
 import sys, time
 from penstock.client import Client
-from penstock.schemas.plan import PlanFile
+from penstock.schemas.plan import PlanFile, PlanQuestion
 from penstock.examples.tiny import tiny_plan_file
 
 client, file = Client(sys.argv[1]), PlanFile.parse(tiny_plan_file())
-assert client.plans.verify(file).valid
+assert client.verify(PlanQuestion(plan=file)).valid
 while sum(agent.alive for agent in client.agents()) < 2:
     time.sleep(0.1)
 print(client.runs.create(file, "toy", steps=4, check=True).model_dump_json())

@@ -15,12 +15,12 @@ from jsonschema import Draft202012Validator
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_layout, tiny_placement, tiny_sweep
 from penstock.planning.documents import find_profile
+from penstock.questions.naming import with_documents
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
-from penstock.service.documents.naming import with_documents
 from penstock.shapes.routing import Routing
 
 NAMED = {"model": "gpt2-small", "cluster": "2x4xV100", "global_batch_size": 64}

@@ -94,7 +94,7 @@ def test_finish_keeps_the_best_plan_so_far(misbehaving: Server):
     assert ended.result is not None
     assert (ended.result.status, ended.result.plan) == ("feasible", best)
     assert "it was asked to finish; this is the best plan until then" in ended.result.sentence
-    assert client.plans.verify(client.plans.file(job.id)).valid
+    assert client.verify({"plan": client.jobs.hash_of(job.id)}).valid
 
 
 LATE_ONCE_A_PLAN_IS_REPORTED = """

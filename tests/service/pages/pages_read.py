@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+NAMES = ("plan", "fits", "questions", "jobs", "sweeps", "runs", "agents", "cluster", "health", "docs")
+PAGES = ("/", "/plans", "/questions?name=explain", *(f"/{name}" for name in NAMES))
+"""Pages that are about nothing in particular; the navigation leads to the named ones."""
+
 
 @dataclass
 class Form:

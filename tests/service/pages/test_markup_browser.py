@@ -15,6 +15,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from browser import Watched
+from pages_read import PAGES
 from played_agent import Agent, prepare
 from playwright.sync_api import Browser, Page
 from service_process import Server
@@ -30,7 +31,6 @@ MARKUP = (
     "<img src=//pwned.invalid/x onerror=window.pwned=3>"
 )
 LINK = "javascript:window.pwned=4//"
-PAGES = ("/", "/plan", "/plans", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
 ADDRESSES = """
 [...document.querySelectorAll("*")].flatMap(e => ["href", "src", "action", "formaction", "xlink:href"]
     .map(name => e.getAttribute(name) || "")).filter(value => /^\\s*(javascript:|.*pwned\\.invalid)/i.test(value))

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pages_read import Form, Page
+from pages_read import NAMES, Form, Page
 from service_process import Server
 
 import penstock
@@ -106,7 +106,7 @@ def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: Jo
         waiting += [link.partition("#")[0] for link in inside if link.startswith("/")]
         weight = len(answer.content) + sum(len(http.get(source).content) for source in set(page.sources))
         assert weight <= MOST_BYTES, f"{address} weighs {weight} bytes, with its scripts and styles"
-    assert {"/plan", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs"} <= seen
+    assert {f"/{name}" for name in NAMES} <= seen
     assert {f"/plan?{query}" for _, query in EXAMPLES} <= seen
 
 

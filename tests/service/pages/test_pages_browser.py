@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Watched, barriers
+from pages_read import PAGES
 from played_agent import Agent, prepare
 from playwright.sync_api import Browser, Locator, Page, expect
 from service_process import Server
@@ -21,7 +22,6 @@ from penstock.schemas.request import PlanRequest
 
 MOST_BYTES = 300_000
 MOST_PX = 3000
-PAGES = ("/", "/plan", "/plans", "/fits", "/jobs", "/sweeps", "/runs", "/agents", "/cluster", "/health", "/docs")
 NARROW = {"width": 375, "height": 700}
 
 

@@ -20,7 +20,7 @@ from played_agent import Agent
 from service_process import Server
 
 from penstock.client import Client
-from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
+from penstock.examples.tiny import tiny_layout, tiny_plan_file, tiny_profile, tiny_request, tiny_topology
 from penstock.schemas.errors import Forbidden, InvalidDocument, Unauthenticated
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
@@ -238,15 +238,12 @@ SHARED = {"/v1/planners", "/v1/examples", "/metrics", "/", "/plan", "/cluster", 
 """What is everybody's, and pages with lists: these must not name anything of the other tenant."""
 
 OWN_DOCUMENTS = {
-    "/v1/plans:verify",
-    "/v1/plans:simulate",
-    "/v1/plans:explain",
     "/v1/profiles:calibrate",
     "/v1/profiles:calibrate-throughput",
-    "/v1/layouts:import",
     "/v1/profiles",
     "/v1/topologies",
     "/v1/topologies:import",
+    "/v1/names:list",
 }
 """What takes whole documents and no ids."""
 
@@ -258,13 +255,15 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
     bodies: dict[str, Any] = {
         "/v1/plans": by_hash,
         "/v1/plans:validate": by_hash,
-        "/v1/plans:compare": by_hash,
+        "/v1/plans:compare": {"request": by_hash},
+        **{f"/v1/plans:{name}": {"plan": blue["job"][1]} for name in ("verify", "simulate", "explain")},
         "/v1/sweeps": {"request": by_hash},
         "/v1/placements": {
             "topology": by_hash["topology"],
             "jobs": [{"name": "job", "profile": by_hash["profile"], "global_batch_size": 16}],
         },
         "/v1/runs": {"plan": blue["job"][1], "model": "gpt"},
+        "/v1/layouts:import": tiny_layout() | {"request": by_hash},
         "/v1/fits": {"model": "gpt2-small", "topology": by_hash["topology"]},
     }
     checked = 0

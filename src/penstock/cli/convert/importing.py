@@ -14,6 +14,7 @@ import typer
 from penstock.cli.documents import STANDARD, post_document, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
 from penstock.cli.options import OUTPUT, Document
+from penstock.cli.questions import ask
 from penstock.cli.service.remote import Post, Server, connect
 
 if TYPE_CHECKING:
@@ -177,7 +178,10 @@ def import_topology(
             "only_free": kept.only_free,
         }
     )
-    imported = _imported(_sources(files or [], sources), options, server)
+    from penstock.schemas.api.topology_import import TopologyImport
+
+    question = TopologyImport(sources=tuple(_sources(files or [], sources)), options=options)
+    imported: TopologyImported = ask("import-topology", question, server)
     if as_json:
         print_json(imported)
     if output != STANDARD or not as_json:
@@ -186,15 +190,6 @@ def import_topology(
     _show(_screen(to_error), imported, None if output == STANDARD else output, server)
     if post is not None:
         post_document(_screen(to_error), imported.topology, post)
-
-
-def _imported(sources: Sequence[ImportSource], options: ImportOptions, server: str | None) -> TopologyImported:
-    if server is not None:
-        with connect(server) as client:
-            return client.topologies.import_(sources, options)
-    from penstock.importers.cluster import formats
-
-    return formats.import_topology(sources, options)
 
 
 def _options(given: dict[str, Any]) -> ImportOptions:

@@ -24,8 +24,8 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.plan.asking import request_of
-from penstock.cli.plan.planning import one_thread
-from penstock.cli.service.remote import Server, connect, refuse_here
+from penstock.cli.questions import ask
+from penstock.cli.service.remote import Server
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def import_layout(
 
     screen = Screen.of(quiet=as_json or STANDARD in (output, best))
     try:
-        found = _judged_here(asked, screen, workers) if server is None else _judged_by(server, asked, workers)
+        found: LayoutImported = ask("import-layout", asked, server, screen.progress, workers=workers)
+        screen.done()
     except InvalidPlan as error:
         screen.done()
         print(f"penstock: {error}", file=sys.stderr)
@@ -176,21 +177,6 @@ def import_layout(
         screen.say(f"written to {target}")
     if not found.fits:
         raise typer.Exit(NOT_KNOWN if found.fits is None else DOES_NOT_FIT)
-
-
-def _judged_here(asked: LayoutRequest, screen: Screen, workers: int | None) -> LayoutImported:
-    one_thread()
-    from penstock.questions.layouts import import_layout as imported
-
-    found = imported(asked, workers=workers, on_progress=screen.progress)
-    screen.done()
-    return found
-
-
-def _judged_by(server: str, asked: LayoutRequest, workers: int | None) -> LayoutImported:
-    refuse_here(workers=workers)
-    with connect(server) as client:
-        return client.layouts.import_(asked)
 
 
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,7 +17,6 @@ from penstock.schemas.amounts import amount, duration, percent
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.schemas.api import explanation as wire
-    from penstock.schemas.plan import PlanFile
 
 USUAL = "default"
 """The name of the usual table of what-ifs, and of the usual comparison, here and in the service."""
@@ -25,39 +24,7 @@ MAX_SEGMENTS = 16
 MAX_IDLE = 16
 
 
-class Asked(NamedTuple):
-    """What is to be explained; ``layout`` as ``layout_fields`` gives it."""
-
-    what_if: Sequence[str]
-    why_not: Sequence[str]
-    planner: str | None
-    max_plans: int
-    layout: dict[str, Any] | None
-
-
-def explained_here(file: PlanFile, asked: Asked, on_progress: Callable[[str], None]) -> wire.Explanation:
-    """By this machine."""
-    from penstock.planning.explain import explain
-    from penstock.solvers.explanation.layout import Layout
-
-    layout = None if asked.layout is None else Layout(**asked.layout)
-    return explain(file, **{**asked._asdict(), "layout": layout}, on_progress=on_progress)
-
-
-def explained_there(server: str, plan: str, asked: Asked) -> wire.Explanation:
-    """The same by a service; ``plan``: a file, or the hash or job of one that it keeps."""
-    from penstock.cli.service.remote import connect, is_file, plan_there
-
-    options = asked._asdict()
-    layout = options.pop("layout") or {}
-    count = layout.get("num_micro_batches")
-    given = {name: value for name, value in layout.items() if name != "num_micro_batches"}
-    with connect(server) as client:
-        kept = plan_there(client, plan) if is_file(plan) else plan
-        return client.plans.explain(kept, **options, micro_batches=count, **given)
-
-
-def layout_fields(
+def layout_of(
     cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
 ) -> dict[str, Any] | None:
     """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
@@ -68,9 +35,9 @@ def layout_fields(
     if micro_batches is not None and micro_batches < 1:
         raise typer.BadParameter(f"{micro_batches} is not a number of micro-batches", param_hint="--micro-batches")
     return {
-        "cuts": tuple(_parts(cuts)),
-        "replicas": tuple(_number(text) for text in _parts(replicas or "")),
-        "devices": tuple(tuple(_parts(stage)) for stage in devices.split(";")) if devices else (),
+        "cuts": _parts(cuts),
+        "replicas": [_number(text) for text in _parts(replicas or "")],
+        "devices": [_parts(stage) for stage in devices.split(";")] if devices else [],
         "schedule": schedule,
         "num_micro_batches": micro_batches,
     }

@@ -28,7 +28,8 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.service.remote import Server, connect
+from penstock.cli.questions import ask
+from penstock.cli.service.remote import Server
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -191,13 +192,7 @@ def fits(
     Example: penstock fits --example llama-3-70b --cluster 8x8xH100 --tensor 8
     """
     asked = _request(given(transformer, degrees, work, rows=rows))
-    if server is not None:
-        with connect(server) as client:
-            found = client.fits.create(asked)
-    else:
-        from penstock.planning.fits import answer
-
-        found = answer(asked)
+    found: FitsAnswer = ask("fits", asked, server)
     from penstock.cli.show import Screen
 
     if as_json:

@@ -13,10 +13,12 @@ from penstock.cli.documents import STANDARD, prepare_output, print_json, read_do
 from penstock.cli.groups import grouped
 from penstock.cli.options import OUTPUT, AsJson, PlanPath
 from penstock.cli.panels import PLAN
-from penstock.cli.service.remote import Server, connect, export_there, plan_there, refuse_here
+from penstock.cli.questions import ask
+from penstock.cli.service.remote import Server, connect, export_there, plan_or_hash, plan_there, refuse_here
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
+    from penstock.schemas.api.explanation import Explanation
     from penstock.schemas.api.jobs import Verdict
     from penstock.schemas.plan import PlanFile
     from penstock.solvers.model.timeline import Timeline
@@ -35,25 +37,15 @@ def verify(*, plan: PlanPath, as_json: AsJson = False, server: Server = None) ->
 
     Example: penstock verify plan.json
     """
-    found = _verdict(plan, server)
+    from penstock.schemas.plan import PlanQuestion
+
+    found: Verdict = ask("verify", PlanQuestion(plan=plan_or_hash(plan, server)), server)
     if as_json:
         print_json(found)
     for fault in () if as_json else found.sentences:
         print(fault)
     if not found.valid:
         raise typer.Exit(1)
-
-
-def _verdict(plan: str, server: str | None) -> Verdict:
-    if server is not None:
-        with connect(server) as client:
-            return client.plans.verify(plan_there(client, plan))
-    file = read_plan(plan)
-    from penstock.planning.judge import judge
-    from penstock.schemas.api.jobs import Verdict
-
-    faults = judge(file).faults
-    return Verdict(valid=not faults, plan_hash=file.plan.content_hash(), sentences=faults)
 
 
 def simulate(
@@ -99,10 +91,11 @@ def simulate(
 
 def _simulate_there(server: str, plan: str, as_json: bool) -> None:
     from penstock.cli.show import Screen, show_found
+    from penstock.schemas.plan import PlanQuestion
 
     with connect(server) as client:
         file = plan_there(client, plan)
-        found = client.plans.simulate(file)
+        found = client.simulate(PlanQuestion(plan=file))
     if as_json:
         print_json(found.plan.prediction)
     else:
@@ -184,35 +177,28 @@ def explain(
 
     Example: penstock explain plan.json --what-if bandwidth=2 --cuts 12,24,36
     """
-    from penstock.cli.plan.explaining import (
-        USUAL,
-        Asked,
-        explained_here,
-        explained_there,
-        layout_fields,
-        show_explanation,
-    )
+    from penstock.cli.plan.explaining import USUAL, layout_of, show_explanation
     from penstock.cli.show import Screen
+    from penstock.schemas.api.explanation import ExplainRequest
     from penstock.schemas.machine.collector import no_collection
 
     screen = Screen.of(quiet=as_json)
-    other = layout_fields(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
+    other = layout_of(layout.cuts, layout.replicas, layout.devices, layout.schedule, layout.micro_batches)
     compares = other is not None or bool(why_not)
-    asked = Asked(
-        what_if=_without_none(what_if or ["none" if compares else USUAL]),
-        why_not=_without_none(why_not or ["none" if compares or what_if else USUAL]),
-        planner=planner,
-        max_plans=max_plans,
-        layout=other,
+    with no_collection():
+        meant = plan_or_hash(plan, server)
+    question = ExplainRequest.parse(
+        {
+            "plan": meant,
+            "what_if": _without_none(what_if or ["none" if compares else USUAL]),
+            "why_not": _without_none(why_not or ["none" if compares or what_if else USUAL]),
+            "planner": planner,
+            "max_plans": max_plans,
+            "layout": other,
+        }
     )
     try:
-        if server is None:
-            with no_collection():
-                file = read_plan(plan)
-            found = explained_here(file, asked, screen.progress)
-        else:
-            screen.progress(f"{server} explains")
-            found = explained_there(server, plan, asked)
+        found: Explanation = ask("explain", question, server, screen.progress)
     finally:
         screen.done()
     if as_json:

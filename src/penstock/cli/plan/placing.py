@@ -12,7 +12,7 @@ import typer
 from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, write_document
 from penstock.cli.durations import METAVAR, between
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import compilation_shown
+from penstock.cli.kernels import compilation_shown, one_thread
 from penstock.cli.options import (
     LONGEST,
     MODEL,
@@ -31,8 +31,8 @@ from penstock.cli.options import (
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.asking import request_of
-from penstock.cli.plan.planning import one_thread
-from penstock.cli.service.remote import Server, connect
+from penstock.cli.questions import ask
+from penstock.cli.service.remote import Server
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -206,15 +206,16 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output:
 
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
-        with connect(server) as client:
-            return client.placements.create(asked, on_progress=show)
+        answer: PlacementAnswer = ask("place", asked, server, show)
+        return answer
     one_thread()
-    from penstock.placing import answer
+    from penstock.placing import answer as placed
+    from penstock.schemas.api.terms import Terms
 
     kept: list[Best] = []
     try:
         with compilation_shown(screen):
-            return answer(asked, show, kept.append)
+            return placed(asked, Terms(notify=show), kept.append)
     except KeyboardInterrupt:
         screen.done()
         if kept:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.documents import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import compilation_shown
+from penstock.cli.kernels import compilation_shown, one_thread
 from penstock.cli.options import (
     MODEL,
     OUTPUT,
@@ -31,6 +30,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.asking import other_kernels_of, request_of
+from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server, connect, refuse_here, solved_there
 
 if TYPE_CHECKING:
@@ -194,40 +194,27 @@ def compare(
     """
     from penstock.cli.show import Screen, show_comparison
     from penstock.planning.documents import with_effort
+    from penstock.schemas.api.jobs import CompareRequest
 
     options = given(question, training, degrees, limits, choice, request=request)
     asked = with_effort(request_of(options, open_degrees=True))
 
     screen = Screen.of(quiet=as_json)
-    rows = []
-    for row in _rows(asked, planner or (), schedule or (), layout or (), choice.workers, server, screen):
+    rows: list[PlanComparison] = []
+
+    def show(row: PlanComparison) -> None:
         rows.append(row)
         screen.progress(_row_line(row, rows))
+
+    wanted = CompareRequest(
+        request=asked, planners=tuple(planner or ()), schedules=tuple(schedule or ()), layouts=tuple(layout or ())
+    )
+    with compilation_shown(screen):
+        ask("compare", wanted, server, show, workers=choice.workers)
     screen.done()
     if as_json:
         print(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
     show_comparison(screen, rows)
-
-
-def _rows(
-    asked: PlanRequest,
-    planners: Sequence[str],
-    schedules: Sequence[str],
-    layouts: Sequence[str],
-    workers: int | None,
-    server: str | None,
-    screen: Screen,
-) -> Iterator[PlanComparison]:
-    if server is None:
-        one_thread()
-        from penstock.planning.compare import compare
-
-        with compilation_shown(screen):
-            yield from compare(asked, tuple(planners), tuple(schedules), workers, tuple(layouts))
-        return
-    refuse_here(workers=workers)
-    with connect(server) as client:
-        yield from client.plans.compare(asked, planners, schedules, layouts=layouts)
 
 
 def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:
@@ -245,11 +232,6 @@ def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:
 
 def _time(row: PlanComparison) -> int:
     return row.iteration_ns or 0
-
-
-def one_thread() -> None:
-    """Keep numpy from starting threads, which integers have no use for: a process with one thread may fork."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 class Reporter:

@@ -11,7 +11,7 @@ import typer
 from penstock.cli import completion
 from penstock.cli.documents import print_json, read_document
 from penstock.cli.groups import grouped
-from penstock.cli.kernels import announce_compilation
+from penstock.cli.kernels import announce_compilation, one_thread
 from penstock.cli.options import (
     MODEL,
     SEARCH,
@@ -28,7 +28,6 @@ from penstock.cli.options import (
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.asking import profile_of_options, request_of
-from penstock.cli.plan.planning import one_thread
 from penstock.cli.service.remote import Server, connect, refuse_here
 
 if TYPE_CHECKING:

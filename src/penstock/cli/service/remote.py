@@ -77,6 +77,14 @@ def plan_there(client: Client, source: str) -> PlanFile:
     return read_plan(source) if is_file(source) else client.plans.file(source)
 
 
+def plan_or_hash(source: str, server: str | None) -> PlanFile | str:
+    """Return a plan file that is here, or the hash of a plan that a service stores, also by the id of its job."""
+    if server is None or is_file(source):
+        return read_plan(source)
+    with connect(server) as client:
+        return client.jobs.hash_of(source)
+
+
 def export_there(server: str, source: str, to: Any) -> bytes:
     """A stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
     refuse_file(source)

@@ -14,6 +14,7 @@ import re2
 
 from penstock.importers.cluster.facts import SourceFacts
 from penstock.importers.cluster.merging.merge import merge
+from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.machine.collector import no_collection
@@ -184,6 +185,6 @@ def _refuse_other_format(source: ImportSource, name: Format, called: str) -> Non
     ) from None
 
 
-def answer(request: TopologyImport, most_devices: int) -> TopologyImported:
+def answer(request: TopologyImport, terms: Terms = NO_TERMS) -> TopologyImported:
     """The same from a document to a document; ``agents`` are among its sources already."""
-    return import_topology(request.sources, request.options, most_devices=most_devices)
+    return import_topology(request.sources, request.options, most_devices=terms.most_devices)

@@ -33,12 +33,12 @@ def lower(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> 
 
     Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
     """
-    from penstock.planning.judge import simulation
+    from penstock.planning.judge import simulated
     from penstock.planning.programs.work import work_after
 
     judged = file
     if file.plan.prediction is None:
-        judged = PlanFile(plan=simulation(file).plan, request=file.request)
+        judged = PlanFile(plan=simulated(file).plan, request=file.request)
     work = work_after(judged, None, steps, options or RunOptions())
     texts = Texts()
     return Lowered(

@@ -18,9 +18,9 @@ from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.document import MOST_FAULTS, MOST_REPORTED_BYTES, first_faults, load_json
 from penstock.schemas.errors import Fault as GivenFault
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
-from penstock.service.documents.parsing import LARGE_BYTES, parse
 from penstock.service.http.requests.bodies import BODY_MODELS
 from penstock.service.http.routes import plans  # noqa: F401  (its bodies are known then)
+from penstock.service.parsing import LARGE_BYTES, parse
 from penstock.service.problems import problem_response
 
 pytestmark = pytest.mark.tier("quick")

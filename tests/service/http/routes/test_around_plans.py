@@ -13,6 +13,7 @@ import pytest
 from penstock.client import Client
 from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
 from penstock.exporting.forms import FORMS
+from penstock.schemas.api.explanation import ExplainRequest
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Conflict, NotFound
@@ -50,11 +51,11 @@ def test_forms_that_are_not_there(http: httpx.Client, planned: Any):
 
 
 def test_a_stored_plan_is_explained_like_one_of_ones_own(client: Client, planned: Any):
-    stored = client.plans.explain(planned.id, what_if=["bandwidth=2"])
-    assert stored == client.plans.explain(client.plans.file(planned.id), what_if=["bandwidth=2"])
+    stored = client.explain({"plan": planned.result.plan_hash, "what_if": ["bandwidth=2"]})
+    assert stored == client.explain(ExplainRequest(plan=client.plans.file(planned.id), what_if=("bandwidth=2",)))
     assert "bandwidth=2" in {row.name for row in stored.what_ifs}
     with pytest.raises(NotFound):
-        client.plans.explain(UNKNOWN)
+        client.explain({"plan": UNKNOWN})
 
 
 def test_the_best_plan_of_an_ended_job_is_its_plan(client: Client, planned: Any):
@@ -117,13 +118,15 @@ def test_a_sweep_from_its_begin_to_its_end(client: Client):
 
 
 def test_rows_of_a_comparison_come_one_by_one(client: Client, http: httpx.Client):
-    params = {"planner": ["dp", "gpipe"]}
-    answer = http.post("/v1/plans:compare", json=tiny_request(), params=params, headers={"Accept": "text/event-stream"})
+    question = {"request": tiny_request(), "planners": ["dp", "gpipe"]}
+    answer = http.post("/v1/plans:compare", json=question, headers={"Accept": "text/event-stream"})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = [dict(line.split(": ", 1) for line in one.splitlines()) for one in answer.text.strip().split("\n\n")]
-    assert [event["event"] for event in events] == ["row"] * (len(events) - 1) + ["end"]
-    rows = [PlanComparison.model_validate_json(event["data"]) for event in events[:-1]]
-    whole = client.plans.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
+    assert [event["event"] for event in events] == ["row"] * (len(events) - 2) + ["result", "end"]
+    rows = [PlanComparison.model_validate_json(event["data"]) for event in events[:-2]]
+    heard: list[PlanComparison] = []
+    whole = client.compare(question, on_row=heard.append)
+    assert tuple(heard) == whole
     assert [(row.planner, row.schedule, row.iteration_ns) for row in rows] == [
         (row.planner, row.schedule, row.iteration_ns) for row in whole
     ]

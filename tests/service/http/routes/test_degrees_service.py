@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.client import Client
 from penstock.planning.documents import find_profile, find_topology, with_open_degrees
-from penstock.schemas.api.jobs import JobOut
+from penstock.schemas.api.jobs import CompareRequest, JobOut
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Degrees
@@ -34,7 +34,7 @@ def answered(client: Client, asked: PlanRequest) -> JobOut:
 @pytest.mark.tier("nightly")
 def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, asked: PlanRequest) -> None:
     request = with_open_degrees(asked)
-    rows = client.plans.compare(request, planners=["even"], layouts=[LAYOUT])
+    rows = client.compare(CompareRequest(request=request, planners=("even",), layouts=(LAYOUT,)))
     assert [row.planner for row in rows] == ["yours", "even", "even"]
     assert rows[0].layout == "TP2 PP2 DP1, micro-batch 2"
     assert (
@@ -58,12 +58,12 @@ def test_a_layout_that_cannot_be_judged(
     client: Client, asked: PlanRequest, layout: str, error: type[PenstockError], words: str
 ) -> None:
     with pytest.raises(error, match=re.escape(words)):
-        client.plans.compare(with_open_degrees(asked), planners=["even"], layouts=[layout])
+        client.compare(CompareRequest(request=with_open_degrees(asked), planners=("even",), layouts=(layout,)))
 
 
 @pytest.mark.tier("nightly")
 def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answered: JobOut) -> None:
-    found = client.plans.explain(answered.id, why_not=["tensor=1"])
+    found = client.explain({"plan": client.jobs.hash_of(answered.id), "why_not": ["tensor=1"]})
     said = penstock.explain(client.plans.file(answered.id), what_if=(), why_not=["tensor=1"])
     assert found.why_not == said.why_not
     (other,) = found.why_not
@@ -85,7 +85,7 @@ def test_degrees_that_no_plan_can_have(
     client: Client, answered: JobOut, asked_for: str, error: type[PenstockError], words: str
 ) -> None:
     with pytest.raises(error, match=re.escape(words)):
-        client.plans.explain(answered.id, why_not=[asked_for])
+        client.explain({"plan": client.jobs.hash_of(answered.id), "why_not": [asked_for]})
 
 
 @pytest.mark.tier("nightly")

@@ -12,8 +12,11 @@ from service_process import Server
 import penstock
 from penstock.client import Client
 from penstock.examples.tiny import tiny_plan_file
-from penstock.schemas.errors import InvalidDocument, InvalidPlan, PenstockError, UnsupportedRequest
+from penstock.schemas.api.explanation import ExplainRequest, OtherLayout
+from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
+
+UNKNOWN = f"sha256:{64 * '0'}"
 
 
 @pytest.fixture
@@ -24,7 +27,11 @@ def file() -> PlanFile:
 @pytest.mark.tier("nightly")
 def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFile) -> None:
     client.wait_until_ready()
-    found = client.plans.explain(file, what_if=["bandwidth=2", "devices=+1"], cuts=["block1"], micro_batches=2)
+    other = OtherLayout(cuts=("block1",), num_micro_batches=2)
+    heard: list[str] = []
+    question = ExplainRequest(plan=file, what_if=("bandwidth=2", "devices=+1"), layout=other)
+    found = client.explain(question, on_progress=heard.append)
+    assert "the critical path" in heard
     layout = penstock.Layout(("block1",), num_micro_batches=2)
     assert found == penstock.explain(file, what_if=["bandwidth=2", "devices=+1"], layout=layout)
     assert [row.name for row in found.what_ifs] == ["", "bandwidth=2", "devices=+1"]
@@ -36,22 +43,24 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
-        ({"cuts": ["9"]}, InvalidDocument, "no layer 9"),
-        ({"cuts": ["2", "1"]}, InvalidDocument, "begin with layer 1"),
-        ({"cuts": ["blok1"]}, InvalidDocument, "block1"),
-        ({"cuts": ["1"], "schedule": "gpip"}, UnsupportedRequest, "gpipe"),
+        ({"layout": {"cuts": ["9"]}}, InvalidDocument, "no layer 9"),
+        ({"layout": {"cuts": ["2", "1"]}}, InvalidDocument, "begin with layer 1"),
+        ({"layout": {"cuts": ["blok1"]}}, InvalidDocument, "block1"),
+        ({"layout": {"cuts": ["1"], "schedule": "gpip"}}, UnsupportedRequest, "gpipe"),
         ({"what_if": ["bandwith=2"]}, InvalidDocument, "is not a known change"),
         ({"what_if": ["memory=1e999999999"]}, InvalidDocument, "is not a factor"),
         ({"what_if": ["devices=-2"]}, UnsupportedRequest, "cannot be removed"),
         ({"what_if": ["speed=2"], "planner": "daple"}, UnsupportedRequest, "dapple"),
-        ({"max_plans": 0}, PenstockError, "/query/max_plans"),
+        ({"max_plans": 0}, InvalidDocument, "/max_plans"),
+        ({"layout": {"cuts": []}}, InvalidDocument, "/layout/cuts"),
+        ({"plan": UNKNOWN}, NotFound, "no plan"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(
     client: Client, file: PlanFile, how: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        client.plans.explain(file, **how)
+        client.explain({"plan": file.model_dump(mode="json", exclude_none=True), **how})
     assert words in str(caught.value)
 
 

@@ -14,7 +14,7 @@ from service_process import Server
 from penstock.cli.main import main
 from penstock.client import Client
 from penstock.examples.tiny import tiny_import
-from penstock.schemas.api.topology_import import ImportOptions, ImportSource
+from penstock.schemas.api.topology_import import ImportOptions, ImportSource, TopologyImport
 from penstock.schemas.errors import InvalidDocument
 
 PATH = "/v1/topologies:import"
@@ -25,11 +25,12 @@ OPTIONS = ImportOptions(devices=("H100",), devices_per_node=8, only="n[0-2]")
 
 @pytest.mark.tier("nightly")
 def test_an_import_is_kept_under_its_hash(client: Client, http: httpx.Client) -> None:
-    found = client.topologies.import_([SOURCE], OPTIONS)
+    found = client.import_topology(TopologyImport(sources=(SOURCE,), options=OPTIONS))
     assert found.hash == found.topology.content_hash()
     assert client.topologies.get(found.hash) == found.topology
     assert [(group.nodes, group.why) for group in found.left_out] == [("n3", "it was not asked for")]
-    apart = client.topologies.import_([SOURCE], OPTIONS.model_copy(update={"name": "not kept"}), store=False)
+    other = OPTIONS.model_copy(update={"name": "not kept"})
+    apart = client.import_topology(TopologyImport(sources=(SOURCE,), options=other, store=False))
     assert apart.hash is None
     assert http.get(f"/v1/topologies/{apart.topology.content_hash()}").status_code == 404
     assert http.post(PATH, json=tiny_import()).json()["topology"]["name"] == "tiny-slurm"
@@ -42,7 +43,7 @@ def test_living_agents_are_a_source(
     for player in players:
         player.sync()
     options = ImportOptions(fabric="bus", fabric_bytes_per_s=10**9, nic_bytes_per_s=10**8)
-    found = client.topologies.import_([SOURCE], options, agents=True)
+    found = client.import_topology(TopologyImport(sources=(SOURCE,), options=options, agents=True))
     assert [node.name for node in found.topology.nodes] == ["n0", "n1"]
     assert {device.kind for node in found.topology.nodes for device in node.devices} == {"cpu"}
     assert [(group.nodes, group.why) for group in found.left_out] == [("n[2-3]", "no source says which devices it has")]
@@ -84,7 +85,7 @@ def test_bad_input_is_a_problem_and_no_error(
 
 def test_the_client_raises_what_the_service_refuses(client: Client) -> None:
     with pytest.raises(InvalidDocument, match="the number of devices"):
-        client.topologies.import_([SOURCE])
+        client.import_topology(TopologyImport(sources=(SOURCE,)))
 
 
 def test_the_command_has_a_service_do_it(

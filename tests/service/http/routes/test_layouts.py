@@ -24,7 +24,7 @@ PATH = "/v1/layouts:import"
 
 def test_a_layout_is_judged_beside_the_best(client: Client, http: httpx.Client) -> None:
     asked = LayoutRequest.parse(tiny_layout() | {"compare": True})
-    found = client.layouts.import_(asked)
+    found = client.import_layout(asked)
     assert (found.fits, found.faults) == (True, ())
     assert [rival.choice for rival in found.rivals] == ["within what deepspeed can express", "without limits"]
     assert found.plan.prediction is not None

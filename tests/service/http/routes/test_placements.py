@@ -30,18 +30,18 @@ GATE = "penstock.dev/placement"
 
 def test_the_service_places_as_python_does(client: Client) -> None:
     asked = PlacementRequest.parse(_with_job(planner="gpipe"))
-    found = client.placements.create(asked)
+    found = client.place(asked)
     assert found == answer(asked)
     assert found.choices[0].hostlist
     by_hash = _with_job(planner="gpipe") | {
         "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash
     }
     by_hash["jobs"][0]["profile"] = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
-    assert client.placements.create(PlacementRequest.parse(by_hash)) == found
+    assert client.place(PlacementRequest.parse(by_hash)) == found
 
     async def elsewhere() -> Any:
         async with AsyncClient(str(client._http.base_url)) as other:
-            return await other.placements.create(asked)
+            return await other.place(asked)
 
     assert asyncio.run(elsewhere()) == found
 
@@ -49,14 +49,14 @@ def test_the_service_places_as_python_does(client: Client) -> None:
 def test_a_placement_tells_how_far_it_is(client: Client, http: httpx.Client) -> None:
     asked = PlacementRequest.parse(tiny_placement())
     heard: list[PlacementProgress] = []
-    found = client.placements.create(asked, on_progress=heard.append)
+    found = client.place(asked, on_progress=heard.append)
     assert found == answer(asked)
     settled = [progress.settled for progress in heard]
     assert settled == sorted(settled)
     assert 0 < settled[-1] <= heard[-1].considered
     assert heard[-1].time_per_global_batch_ns == found.choices[0].time_per_global_batch_ns
     with pytest.raises(InvalidDocument, match="'free' names 1 node that the topology"):
-        client.placements.create(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
+        client.place(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
     events = http.post("/v1/placements", json=tiny_placement(), headers={"Accept": "text/event-stream"})
     assert events.headers["content-type"].startswith("text/event-stream")
     names = [line.removeprefix("event: ") for line in events.text.splitlines() if line.startswith("event: ")]

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.client import Client
 from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_topology
-from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.api.jobs import CompareRequest
+from penstock.schemas.plan import Plan, PlanFile, PlanQuestion
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest
@@ -161,8 +162,8 @@ def test_infeasible_is_a_result(client: Client):
 
 def test_a_plan_of_ones_own_is_judged(client: Client):
     file = PlanFile.parse(tiny_plan_file())
-    assert client.plans.verify(file).valid
-    simulation = client.plans.simulate(file)
+    assert client.verify(PlanQuestion(plan=file)).valid
+    simulation = client.simulate(PlanQuestion(plan=file))
     assert simulation.valid
     assert simulation.plan.prediction is not None
     # 4 micro-batches of 4 samples: each stage computes 4 * 2 * (2 + 4) ms per micro-batch; by hand.
@@ -172,7 +173,7 @@ def test_a_plan_of_ones_own_is_judged(client: Client):
 def test_a_plan_with_faults_is_described_not_refused(client: Client, http: httpx.Client):
     data = tiny_plan_file()
     data["plan"]["schedule"]["rows"][0]["text"] = "F0 F1 B0 F2 B1 F3 B3"
-    verdict = client.plans.verify(PlanFile.parse(data))
+    verdict = client.verify(data)
     assert not verdict.valid
     assert verdict.sentences
     answer = http.post("/v1/plans:simulate", json=data)
@@ -187,7 +188,7 @@ def test_validate_says_whether_an_answer_is_known(client: Client, planned: Any):
 
 
 def test_compare_judges_planners_alike(client: Client):
-    rows = client.plans.compare(PlanRequest.parse(tiny_request()), planners=["dp", "gpipe"])
+    rows = client.compare({"request": tiny_request(), "planners": ["dp", "gpipe"]})
     assert [(row.planner, row.schedule) for row in rows][:2] == [("dp", "early-backward"), ("dp", "gpipe")]
     assert {row.planner for row in rows} == {"dp", "gpipe"}
     assert all(row.iteration_ns and row.bound_ns and row.iteration_ns >= row.bound_ns for row in rows)
@@ -195,7 +196,7 @@ def test_compare_judges_planners_alike(client: Client):
 
 def test_compare_says_which_planner_cannot_take_the_request(client: Client):
     request = PlanRequest.parse(tiny_request() | {"update_rules": ["elastic_averaging"]})
-    rows = client.plans.compare(request, planners=["dp"])
+    rows = client.compare(CompareRequest(request=request, planners=("dp",)))
     assert [row.status for row in rows] == ["unsupported"]
     assert "synchronous" in rows[0].why
 

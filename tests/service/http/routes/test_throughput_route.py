@@ -8,6 +8,7 @@ import pytest
 from penstock.calibration.throughput import calibrate_throughput
 from penstock.client import Client
 from penstock.examples.tiny import tiny_plan_file, tiny_throughput
+from penstock.schemas.api.throughput import ThroughputRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 
@@ -16,7 +17,7 @@ PATH = "/v1/profiles:calibrate-throughput"
 
 def test_the_service_says_what_python_says(client: Client, http: httpx.Client) -> None:
     file = PlanFile.parse(tiny_plan_file())
-    found = client.profiles.calibrate_throughput(file, step_ns=400_000_000, show=[file])
+    found = client.calibrate_throughput(ThroughputRequest(plan_file=file, step_ns=400_000_000, show=(file,)))
     assert found == calibrate_throughput(file, step_ns=400_000_000, show=[file])
     assert found.run.after_ns == pytest.approx(400_000_000, rel=1e-3)
     assert http.post(PATH, json=tiny_throughput()).json()["factor"] == found.factor
@@ -24,6 +25,6 @@ def test_the_service_says_what_python_says(client: Client, http: httpx.Client) -
 
 def test_refusals_name_the_numbers(client: Client, http: httpx.Client) -> None:
     with pytest.raises(UnsupportedRequest, match="even if V100 computed in no time"):
-        client.profiles.calibrate_throughput(PlanFile.parse(tiny_plan_file()), step_ns=1)
+        client.calibrate_throughput(ThroughputRequest(plan_file=PlanFile.parse(tiny_plan_file()), step_ns=1))
     both = {**tiny_throughput(), "tokens_per_s_per_gpu": 1.0}
     assert http.post(PATH, json=both).status_code == 422

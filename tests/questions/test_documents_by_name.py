@@ -12,7 +12,7 @@ from repository import ROOT
 
 from penstock import schemas
 from penstock.cli.main import main
-from penstock.schemas.api.documents import DOCUMENTS, schema_of
+from penstock.questions.documents import DOCUMENTS, schema_of
 from penstock.schemas.document import Document
 from penstock.schemas.errors import UnknownName
 
@@ -29,10 +29,12 @@ def test_every_document_has_a_name() -> None:
     assert kinds <= set(DOCUMENTS.values())
 
 
-def test_the_page_of_documents_has_each_of_them() -> None:
+def test_the_pages_of_documents_and_questions_have_each_of_them() -> None:
     page = (ROOT / "docs" / "documents.md").read_text(encoding="utf-8")
     rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| "))
-    assert set(re.findall(r"\(`([\w-]+)`\)", rows)) == set(DOCUMENTS)
+    named = set(re.findall(r"\(`([\w-]+)`\)", rows))
+    of_questions = set(re.findall(r"`([\w-]+)`", (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")))
+    assert named <= set(DOCUMENTS) <= named | of_questions
 
 
 @pytest.mark.tier("ci")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
-from typing import Any
+import re
+from collections.abc import Iterable
+from typing import Any, get_args
 
+from penstock.questions.table import QUESTIONS
 from penstock.schemas.api.agents import SyncReply, SyncRequest
-from penstock.schemas.api.calibration import CalibrationOut, CalibrationRequest
+from penstock.schemas.api.calibration import CalibrationOut
 from penstock.schemas.api.explanation import Explanation
-from penstock.schemas.api.fits import FitsAnswer, FitsRequest
-from penstock.schemas.api.jobs import JobEvent, JobOut, PlanComparison, ProblemDetails, ResultOut, RunOut, RunRequest
-from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
-from penstock.schemas.api.placement import PlacementAnswer, PlacementRequest
+from penstock.schemas.api.fits import FitsAnswer
+from penstock.schemas.api.jobs import (
+    JobEvent,
+    JobOut,
+    ProblemDetails,
+    ResultOut,
+    RunOut,
+    RunRequest,
+)
+from penstock.schemas.api.placement import PlacementAnswer
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
-from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
-from penstock.schemas.api.topology_import import TopologyImport, TopologyImported
+from penstock.schemas.api.throughput import ThroughputOut
 from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
 from penstock.schemas.errors import UnknownName
@@ -26,35 +33,43 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
 
+
+def _name(document: type[Part]) -> str:
+    """Return the name of a document: its kind, or else its class in words."""
+    kind = getattr(document, "kind", None) or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", document.__name__)
+    return str(kind).lower().replace(" ", "-")
+
+
+def _of_questions(named: Iterable[type[Part]]) -> dict[str, type[Part]]:
+    """Return the requests and answers of questions that are not ``named`` already."""
+    documents = {
+        document: _name(document)
+        for question in QUESTIONS.values()
+        for document in (question.request, *(get_args(question.answer)[:1] or (question.answer,)))
+    }
+    return {name: document for document, name in documents.items() if document not in named}
+
+
 DOCUMENTS: dict[str, type[Part]] = {
     "model-profile": ModelProfile,
     "pipeline-profile": PipelineProfile,
     "cluster-topology": ClusterTopology,
-    "topology-import": TopologyImport,
-    "topology-imported": TopologyImported,
     "plan-request": PlanRequest,
     "plan": Plan,
     "plan-file": PlanFile,
     "explanation": Explanation,
     "trace": Trace,
-    "calibration-request": CalibrationRequest,
     "calibration": CalibrationOut,
-    "throughput-request": ThroughputRequest,
     "throughput": ThroughputOut,
     "result": ResultOut,
-    "plan-comparison": PlanComparison,
     "job": JobOut,
     "job-event": JobEvent,
     "run-request": RunRequest,
     "run": RunOut,
     "sweep-request": SweepRequest,
     "sweep": SweepOut,
-    "placement-request": PlacementRequest,
     "placement": PlacementAnswer,
-    "fits-request": FitsRequest,
     "fits": FitsAnswer,
-    "layout-request": LayoutRequest,
-    "layout-imported": LayoutImported,
     "launch-settings": LaunchSettings,
     "job-bundle": JobBundle,
     "launch-report": LaunchReport,
@@ -62,14 +77,13 @@ DOCUMENTS: dict[str, type[Part]] = {
     "agent-sync-request": SyncRequest,
     "agent-sync-reply": SyncReply,
 }
+DOCUMENTS |= _of_questions(set(DOCUMENTS.values()))
 
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a document. Raises UnknownName."""
     if name not in DOCUMENTS:
-        nearest = get_close_matches(name, DOCUMENTS, 1)
-        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"one of {', '.join(DOCUMENTS)}"
-        raise UnknownName(f"there is no document {name!r}", remedy=remedy)
+        raise UnknownName.among("document", name, DOCUMENTS)
     schema = DOCUMENTS[name].model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
+from penstock.questions.naming import takes_names, with_documents, with_ways
 from penstock.schemas.document import load_json, refusal
-from penstock.service.documents.naming import NAMING, with_documents, with_ways
+from penstock.schemas.plan import PlanFile, PlanQuestion, is_plan_file
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -32,7 +33,12 @@ _PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "
 
 def parse(model: type[M], body: bytes) -> M:
     """Return a body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
-    data = with_documents(model, load_json(body))
+    return _parsed(model, with_documents(model, load_json(body)), body)
+
+
+def _parsed(model: type[M], data: Any, body: bytes) -> M:
+    if issubclass(model, PlanQuestion) and is_plan_file(data):
+        return model(plan=_parsed(PlanFile, data, body))
     try:
         if len(body) < LARGE_BYTES:
             return model.model_validate(data, context={"units": False})
@@ -43,7 +49,7 @@ def parse(model: type[M], body: bytes) -> M:
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"
         )
         refused = refusal(model, error, data, remedy=remedy)
-        raise (with_ways(refused) if model in NAMING else refused) from None
+        raise (with_ways(refused) if takes_names(model) else refused) from None
 
 
 @cache

@@ -1,0 +1,25 @@
+"""The terms of an answer: what depends on the machine that answers, and not on the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+def _unheard(_message: Any) -> None:
+    """Drop a message that nobody waits for."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The machine's part in an answer: processes to use, the largest cluster, and a listener for what comes first."""
+
+    workers: int | None = None
+    most_devices: int | None = None
+    notify: Callable[[Any], None] = _unheard
+    """Called with each message before the answer: the ``event`` of the question's row in ``questions.table``."""
+
+
+NO_TERMS = Terms()
+"""No limit, and no listener."""

@@ -1,0 +1,218 @@
+"""Names of shipped models and clusters in requests: ``model`` in place of ``profile``, ``cluster`` of ``topology``.
+
+Beside the name of a mixture of experts, ``routing_imbalance`` or ``capacity_factor`` says how tokens are routed.
+``over.clusters`` of a sweep adds to ``over.topologies``. Requests are kept, hashed and answered with the documents that
+the names denote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel
+
+from penstock.examples import catalogue
+from penstock.schemas.api.layouts import LayoutRequest
+from penstock.schemas.api.sweep import SweepRequest
+from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
+from penstock.schemas.plan import PlanFile
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import LIMITS, PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.shape import Experts, TransformerShape
+
+
+class Name(NamedTuple):
+    """A field that may hold the name of a shipped document in place of the document itself."""
+
+    field: str
+    kind: type[BaseModel]
+    find: Callable[[str], BaseModel]
+    is_routed: bool = False
+    """Whether ``ROUTED`` may stand beside it."""
+
+
+NAMES: dict[str, tuple[Name, ...]] = {
+    "model": (
+        Name("profile", ModelProfile, catalogue.profile, is_routed=True),
+        Name("shape", TransformerShape, catalogue.shape),
+    ),
+    "cluster": (Name("topology", ClusterTopology, catalogue.cluster),),
+}
+"""The names, each with the fields of documents that it may replace."""
+ROUTED = ("routing_imbalance", "capacity_factor")
+"""Fields next to the name of a mixture of experts, of whose profile they are."""
+EXAMPLES = {"model": ["gpt2-small", "llama-3-8b"], "cluster": ["2x8xH100", "16xA100"]}
+WHOLE = (ModelProfile, ClusterTopology, PlanFile)
+"""Documents inside of which there are no names: they are what names denote, and plans of stored requests."""
+
+
+def _kinds(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _kinds(each)
+
+
+@cache
+def names_of(model: type[BaseModel]) -> dict[str, Name]:
+    """Return the names that a document takes, by the types of its fields."""
+    fields = model.model_fields
+    return {
+        name: one
+        for name, several in NAMES.items()
+        for one in several
+        if one.field in fields and one.kind in _kinds(fields[one.field].annotation)
+    }
+
+
+@cache
+def parts_with_names(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the fields of a document whose parts take names, with the types of these parts."""
+    if model in WHOLE:
+        return {}
+    return {
+        field: kind
+        for field, info in model.model_fields.items()
+        for kind in _kinds(info.annotation)
+        if kind is not model and kind not in WHOLE and (names_of(kind) or parts_with_names(kind))
+    }
+
+
+def takes_names(model: type[BaseModel]) -> bool:
+    """Return whether a document takes names, itself or inside."""
+    return bool(names_of(model) or parts_with_names(model))
+
+
+def with_documents(model: type[BaseModel], data: Any) -> Any:
+    """Return ``data`` with documents in place of names, where a request of type ``model`` takes them.
+
+    One for plans that has names is a question, not a document: where it does not say when to stop, its effort is that
+    of commands and forms.
+    Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
+    """
+    faults: list[Fault] = []
+    for kind, place, pointer in _places(model, data):
+        takes = names_of(kind)
+        if kind is PlanRequest and model is not LayoutRequest and place.keys() & takes.keys():
+            _end_by_itself(place)
+        for name, (field, _kind, find, is_routed) in takes.items():
+            if name not in place:
+                continue
+            given = place.pop(name)
+            if is_routed:
+                routing = {one: value for one in ROUTED if (value := place.pop(one, None)) is not None}
+                find = partial(_routed, routing) if routing else find
+            if field in place:
+                faults.append(Fault(f"{pointer}/{name}", f"give either {name!r} or {field!r}, not both", "given-twice"))
+            elif (document := _found(find, given, f"{pointer}/{name}", faults)) is not None:
+                place[field] = document
+    if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
+        names = over.pop("clusters", [])
+        names = names if isinstance(names, list) else [names]
+        found = [_found(catalogue.cluster, one, f"/over/clusters/{i}", faults) for i, one in enumerate(names)]
+        if found:
+            given = over.get("topologies", [])
+            over["topologies"] = [*(given if isinstance(given, list) else [given]), *found]
+    if faults:
+        raise InvalidDocument("; ".join(fault.detail for fault in faults), faults=tuple(faults))
+    return data
+
+
+def with_ways(refused: InvalidDocument) -> InvalidDocument:
+    """Return the refusal of a request that may have names, whose faults say all that may be sent where a document is
+    missing."""
+    ways = {
+        one.field: f"; send the {one.field} as a document, the hash of a stored one, or as {name!r} the name of a "
+        f"shipped {name}, such as {EXAMPLES[name][0]}"
+        for name in NAMES
+        for one in NAMES[name][:1]
+    }
+    faults = [
+        replace(fault, detail=fault.detail + ways.get(fault.pointer.rpartition("/")[2], ""))
+        if fault.code == "missing"
+        else fault
+        for fault in refused.faults
+    ]
+    return type(refused)(refused.detail, faults=tuple(faults), remedy=refused.remedy)
+
+
+def describe_names(schemas: dict[str, Any], models: Iterable[type[BaseModel]]) -> None:
+    """Add the fields that take names to the schemas of an OpenAPI document, which describe the models."""
+    described: dict[str, type[BaseModel]] = {}
+    waiting = list(models)
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ not in described and takes_names(model):
+            described[model.__name__] = model
+            waiting += parts_with_names(model).values()
+    for schema_name, model in described.items():
+        for name, one in names_of(model).items():
+            _describe(schemas[schema_name], model, name, one)
+    words = "shipped clusters by name, in addition to `topologies`"
+    schemas["Axes"]["properties"]["clusters"] = {"type": "array", "items": {"type": "string"}, "description": words}
+
+
+def _describe(schema: dict[str, Any], model: type[BaseModel], name: str, one: Name) -> None:
+    """Add a name, and what may stand beside it, to the schema of a document."""
+    words = f"a shipped {name} by name, in place of `{one.field}`"
+    schema["properties"][name] = {"type": "string", "description": words, "examples": EXAMPLES[name]}
+    for beside in ROUTED if one.is_routed else ():
+        experts = Experts.model_json_schema()["properties"][beside]["description"]
+        words = f"of a mixture of experts by name: {experts}"
+        schema["properties"][beside] = {"type": "number", "exclusiveMinimum": 0, "description": words}
+    schema["required"] = [field for field in schema["required"] if field != one.field]
+    if model.model_fields[one.field].is_required() or one.field == "shape":
+        fields = (one.field, name, *(["hugging_face"] if one.field == "shape" else []))
+        schema.setdefault("allOf", []).append({"oneOf": [{"required": [field]} for field in fields]})
+
+
+def _end_by_itself(request: dict[str, Any]) -> None:
+    limits = request.get("termination", {})
+    if isinstance(limits, dict) and all(limits.get(name) is None for name in LIMITS):
+        request["termination"] = {**limits, "effort": "normal"}
+
+
+def _places(model: type[BaseModel], data: Any, pointer: str = "") -> Iterator[tuple[type[BaseModel], Any, str]]:
+    """Yield the objects that may have names, each with its type and its pointer."""
+    if not isinstance(data, dict):
+        return
+    if names_of(model):
+        yield model, data, pointer
+    for field, kind in parts_with_names(model).items():
+        inner = data.get(field)
+        if isinstance(inner, list):
+            for number, each in enumerate(inner):
+                yield from _places(kind, each, f"{pointer}/{field}/{number}")
+        else:
+            yield from _places(kind, inner, f"{pointer}/{field}")
+
+
+def _routed(routing: dict[str, Any], name: str) -> ModelProfile:
+    """Return the profile of a mixture of experts with routed tokens. Raises PenstockError for what is impossible."""
+    from penstock.planning.documents import find_profile
+    from penstock.shapes.routing import Routing
+
+    return find_profile(catalogue.known_profile(name), routing=Routing(**routing))
+
+
+def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
+    """Return the document of a name, or None and a fault more, at the name or at the field beside it."""
+    if not isinstance(name, str):
+        faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
+        return None
+    try:
+        return find(name)
+    except PenstockError as error:
+        if about := [fault for fault in error.faults if fault.pointer[1:] in ROUTED]:
+            parent = pointer.rpartition("/")[0]
+            remedy = f"; {error.remedy}" if error.remedy else ""
+            faults += [Fault(parent + fault.pointer, f"{error.detail}{remedy}", "routing") for fault in about]
+        else:
+            nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
+            faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))
+        return None
