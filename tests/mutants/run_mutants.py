@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 LIST = HERE / "mutants.json"
 SEED = "penstock"
-COUNT = 120
+COUNT = 140
 CPU_LIMIT_S = 400
 """Of one mutant's tests; a mutant that is still running then has not been killed."""
 TEST_LIMIT_S = 200
@@ -56,6 +56,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
                "solvers/bounds/contiguous/*"),
     "lowering": ("solvers/lowering/*",),
     "convert": ("convert/*",),
+    "search": ("solvers/bounds/race", "solvers/degrees/axes", "solvers/solve/asking", "solvers/solve/choices",
+               "solvers/solve/searched", "solvers/solve/incumbent", "solvers/solve/judging", "solvers/solve/driver"),
 }  # fmt: skip
 """The modules that mutants are drawn from; none that is compiled."""
 
@@ -74,6 +76,9 @@ TESTS: dict[str, tuple[str, ...]] = {
                  "test_programs"),
     "convert": ("test_convert", "test_convert_periodic", "test_api", "test_codecs", "test_documents",
                 "test_explanation", "test_explanations"),
+    "search": ("test_race", "test_choices", "test_axes", "test_auto", "test_effort", "test_planners_not_asked",
+               "test_portfolio", "test_walk", "test_kinds_left_out", "test_open_is_never_worse",
+               "test_claims_over_choices", "test_why_not", "test_limits", "test_auto_never_worse"),
 }  # fmt: skip
 """Files of the tests that should kill a group's mutants; those that import the mutated module itself come first."""
 

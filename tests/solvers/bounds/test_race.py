@@ -80,3 +80,12 @@ def test_a_copy_runs_apart_and_what_enters_takes_part() -> None:
 
     assert everything(other) == [9, 2, 5]
     assert everything(race) == [9, 5]
+
+
+def test_of_equal_bounds_the_one_that_entered_first_is_next() -> None:
+    first, second, third = (Rising([3], 3) for _ in range(3))
+    race = Race([first])
+    race.enter(second)
+    race.enter(third)
+    order = [race.next_below(lambda _each: NEVER_NS) for _ in range(3)]
+    assert list(map(id, order)) == list(map(id, (first, second, third)))

@@ -96,6 +96,21 @@ def test_the_best_choice_wins_and_the_certificate_covers_all() -> None:
         assert all(str(result.choice) in (each.covers.degrees or ()) for each in result.bounds)
 
 
+def test_a_planner_by_name_has_all_time_for_the_only_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_ns: list[int | None] = []
+    search = choices.Search._search
+
+    def watched(self: choices.Search, each: one_choice.Searched, limited: Setting) -> None:
+        limits_ns.append(limited.deadline.share_ns(1))
+        search(self, each, limited)
+
+    monkeypatch.setattr(choices.Search, "_search", watched)
+    choices.solve(open_problem(asked(TWO)), "dapple", time_limit_ns=100 * 10**9)
+    (limit_ns,) = limits_ns
+    assert limit_ns is not None
+    assert limit_ns > 60 * 10**9
+
+
 def test_a_bound_of_one_choice_is_not_one_of_the_request() -> None:
     """What is proven of the best plan's own choice alone keeps its class."""
     result = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "dapple", max_plans=6)
@@ -252,6 +267,12 @@ def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pyte
     assert "the limit left no time to compare them" in result.sentence
     assert most_comparable(Deadline(None)) == inf
     assert most_comparable(Deadline(int(12e12), clock=lambda: 0)) == 2.0
+
+
+def test_a_choice_for_which_no_effort_is_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(effort.EFFORTS, "normal", effort.EFFORTS["normal"]._replace(comparing=1))
+    result = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="normal")
+    assert "the sizes of better ones add up to 1 already" in result.sentence
 
 
 # ---- refused choices -------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from penstock.solvers.model.result import (
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.setting import Setting
+from penstock.solvers.solve import tasks
 from penstock.solvers.solve import workers as crew
 from penstock.solvers.solve.driver import run as run_rounds
 from penstock.solvers.solve.driver import solve
@@ -330,3 +331,17 @@ def test_a_closed_plan_has_its_proof_in_the_certificate() -> None:
     assert without.best is not None
     assert result.best.value_ns <= without.best.value_ns
     assert result.status in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+def test_the_best_plain_plan_is_kept_beside_a_better_one_with_split_backwards(
+    problem: Problem, plans: list[JudgedPlan]
+) -> None:
+    """Orders are optimised from both: with its order optimised the plain one may be the better."""
+    (whole,) = [each for each in plans if each.is_plain][:1]
+    split = solve(problem, "zero-bubble").best
+    assert split is not None
+    assert not split.is_plain
+    state = state_of(problem)
+    state.offer(whole)
+    state.offer(replace(split, value_ns=whole.value_ns - 1))
+    assert [each.is_plain for each in tasks._starts(state)] == [True, False]
