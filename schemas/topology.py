@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, Self
@@ -300,6 +301,13 @@ class ClusterTopology(Document):
                 return None
             kind, speed = scaled[kind].scale_from, speed * scaled[kind].speed
         return None
+
+    def devices_in_words(self) -> str:
+        """Return the number of devices of each kind: ``8 A100 and 8 V100``."""
+        kinds = Counter(device.kind for node in self.nodes for device in node.devices)
+        if self.uniform is not None:
+            kinds[self.uniform.kind] = self.uniform.nodes * self.uniform.devices_per_node
+        return " and ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
     def expanded(self) -> ClusterTopology:
         """The same cluster with ``uniform`` written out as nodes and links."""

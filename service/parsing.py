@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
-from penstock.questions.naming import takes_names, with_documents, with_ways
+from penstock.questions.naming import with_documents, with_ways
 from penstock.schemas.document import load_json, refusal
 from penstock.schemas.plan import PlanFile, PlanQuestion, is_plan_file
 
@@ -48,8 +48,7 @@ def _parsed(model: type[M], data: Any, body: bytes) -> M:
         remedy = (
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"
         )
-        refused = refusal(model, error, data, remedy=remedy)
-        raise (with_ways(refused) if takes_names(model) else refused) from None
+        raise with_ways(model, refusal(model, error, data, remedy=remedy)) from None
 
 
 @cache

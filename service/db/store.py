@@ -170,38 +170,29 @@ class Store:
             bodies = connection.scalars(query).all()
         return (ClusterTopology.parse_json(bytes(body)) for body in bodies)
 
-    def resolve(self, request: PlanRequest) -> PlanRequest:
-        """Return the request with profile and topology inline, validated as if they had been sent inline."""
-        if isinstance(request.profile, ModelProfile) and isinstance(request.topology, ClusterTopology):
-            return request
-        inline: dict[str, Any] = {}
-        if isinstance(request.profile, str):
-            inline["profile"] = self.profile(request.profile)
-        if isinstance(request.topology, str):
-            inline["topology"] = self.topology(request.topology)
-        fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
-        return PlanRequest.parse(fields | inline)
-
-    def inline(self, document: Part) -> Any:
-        """Return a document in which hashes of profiles, topologies and plans are replaced by what they denote.
+    def resolve(self, document: D) -> D:
+        """Return a document with stored profiles, topologies and plans inline, validated as if they had been sent so.
 
         Raises NotFound for a hash that nothing is stored under, and InvalidDocument where the parts contradict.
         """
-        if isinstance(document, PlanRequest):
-            return self.resolve(document)
+        fields = self._inline(document)
+        return document if fields is None else type(document).parse(fields)
+
+    def _inline(self, part: Part) -> dict[str, Any] | None:
+        """Return the fields of a part with documents in place of hashes; None where there is no hash."""
         changed: dict[str, Any] = {}
-        for name in type(document).model_fields:
-            value = getattr(document, name)
+        for name in type(part).model_fields:
+            value = getattr(part, name)
             if isinstance(value, str) and name in self._finders:
                 changed[name] = self._finders[name](value)
             elif isinstance(value, Document) and not isinstance(value, PlanFile | ModelProfile | ClusterTopology):
-                changed[name] = self.inline(value)
+                if (inner := self._inline(value)) is not None:
+                    changed[name] = inner
             elif isinstance(value, tuple) and any(isinstance(each, Training) for each in value):
-                changed[name] = tuple(map(self.inline, value))
-        changed = {name: value for name, value in changed.items() if value is not getattr(document, name)}
-        if not changed:
-            return document
-        return type(document)(**{name: getattr(document, name) for name in type(document).model_fields} | changed)
+                several = [(each, self._inline(each)) for each in value]
+                if any(inner is not None for _, inner in several):
+                    changed[name] = [each if inner is None else inner for each, inner in several]
+        return {name: getattr(part, name) for name in type(part).model_fields} | changed if changed else None
 
     @property
     def _finders(self) -> dict[str, Callable[[str], Part]]:

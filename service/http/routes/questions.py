@@ -74,7 +74,7 @@ AFTER: dict[str, Callable[[Service, str, Any, Any], Any]] = {"import-topology": 
 
 def _inline(service: Service, tenant: str, name: str, asked: Document) -> Document:
     """Return a request with its stored documents inline, within the limits of the service."""
-    inline: Document = service.stores.of(tenant).inline(asked)
+    inline = service.stores.of(tenant).resolve(asked)
     if inline is not asked:
         service.sizes.check(inline)
     prepare = BEFORE.get(name)

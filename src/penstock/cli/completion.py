@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 KINDS_OF_CLUSTERS = ("1x8xH100", "8x8xH100", "4x8xA100", "2x4xV100")
 """Examples of the form NODESxDEVICESxKIND, which is no list."""
 
@@ -39,6 +41,13 @@ def schedules(incomplete: str) -> list[str]:
     from penstock.solvers.schedules.catalogue import SCHEDULES
 
     return _starting(("auto", *SCHEDULES), incomplete)
+
+
+def lists(incomplete: str) -> list[str]:
+    """Return the kinds of names for which ``penstock list`` has a list."""
+    from penstock.schemas.api.listing import Listable
+
+    return _starting(get_args(Listable), incomplete)
 
 
 def _starting(names: tuple[str, ...], incomplete: str) -> list[str]:

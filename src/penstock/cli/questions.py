@@ -66,7 +66,7 @@ def ask_by_document(
 
     Example: penstock ask verify plan.json
     """
-    from penstock.questions.naming import takes_names, with_documents, with_ways
+    from penstock.questions.naming import with_documents, with_ways
     from penstock.questions.table import QUESTIONS, plain, question_of
     from penstock.schemas.errors import InvalidDocument
 
@@ -82,7 +82,7 @@ def ask_by_document(
     try:
         document = question.request.parse(data, units=True)
     except InvalidDocument as error:
-        raise (with_ways(error) if takes_names(question.request) else error) from None
+        raise with_ways(question.request, error) from None
     print(_as_json(plain(question.answer, ask(name, document, server))))
 
 

@@ -12,14 +12,7 @@ from penstock.schemas.api.agents import SyncReply, SyncRequest
 from penstock.schemas.api.calibration import CalibrationOut
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.fits import FitsAnswer
-from penstock.schemas.api.jobs import (
-    JobEvent,
-    JobOut,
-    ProblemDetails,
-    ResultOut,
-    RunOut,
-    RunRequest,
-)
+from penstock.schemas.api.jobs import JobEvent, JobOut, ProblemDetails, ResultOut, RunOut, RunRequest
 from penstock.schemas.api.placement import PlacementAnswer
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.api.throughput import ThroughputOut

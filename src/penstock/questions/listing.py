@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from penstock.examples import catalogue
@@ -38,15 +37,9 @@ def _clusters() -> Iterator[Listed]:
 
 
 def _devices(topology: ClusterTopology) -> str:
-    """Return the devices of a cluster by kind: ``8 A100 and 8 V100 in 2 nodes``."""
-    uniform, kinds = topology.uniform, Counter[str]()
-    if uniform is not None:
-        kinds[uniform.kind] = uniform.nodes * uniform.devices_per_node
-    for node in topology.nodes:
-        kinds.update(device.kind for device in node.devices)
-    nodes = len(topology.nodes) if uniform is None else uniform.nodes
-    devices = " and ".join(f"{count} {kind}" for kind, count in kinds.items())
-    return f"{devices} in {nodes} node{'s' if nodes > 1 else ''}"
+    """Return the devices and nodes of a cluster: ``8 A100 and 8 V100 in 4 nodes``."""
+    nodes = len(topology.nodes) if topology.uniform is None else topology.uniform.nodes
+    return f"{topology.devices_in_words()} in {nodes} node{'s' if nodes > 1 else ''}"
 
 
 def _planners() -> Iterator[Listed]:

@@ -123,9 +123,10 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     return data
 
 
-def with_ways(refused: InvalidDocument) -> InvalidDocument:
-    """Return the refusal of a request that may have names, whose faults say all that may be sent where a document is
-    missing."""
+def with_ways(model: type[BaseModel], refused: InvalidDocument) -> InvalidDocument:
+    """Return a refusal; where a request takes names, its faults say all that may be sent for a missing document."""
+    if not takes_names(model):
+        return refused
     ways = {
         one.field: f"; send the {one.field} as a document, the hash of a stored one, or as {name!r} the name of a "
         f"shipped {name}, such as {EXAMPLES[name][0]}"

@@ -67,15 +67,10 @@ class Question:
     plan_files: Callable[[Any], Iterable[PlanFile]] = _no_plans
     """The plans of our own planners in an answer, which nobody gets unless they verify."""
 
-    def load(self) -> Callable[[Any, Terms], Any]:
-        """Import the function that answers."""
-        module, _, name = self.entry.partition(":")
-        function: Callable[[Any, Terms], Any] = getattr(import_module(module), name)
-        return function
-
     def here(self, request: Document, terms: Terms = NO_TERMS) -> Any:
         """Answer a request, whose documents are inline, on this machine."""
-        return self.load()(request, terms)
+        module, _, name = self.entry.partition(":")
+        return getattr(import_module(module), name)(request, terms)
 
 
 def _placed(answer: PlacementAnswer) -> Iterable[PlanFile]:

@@ -298,14 +298,9 @@ def _show(screen: Screen, imported: TopologyImported, output: str | None, server
 
 def _summary(imported: TopologyImported) -> str:
     topology = imported.topology
-    kinds: dict[str, int] = {}
-    for node in topology.nodes:
-        for device in node.devices:
-            kinds[device.kind] = kinds.get(device.kind, 0) + 1
-    devices = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items())
     parts = {"node": topology.nodes, "switch": topology.switches, "link": topology.links}
     nodes, switches, links = (_counted(len(part), word) for word, part in parts.items())
-    return f"{nodes} with {devices}, {switches}, {links}"
+    return f"{nodes} with {topology.devices_in_words()}, {switches}, {links}"
 
 
 def _counted(count: int, word: str) -> str:

@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli import completion
 from penstock.cli.documents import print_json
 from penstock.cli.groups import grouped
 from penstock.cli.options import AsJson
 from penstock.cli.panels import PLAN
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
-
-KINDS = ("models", "clusters", "planners", "schedules", "devices")
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +25,7 @@ def list_names(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="|".join(KINDS), help="A kind of name.", autocompletion=lambda: list(KINDS), show_default=False
+            metavar="NAMES", help="Which names, such as clusters.", autocompletion=completion.lists, show_default=False
         ),
     ],
     as_json: AsJson = False,
@@ -40,8 +39,8 @@ def list_names(
     from penstock.schemas.api.listing import ListAnswer, ListRequest
     from penstock.schemas.errors import UnknownName
 
-    if what not in KINDS:
-        raise UnknownName.among("list of", what, KINDS)
+    if what not in (kinds := completion.lists("")):
+        raise UnknownName.among("list of", what, kinds)
     answer: ListAnswer = ask("list", ListRequest.parse({"what": what}), server)
     if as_json:
         print_json(answer)
