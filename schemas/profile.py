@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.quantities import Bytes, BytesPerSecond, Count, Flag, Fraction, Name, Nanoseconds, PositiveCount
+from penstock.schemas.ranks.assignment import BoundarySizes
 from penstock.schemas.transformers.degrees import ALONE, WITHIN, Collective, Degrees, Framework, ModuleCost
 from penstock.schemas.transformers.shape import TransformerShape
 
@@ -280,6 +281,15 @@ class ModelProfile(Document):
             if tie.layers[0] not in span and any(layer in span for layer in tie.layers):
                 held += tie.bytes
         return held
+
+    def boundary_sizes(self) -> BoundarySizes | None:
+        """Return the tensors of each cut, for ranks to compare; None where they were computed and not measured."""
+        if self.source.method != "measured":
+            return None
+        return tuple(
+            tuple((one.name, one.bytes_per_sample, one.gradient_bytes_per_sample) for one in cut)
+            for cut in self.boundaries
+        )
 
     @property
     def device_kinds(self) -> tuple[str, ...]:

@@ -79,7 +79,6 @@ WORDS = (
 ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
 _ROW_TOKEN = re.compile(f"({NUMBER})?([FBIWR])({NUMBER})(?::({NUMBER}))?")
 _RANKS_TOKEN = re.compile(f"({NUMBER})(?::({NUMBER}))?")
-_PASS = re.compile(f"{NUMBER}PASS{NUMBER}")
 _PROGRAM_TOKEN = re.compile(f"({NUMBER})({'|'.join(WORDS)})({NUMBER})(?::({NUMBER}))?(?:@({NUMBER}))?")
 
 
@@ -491,8 +490,6 @@ def print_instructions(instructions: Sequence[Instruction]) -> str:
 
 def parse_instructions(text: str) -> list[Instruction]:
     """Instructions in order. Raises InvalidDocument as ``parse_row`` does."""
-    if (old := _PASS.search(text)) is not None:
-        raise fault(text, old.start(), f"{old[0]!r} is an old instruction that no rank has ever run; leave it out")
     numbers: dict[tuple[str, int, int], int] = {}
 
     def key(match: re.Match[str]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -54,6 +55,12 @@ def alike(ranks: Iterable[Hardware]) -> tuple[Hardware, ...]:
             )
         )
     return tuple(groups.values())
+
+
+def summed(ranks: Iterable[Mapping[str, int] | None]) -> dict[str, int] | None:
+    """Return how many collectives of each kind ran on all ranks; None where no rank compared them."""
+    compared = [Counter(one) for one in ranks if one is not None]
+    return dict(sum(compared, Counter())) if compared else None
 
 
 class RankTrace(Part):

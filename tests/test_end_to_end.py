@@ -317,6 +317,8 @@ def test_a_plan_trains_over_two_agents_what_one_process_trains(good_run):
     assert good_run.losses[-1] < good_run.losses[0]
     assert good_run.gradient_check is not None
     assert good_run.gradient_check <= 1e-6
+    assert good_run.collectives is not None
+    assert good_run.collectives_differ is None
     assert good_run.measured_time_per_global_batch_ns > 0
 
 
@@ -432,17 +434,31 @@ def test_an_agent_may_come_back_and_a_cancelled_run_leaves_no_rank(cluster, plan
     assert psutil.wait_procs(everyone, LIMIT_S)[1] == []
 
 
-def test_a_model_whose_layers_are_not_the_plans_is_refused(cluster, request_for_two_ranks):
+def with_other_layers(profile):
+    return {"layers": tuple(one.model_copy(update={"name": f"other{i}"}) for i, one in enumerate(profile.layers))}
+
+
+def with_wider_cuts(profile):
+    wider = [one.model_copy(update={"bytes_per_sample": 2 * one.bytes_per_sample}) for one in profile.boundaries[0]]
+    return {"boundaries": (tuple(wider), *profile.boundaries[1:])}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_other_layers, ("layer 0", "'block0'", "'other0'")),
+        (with_wider_cuts, ("after layer 'block0'", "bytes per sample", "in the plan")),
+    ],
+)
+def test_a_model_that_is_not_the_plans_is_refused(cluster, request_for_two_ranks, change, words):
     profile = request_for_two_ranks.profile
-    renamed = [layer.model_copy(update={"name": f"other{i}"}) for i, layer in enumerate(profile.layers)]
-    other = request_for_two_ranks.model_copy(update={"profile": profile.model_copy(update={"layers": tuple(renamed)})})
+    other = request_for_two_ranks.model_copy(update={"profile": profile.model_copy(update=change(profile))})
     job = ask(cluster, other)
     file = PlanFile(plan=job.result.plan, request=other)
     run = cluster.run_when(cluster.start_run(file.model_dump(mode="json", exclude_none=True)), ended)
     assert run.state == "failed"
-    assert "layer 0" in run.error.detail
-    assert "'block0'" in run.error.detail
-    assert "'other0'" in run.error.detail
+    for word in words:
+        assert word in run.error.detail
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ LONG_FILES = {
 }
 COMPILED = re.compile(r"kernels?\.py$|/clocks/|/compiled/")
 LONG = {
-    "service/db/migrations/versions": "a migration is a list",
     "src/penstock/cli": "the signature of a command has its options",
     "src/penstock/questions/answer.py": "the signature of penstock.plan has the fields of a request",
 }

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.schemas.bundle import JobBundle, natural
 from penstock.schemas.errors import Conflict, UnsupportedRequest
+from penstock.schemas.ranks.bundle import JobBundle, natural
 
 _SHOWN = 8
 

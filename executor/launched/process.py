@@ -22,16 +22,17 @@ from penstock.executor.devices import number_by_bus, place_among, visible_number
 from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.rendezvous import Rendezvous, bind_to
-from penstock.executor.launched.report import differs_from_one_process, launch_report
+from penstock.executor.launched.report import check_failure, launch_report
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
 from penstock.executor.program.neighbours import awaited
 from penstock.executor.run.rank import Rank
 from penstock.executor.runtime.cuda import gpu_count
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.assignment import RankAssignment
+from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
 
 ASKED_TO_END = 143
 """Exit code of a process that was asked to end, and saved: as that of one which SIGTERM has ended."""
@@ -85,14 +86,14 @@ class LaunchedRank(Rank):
     """A rank whose programs come from a bundle."""
 
     def __init__(
-        self, bundle: JobBundle, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]
+        self, bundle: JobBundle, assignment: RankAssignment, say: Any, give_up: Callable[[Exception], None]
     ) -> None:
         super().__init__(assignment, say, give_up)
         self._bundle = bundle
 
     def segments(self, first_step: int) -> tuple[int, ...] | None:
         """As the checkpoint and the command line have it. Raises UnsupportedRequest for a length without a program."""
-        return self._bundle.segments(self.assignment["rank"], first_step, self.assignment["steps"], self.options)
+        return self._bundle.segments(self.assignment.rank, first_step, self.assignment.steps, self.options)
 
 
 class Process:
@@ -156,29 +157,29 @@ class Process:
         """Which rank this process is."""
         return self._ranks[self._launch.process]
 
-    def _assignment(self, name: str) -> dict[str, Any]:
+    def _assignment(self, name: str) -> RankAssignment:
         orders = self._orders
-        boundaries = self._bundle.boundaries
-        return {
-            "rank": self.rank,
-            "world_size": len(self._bundle.ranks),
-            "store": self._rendezvous.address,
-            "prefix": name,
-            "programs": self._bundle.programs(self.rank),
-            "job": orders.model,
-            "directory": orders.directory,
-            "steps": orders.steps,
-            "seed": orders.seed,
-            "check": orders.check,
-            "trace_steps": orders.trace_steps,
-            "layers": list(self._bundle.layers),
-            "boundaries": None if boundaries is None else [[list(one) for one in cut] for cut in boundaries],
-            "options": orders.options.model_dump(mode="json"),
-            "plan_hash": self._bundle.plan_hash,
-            "device": device_of(self._bundle, self.rank, orders.device),
-            "transport": orders.transport,
-            "timeout_s": orders.timeout_s,
-        }
+        return RankAssignment(
+            rank=self.rank,
+            world_size=len(self._bundle.ranks),
+            programs=self._bundle.ranks[self.rank].programs,
+            segments=None,
+            steps=orders.steps,
+            job=orders.model,
+            directory=orders.directory,
+            options=orders.options.model_dump(mode="json"),
+            plan_hash=self._bundle.plan_hash,
+            layers=self._bundle.layers,
+            boundaries=self._bundle.boundaries,
+            seed=orders.seed,
+            check=orders.check,
+            trace_steps=orders.trace_steps,
+            store=self._rendezvous.address,
+            prefix=name,
+            device=device_of(self._bundle, self.rank, orders.device),
+            transport=orders.transport,
+            timeout_s=orders.timeout_s,
+        )
 
     def _on_event(self, event: Mapping[str, Any]) -> None:
         self._events.append(event)
@@ -240,10 +241,10 @@ class Process:
         )
         traces = [event["rank_trace"] for events in gathered for event in events if event["kind"] == "trace"]
         traces.sort(key=lambda one: (one["step"], one["rank"]))
-        problem = differs_from_one_process(done[0])
-        if problem is not None:
-            _complain(problem)
-        return Outcome(code if problem is None else 1, report, tuple(traces))
+        failure = check_failure(done)
+        if failure is not None:
+            _complain(str(failure))
+        return Outcome(code if failure is None else failure.exit_code, report, tuple(traces))
 
     # Others
 

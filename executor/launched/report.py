@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.executor.launched.places import Presence
-from penstock.schemas.bundle import JobBundle, LaunchReport
+from penstock.executor.run.local import other_training
+from penstock.schemas.errors import RunFailed
 from penstock.schemas.quantities import spell
+from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
+from penstock.schemas.trace import summed
 
 Event = Mapping[str, Any]
 
@@ -40,6 +43,8 @@ def launch_report(
             "predicted_time_per_global_batch_ns": bundle.predicted_time_per_global_batch_ns,
             "measured_time_per_global_batch_ns": sorted(times_ns)[len(times_ns) // 2] if times_ns else None,
             "gradient_check": None if done[0] is None else done[0]["gradient_check"],
+            "collectives": summed(one and one["collectives"] for one in done),
+            "collectives_differ": first_difference(done),
             "evaluations": [{"step": event["step"], "loss": spell(event["loss"])} for event in evaluated],
             "checkpoint_step": saved[-1]["step"] if saved else None,
             "ranks": [
@@ -57,14 +62,13 @@ def launch_report(
     )
 
 
-def differs_from_one_process(done: Event | None) -> str | None:
-    """Why a run that was compared does not train what one process trains; None where it does, or was not compared."""
-    if done is None or done["gradient_check"] is None:
-        return None
-    apart, loss_apart, tolerance = done["gradient_check"], done["loss_check"], done["gradient_tolerance"]
-    if max(apart, loss_apart) <= tolerance:
-        return None
-    return (
-        f"the run does not train what one process trains: gradients {apart:.3g} apart, loss {loss_apart:.3g}, where "
-        f"{tolerance:.3g} would be rounding"
-    )
+def first_difference(done: Sequence[Event | None]) -> str | None:
+    """Return the first collective of all ranks that is not the one that was predicted."""
+    return next((one["collectives_differ"] for one in done if one is not None and one["collectives_differ"]), None)
+
+
+def check_failure(done: Sequence[Event | None]) -> RunFailed | None:
+    """Return why a checked run trained or communicated otherwise than it should; None where it did not."""
+    first = done[0] or dict.fromkeys(("gradient_check", "loss_check", "gradient_tolerance"))
+    differs = first_difference(done)
+    return other_training(first["gradient_check"], first["loss_check"], first["gradient_tolerance"], differs)

@@ -323,8 +323,8 @@ class Agent:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Start(run, generation, process, arguments):
-                self._start(run, generation, process, arguments)
+            case Start(run, generation, process):
+                self._start(action, (run, generation, process))
             case Stop(run, generation, gently):
                 for (other, of, process), child in self._children.items():
                     if (other, of) == (run, generation) and (process.kind == "rank" or not gently):
@@ -333,27 +333,29 @@ class Agent:
                 loop = asyncio.get_running_loop()
                 loop.call_later(delay_ns / 1e9, self._apply, GraceOver(run, generation))
 
-    def _start(self, run: str, generation: int, process: Process, arguments: Mapping[str, Any]) -> None:
-        key = (run, generation, process)
-        device = self._devices.get(arguments.get("device", ""))
-        offer = self._state.offer
-        line = dict(arguments) | {"directory": offer.directory, "outputs": offer.outputs}
-        mark: Path | None = None
-        if process.kind == "rank":
-            line["timeout_s"] = self._settings.peer_timeout_s
-            mark = self._scratch / f"{run}-{generation}-{process.rank}"
-            with contextlib.suppress(OSError):  # a full disk costs the last instruction of a rank that is killed
-                write_mark(mark)
-                line["mark"] = str(mark)
-        if device is not None:
-            line["device"] = "cpu" if device.gpu is None else "cuda:0"
+    def _start(self, start: Start, key: tuple[str, int, Process]) -> None:
+        run, generation, process = key
+        offer, orders = self._state.offer, start.orders
+        line = dict(start.arguments) | {"directory": offer.directory, "outputs": offer.outputs}
+        device = None
+        if orders is not None:
+            device = self._devices[orders.device]
+            orders = replace(
+                orders,
+                device="cpu" if device.gpu is None else "cuda:0",
+                timeout_s=self._settings.peer_timeout_s,
+                mark=self._marked(self._scratch / f"{run}-{generation}-{process.rank}"),
+            )
+            line = orders.to_json()
 
         def on_message(message: dict[str, Any]) -> None:
             self._apply(Said(run, generation, process, message))
 
         def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
             del self._children[key]
-            at = None if mark is None else marked_instruction(mark, arguments["programs"], arguments["segments"] or ())
+            at = None
+            if orders is not None and orders.mark is not None:
+                at = marked_instruction(Path(orders.mark), orders.programs, orders.segments or ())
             self._apply(Exited(run, generation, process, code, last_lines, at))
 
         command = self._command(process)
@@ -362,12 +364,21 @@ class Agent:
             [*command, self._address] if process == STORE else command,
             line=line,
             environment=self._environment(device),
-            directory=line["directory"],
+            directory=offer.directory,
             limit_s=self._settings.prepare_limit_s if process == CHECK else None,
             log=LogFile(log_path(self._logs, run, generation, process), self._settings.log_bytes, self._say),
             on_message=on_message,
             on_exit=on_exit,
         )
+
+    @staticmethod
+    def _marked(mark: Path) -> str | None:
+        """Return a new mark; None on a full disk, which costs the last instruction of a rank that is killed."""
+        try:
+            write_mark(mark)
+        except OSError:
+            return None
+        return str(mark)
 
     def _environment(self, device: LocalDevice | None) -> dict[str, str]:
         environment = dict(os.environ) | {"PYTHONUNBUFFERED": "1"}

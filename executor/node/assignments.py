@@ -8,6 +8,7 @@ from penstock.executor.node.agent_state import Offer, Phase, Record, State, Susp
 from penstock.executor.node.changes import change, first_rank, put, queue_event, report_failure
 from penstock.executor.node.stimuli import CHECK, STORE, Action, Process, Start, Stop
 from penstock.schemas.api.agents import Assignment, SyncReply, digest_of
+from penstock.schemas.ranks.assignment import RankAssignment
 
 
 def on_reply(state: State, reply: SyncReply, actions: list[Action]) -> State:
@@ -129,25 +130,29 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
     for rank in wanted.ranks:
         process = Process("rank", rank.rank)
         started.add(process)
-        arguments = {
-            "rank": rank.rank,
-            "world_size": wanted.world_size,
-            "store": address,
-            "prefix": f"{run}/{wanted.generation}",
-            "generation": wanted.generation,
-            "plan_hash": wanted.plan_hash,
-            "programs": list(rank.programs),
-            "segments": list(wanted.segments) or None,
-            "options": wanted.options.model_dump(mode="json"),
-            "device": rank.device,
-            "job": state.offer.reference(wanted.model),
-            "steps": wanted.steps,
-            "seed": wanted.seed,
-            "check": wanted.check,
-            "trace_steps": wanted.trace_steps,
-            "layers": list(wanted.layers),
-        }
-        actions.append(Start(run, wanted.generation, process, arguments))
+        job = state.offer.reference(wanted.model)
+        assert job is not None, "a run whose model is not offered is refused before"
+        orders = RankAssignment(
+            rank=rank.rank,
+            world_size=wanted.world_size,
+            programs=rank.programs,
+            segments=wanted.segments or None,
+            steps=wanted.steps,
+            job=job,
+            directory=state.offer.directory,
+            options=wanted.options.model_dump(mode="json"),
+            plan_hash=wanted.plan_hash,
+            layers=wanted.layers,
+            boundaries=wanted.boundaries,
+            seed=wanted.seed,
+            check=wanted.check,
+            trace_steps=wanted.trace_steps,
+            store=address,
+            prefix=f"{run}/{wanted.generation}",
+            device=rank.device,
+            outputs=state.offer.outputs,
+        )
+        actions.append(Start(run, wanted.generation, process, orders=orders))
     return change(state, run, phase=Phase.RUNNING, alive=record.alive | started)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from penstock.schemas.api.agents import SyncReply
+from penstock.schemas.ranks.assignment import RankAssignment
 
 
 class Process(NamedTuple):
@@ -95,12 +96,13 @@ Stimulus = Synced | Said | Exited | GraceOver | Drain
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a child; ``arguments`` is the JSON line that it reads."""
+    """Start a child, which reads ``arguments`` as a JSON line; a rank reads ``orders``, with a device of the plan."""
 
     run: str
     generation: int
     process: Process
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    orders: RankAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ finds the job: of the job its name and the samples of its batches are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from penstock.executor.run.job import Job
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.assignment import RankAssignment
 
 _REMEDY = "lower the programs of all ranks from one plan, and start all ranks with the same settings"
 _SETTINGS = ("plan_hash", "steps", "first_step", "segments", "seed", "check", "trace_steps")
@@ -37,9 +38,9 @@ class _Part(NamedTuple):
     stages: dict[_Stage, tuple[int, int]]
 
 
-def refuse_other_place(program: Program, assignment: Mapping[str, Any]) -> None:
+def refuse_other_place(program: Program, assignment: RankAssignment) -> None:
     """Raise InvalidDocument where a program is for another rank, or for another number of ranks, than assigned."""
-    place, expected = (program.rank, program.world_size), (assignment["rank"], assignment["world_size"])
+    place, expected = (program.rank, program.world_size), (assignment.rank, assignment.world_size)
     if place != expected:
         raise InvalidDocument(
             f"the program is for rank {place[0]} of {place[1]}, and was given to rank {expected[0]} of {expected[1]}",
@@ -47,9 +48,7 @@ def refuse_other_place(program: Program, assignment: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_disagreement(
-    programs: Sequence[Program], assignment: Mapping[str, Any], options: RunOptions, job: Job
-) -> None:
+def refuse_disagreement(programs: Sequence[Program], assignment: RankAssignment, options: RunOptions, job: Job) -> None:
     """Raise InvalidDocument on every rank alike, naming two ranks that do not belong to one run.
 
     Collective. ``programs``: this rank's.
@@ -71,11 +70,9 @@ def refuse_disagreement(
     _refuse_other_cuts(everyone)
 
 
-def _values(
-    programs: Sequence[Program], assignment: Mapping[str, Any], options: RunOptions, job: Job
-) -> dict[str, Any]:
+def _values(programs: Sequence[Program], assignment: RankAssignment, options: RunOptions, job: Job) -> dict[str, Any]:
     values: dict[str, Any] = {"job": job.name, "job's batch_size": job.batch_size, "programs": len(programs)}
-    values |= {name: assignment.get(name) for name in _SETTINGS}
+    values |= {name: getattr(assignment, name) for name in _SETTINGS}
     values |= {f"options.{name}": value for name, value in options.model_dump(mode="json").items()}
     for number, program in enumerate(programs):
         of = f" of program {number}" if number else ""

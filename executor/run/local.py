@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,10 @@ from penstock.schemas.errors import (
     UnsupportedRequest,
 )
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.assignment import BoundarySizes, RankAssignment
+from penstock.schemas.trace import summed
 
+REPORT_IT = "report it: the costs of the plan leave it out, or count another one"
 PEER_GRACE_S = 0.7
 """After a rank lost a peer, how long to wait for the reason: the peer's own last words, or its exit."""
 
@@ -83,11 +85,28 @@ class RunReport:
     hardware: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
     @property
-    def check_passed(self) -> bool | None:
-        """Whether the run trains what one process trains; None when it was not compared."""
-        if self.gradient_check is None or self.gradient_tolerance is None or self.loss_check is None:
-            return None
-        return max(self.gradient_check, self.loss_check) <= self.gradient_tolerance
+    def check_failure(self) -> RunFailed | None:
+        """Why a checked run trained or communicated otherwise than it should; None where it did not."""
+        return other_training(self.gradient_check, self.loss_check, self.gradient_tolerance, self.collectives_differ)
+
+
+def other_training(
+    gradients: float | None, loss: float | None, tolerance: float | None, collective: str | None
+) -> RunFailed | None:
+    """Return the failure of a run whose gradients and loss are not one process's, or a collective not the plan's.
+
+    What was not compared is None.
+    """
+    sentences = []
+    if gradients is not None and loss is not None and tolerance is not None and max(gradients, loss) > tolerance:
+        sentences.append(
+            f"the run does not train like a single process: gradients {gradients:.3g} apart, loss {loss:.3g}, where "
+            f"{tolerance:.3g} would be rounding"
+        )
+    if collective is not None:
+        sentences.append(f"a collective is not the one that was predicted: {collective}")
+    remedy = None if len(sentences) != 1 or collective is None else REPORT_IT
+    return RunFailed("; ".join(sentences), remedy=remedy) if sentences else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +135,7 @@ def run_locally(
     check: bool = False,
     trace_steps: int = 0,
     layers: Sequence[str] | None = None,
-    boundaries: Sequence[Sequence[Sequence[Any]]] | None = None,
+    boundaries: BoundarySizes | None = None,
     timeout_s: float | None = None,
     devices: Sequence[str] = ("cpu",),
     transport: str = "auto",
@@ -136,48 +155,65 @@ def run_locally(
     raised as they are.
     """
     run = _Run(Work.of(work), steps, options or RunOptions())
-    common = {
-        "world_size": run.work.num_ranks,
-        "prefix": f"run-{os.getpid()}-{time.monotonic_ns()}",
-        "job": job,
-        "directory": str(directory.resolve()),
-        "steps": steps,
-        "seed": seed,
-        "check": check,
-        "trace_steps": trace_steps,
-        "layers": None if layers is None else list(layers),
-        "options": run.options.model_dump(mode="json"),
-        "plan_hash": plan_hash,
-        "transport": transport,
-        "count_memory": count_memory,
-        "kinds_differ": True,
-        "boundaries": boundaries,
-        **({} if timeout_s is None else {"timeout_s": timeout_s}),
-    }
-    with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch, _socket() as server:
-        common["store"] = join_address(_LOOPBACK, server.getsockname()[1])
+    first = RankAssignment(
+        rank=0,
+        world_size=run.work.num_ranks,
+        programs=(),
+        segments=run.work.segments,
+        first_step=run.work.first_step,
+        steps=steps,
+        job=job,
+        directory=str(directory.resolve()),
+        options=run.options.model_dump(mode="json"),
+        plan_hash=plan_hash,
+        layers=None if layers is None else tuple(layers),
+        boundaries=boundaries,
+        seed=seed,
+        check=check,
+        trace_steps=trace_steps,
+        store="",
+        prefix=f"run-{os.getpid()}-{time.monotonic_ns()}",
+        device=devices[0],
+        transport=transport,
+        timeout_s=timeout_s,
+        kinds_differ=True,
+        count_memory=count_memory,
+    )
+    with _started(run, first, devices, environments):
+        if on_started is not None:
+            on_started([process.popen.pid for process in run.processes])
+        return _follow(run, on_progress)
+
+
+@contextmanager
+def _started(
+    run: _Run, first: RankAssignment, devices: Sequence[str], environments: Sequence[Mapping[str, str]]
+) -> Iterator[None]:
+    """Start all ranks, and leave none behind."""
+    with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch:
         try:
-            _start_all(run, common, devices, environments, Path(scratch), server)
-            server.close()
-            if on_started is not None:
-                on_started([process.popen.pid for process in run.processes])
-            return _follow(run, on_progress)
+            _start_all(run, first, devices, environments, Path(scratch))
+            yield
         finally:
             _end(run.processes)
 
 
 def _start_all(
-    run: _Run,
-    common: Mapping[str, Any],
-    devices: Sequence[str],
-    environments: Sequence[Mapping[str, str]],
-    scratch: Path,
-    server: socket.socket,
+    run: _Run, first: RankAssignment, devices: Sequence[str], environments: Sequence[Mapping[str, str]], scratch: Path
 ) -> None:
-    for rank in range(run.work.num_ranks):
-        place = {"rank": rank, "device": devices[rank % len(devices)]}
-        variables = environments[rank % len(environments)]
-        run.processes.append(_start({**common, **place, **run.work.assignment(rank)}, variables, scratch, server))
+    """Start all ranks with the orders of the first one, but for their places."""
+    with _socket() as server:
+        for rank in range(first.world_size):
+            orders = replace(
+                first,
+                rank=rank,
+                programs=run.work.programs_of(rank),
+                device=devices[rank % len(devices)],
+                store=join_address(_LOOPBACK, server.getsockname()[1]),
+                listening=server.fileno() if rank == 0 else None,
+                mark=str(scratch / f"mark-{rank}"),
+            )
+            run.processes.append(_start(orders, environments[rank % len(environments)]))
 
 
 @contextmanager
@@ -189,17 +225,10 @@ def _socket() -> Iterator[socket.socket]:
         server.close()
 
 
-def _start(
-    assignment: dict[str, Any], variables: Mapping[str, str], scratch: Path, server: socket.socket
-) -> RankProcess:
-    rank = assignment["rank"]
-    mark = scratch / f"mark-{rank}"
+def _start(assignment: RankAssignment, variables: Mapping[str, str]) -> RankProcess:
+    assert assignment.mark is not None
+    mark = Path(assignment.mark)
     write_mark(mark)
-    assignment["mark"] = str(mark)
-    descriptors: tuple[int, ...] = ()
-    if rank == 0:
-        descriptors = (server.fileno(),)
-        assignment["listening"] = server.fileno()
     environment = dict(os.environ) | dict(variables)
     environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     environment.setdefault("OMP_NUM_THREADS", "1")
@@ -208,15 +237,15 @@ def _start(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=descriptors,
+        pass_fds=() if assignment.listening is None else (assignment.listening,),
         env=environment,
-        cwd=assignment["directory"],
+        cwd=assignment.directory,
         process_group=0,
     )
-    process = RankProcess(rank, popen, mark)
+    process = RankProcess(assignment.rank, popen, mark)
     assert popen.stdin is not None
     with suppress(BrokenPipeError):
-        popen.stdin.write(json.dumps(assignment).encode() + b"\n")
+        popen.stdin.write(json.dumps(assignment.to_json()).encode() + b"\n")
         popen.stdin.flush()
     return process
 
@@ -331,18 +360,12 @@ def _report(
         rank_traces=tuple(sorted(traces, key=lambda one: (one["step"], one["rank"]))),
         first_step=first["first_step"],
         evaluations=tuple((event["step"], event["loss"]) for event in evaluation),
-        collectives=_collectives([finished[rank] for rank in sorted(finished)]),
+        collectives=summed(finished[rank]["collectives"] for rank in sorted(finished)),
         collectives_differ=next(
             (each for rank in sorted(finished) if (each := finished[rank]["collectives_differ"]) is not None), None
         ),
         hardware=tuple(finished[rank]["hardware"] for rank in sorted(finished)),
     )
-
-
-def _collectives(finished: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
-    """Those of all ranks together; None where no rank compared them."""
-    found = [event["collectives"] for event in finished if event["collectives"] is not None]
-    return dict(sum(map(Counter, found), Counter())) if found else None
 
 
 def _end(processes: Sequence[RankProcess]) -> None:

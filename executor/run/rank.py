@@ -1,19 +1,6 @@
 """One rank of a run: ``python -m penstock.executor.run.rank``.
 
-Reads one JSON line from stdin, its assignment::
-
-    {rank, world_size, store: "host:port", prefix, programs, job, directory, steps, seed, check, trace_steps, layers}
-
-``programs``: those that this rank runs, one after the other (``program``: a single one); with several, ``segments``
-says which comes when from ``first_step`` on (from step 0 where that is not given), and without that they are a
-ladder. Training goes up to step ``steps``.
-Optional: ``outputs`` (directories below which alone the run may write), ``options``
-(``schemas.api.run_options.RunOptions``), ``plan_hash`` (for checkpoints), ``device`` (torch's name, "cpu"),
-``transport`` ("auto", or one of ``executor.transport``), ``boundaries`` (of the plan's profile: per cut
-``[name, bytes_per_sample, gradient_bytes_per_sample]`` of each tensor), ``timeout_s`` (a peer silent for longer is
-taken for dead), ``listening`` (descriptor of the store's socket: this rank hosts the store), ``mark`` (file of two
-native 64-bit integers where the index of the running instruction and the step are kept), ``host`` (ranks of one host
-share a clock). ``layers`` null: not compared.
+Reads one JSON line from stdin, its assignment (`schemas.ranks.assignment.RankAssignment`).
 
 Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}``, ``resumed {step, directory}``,
 ``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
@@ -73,7 +60,6 @@ from penstock.executor.runtime.opening import open_device
 from penstock.executor.stage.precision import Training
 from penstock.executor.torch_versions import untried
 from penstock.executor.transport import (
-    AUTO,
     SETUP_LIMIT,
     agree_on_transport,
     connect,
@@ -85,6 +71,7 @@ from penstock.executor.transport import (
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, PenstockError
 from penstock.schemas.program import Instruction, Program
+from penstock.schemas.ranks.assignment import RankAssignment
 
 if TYPE_CHECKING:
     from penstock.executor.checkpoints.checkpoint_store import Checkpoints
@@ -128,40 +115,40 @@ class Rank:
     ``give_up`` ends the process for an error that its main thread, which is stuck, cannot raise.
     """
 
-    def __init__(self, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]) -> None:
+    def __init__(self, assignment: RankAssignment, say: Any, give_up: Callable[[Exception], None]) -> None:
         self.assignment = assignment
         self.say = say
         self._give_up = give_up
-        self.mark: Mark = open_mark(assignment.get("mark"))
-        self._outputs = Outputs.parse(assignment.get("outputs"))
-        self.options = RunOptions.parse(assignment.get("options") or {})
+        self.mark: Mark = open_mark(assignment.mark)
+        self._outputs = Outputs.parse(assignment.outputs)
+        self.options = RunOptions.parse(assignment.options)
         self._trainer: Trainer | None = None
         self._clock: Reading | None = None
 
     def run(self) -> None:
         """Set up, train, compare, report. Raises whatever goes wrong."""
         given = self.assignment
-        runtime = open_device(given.get("device", "cpu"))
+        runtime = open_device(given.device)
         runtime.use_precision(self.options.precision)
-        if given["check"]:
+        if given.check:
             runtime.reproducible()
         torch.set_num_threads(1)
         keep_freed_memory()
-        self.programs = [Program.from_json(one) for one in given.get("programs") or [given["program"]]]
+        self.programs = [Program.from_json(one) for one in given.programs]
         self.program = self.programs[0]
         if (why := untried()) is not None:
             self._report_first({"kind": "warning", "step": 0, "text": why})
-        job = load_job(given["job"], given.get("directory"))
+        job = load_job(given.job, given.directory)
         model = self._model(job, runtime.device)
-        self._peak = peak_of(runtime, counts_tensors=given.get("count_memory", False))
+        self._peak = peak_of(runtime, counts_tensors=given.count_memory)
         store = self._connect()
-        others = refuse_other_devices(runtime, self.program, kinds_differ=given.get("kinds_differ", False))
+        others = refuse_other_devices(runtime, self.program, kinds_differ=given.kinds_differ)
         for text in (others, untrained_samples(job, self.program)):
             if text is not None:
                 self._report_first({"kind": "warning", "step": 0, "text": text})
         self._hardware = Hardware(runtime, self.program, gather_places(self.program.world_size))
         self._refuse_disagreement(job)
-        kind = agree_on_transport(given.get("transport", AUTO), runtime, self.programs)
+        kind = agree_on_transport(given.transport, runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)
         division, model = self._division(groups, model, runtime.device)
         transport = make_transport(kind, self.program, runtime, SETUP_LIMIT)
@@ -170,7 +157,7 @@ class Rank:
             self.programs,
             model.chain,
             model.shapes,
-            seed=given["seed"],
+            seed=given.seed,
             transport=transport,
             groups=groups,
             runtime=runtime,
@@ -186,9 +173,9 @@ class Rank:
         gc.collect()
         gc.freeze()
         self.say({"kind": "ready", "rank": self.program.rank})
-        if min(given["steps"], given["trace_steps"]) > 0:
+        if min(given.steps, given.trace_steps) > 0:
             self._clock = self._read_clock()
-        check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if given["check"] else None
+        check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if given.check else None
         self._hardware.begin()
         trainer = self._train(interpreter, course, checkpoints, check)
         self._measured = self._hardware.end()
@@ -240,10 +227,10 @@ class Rank:
         """The job as a model. Raises ModelMismatch or UnsupportedRequest where it is not what the plan was made for."""
         given, options = self.assignment, self.options
         refuse_missing_parts(job, options)
-        chain = checked_chain(job, self.program, given.get("layers"))
+        chain = checked_chain(job, self.program, given.layers)
         training = Training(options.precision, options.clip_norm)
         shapes = chain.infer_shapes(range(self.program.row_classes[0][0]), training, device)
-        refuse_other_boundaries(chain, shapes, given.get("boundaries"), lowered=training.lowered)
+        refuse_other_boundaries(chain, shapes, given.boundaries, lowered=training.lowered)
         return _Model(chain, shapes, training)
 
     def _division(self, groups: Sequence[Any], model: _Model, device: torch.device) -> tuple[Division | None, _Model]:
@@ -259,7 +246,7 @@ class Rank:
         return division, model._replace(shapes=divided_shapes(model.chain, model.shapes, division, size))
 
     def _watchdog(self) -> Watchdog:
-        return Watchdog(self.mark, self._stuck, limit_s=self.assignment.get("timeout_s"), least_s=TIMEOUT_S)
+        return Watchdog(self.mark, self._stuck, limit_s=self.assignment.timeout_s, least_s=TIMEOUT_S)
 
     def _stuck(self, stuck: Stuck) -> None:
         """End the process: its main thread does not come back from an instruction."""
@@ -278,12 +265,12 @@ class Rank:
         given = self.assignment
         refuse_other_place(self.program, given)
         return connect(
-            given["store"],
-            prefix=given["prefix"],
+            given.store,
+            prefix=given.prefix,
             rank=self.program.rank,
             world_size=self.program.world_size,
             timeout=SETUP_LIMIT,
-            listening=given.get("listening"),
+            listening=given.listening,
         )
 
     def _refuse_disagreement(self, job: Job) -> None:
@@ -300,16 +287,14 @@ class Rank:
             step=0,
             batches=0,
             job=job.name,
-            seed=given["seed"],
+            seed=given.seed,
             update_rule=program.update_rule,
             pipelines=program.pipelines,
             global_batch_size=program.global_batch_size,
-            plan_hash=given.get("plan_hash"),
+            plan_hash=given.plan_hash,
             torch_version=torch.__version__,
         )
-        return Checkpoints(
-            options.checkpoint_directory, options.keep_checkpoints, about, given["prefix"], self._outputs
-        )
+        return Checkpoints(options.checkpoint_directory, options.keep_checkpoints, about, given.prefix, self._outputs)
 
     def _course(self, checkpoints: Checkpoints | None, interpreter: Interpreter) -> Course:
         """What is left to train: from the newest checkpoint on where one is asked for. Raises NotFound without one."""
@@ -320,26 +305,26 @@ class Rank:
             if options.resume:
                 auto = options.resume == "auto"
                 first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=auto)
-        expected = given.get("first_step")
+        expected = given.first_step
         if expected is not None and expected != first_step:
             raise InvalidDocument(
                 f"the programs start at step {expected}, but the newest checkpoint is of step {first_step}"
             )
         return Course(
-            steps=given["steps"],
+            steps=given.steps,
             first_step=first_step,
-            trace_steps=given["trace_steps"],
+            trace_steps=given.trace_steps,
             segments=self.segments(first_step),
             options=options,
         )
 
     def segments(self, first_step: int) -> tuple[int, ...] | None:
         """The numbers of the programs that train from ``first_step`` on; None where steps are run one by one."""
-        segments = self.assignment.get("segments")
+        segments = self.assignment.segments
         if segments is None:
             return None
-        begun = 0 if self.assignment.get("first_step") is not None else len(self.options.segments(0, first_step))
-        return tuple(segments[begun:])
+        begun = 0 if self.assignment.first_step is not None else len(self.options.segments(0, first_step))
+        return segments[begun:]
 
     def _open_metrics(self, course: Course, interpreter: Interpreter) -> Metrics | None:
         options = self.options
@@ -355,7 +340,7 @@ class Rank:
     # Reports
 
     def _read_clock(self) -> Reading:
-        return read_clock(self.assignment.get("host") or _host())
+        return read_clock(self.assignment.host or _host())
 
     def _send_traces(self, trainer: Trainer) -> None:
         if self._clock is None:
@@ -409,7 +394,7 @@ class Rank:
         known = cause if isinstance(cause, PenstockError) else None
         return {
             "kind": "failed",
-            "rank": self.assignment.get("rank"),
+            "rank": self.assignment.rank,
             "reason": (str(known) if known is not None else self._said(cause)) + _place(failed),
             "error": type(cause).__name__,
             "detail": known.detail if known is not None else None,
@@ -477,11 +462,11 @@ def main(stdin: TextIO, events: TextIO) -> int:
         say(rank.failure(error))
         os._exit(1)
 
-    rank = Rank(json.loads(line), say, give_up)
+    rank = Rank(RankAssignment.from_json(json.loads(line)), say, give_up)
     try:
         rank.run()
     except ShutdownRequested as shutdown:
-        say({"kind": "left", "rank": rank.assignment["rank"], "step": shutdown.step})
+        say({"kind": "left", "rank": rank.assignment.rank, "step": shutdown.step})
     except Exception as error:
         give_up(error)
     return 0

@@ -53,14 +53,9 @@ class Work:
         """The transports that all programs were lowered for."""
         return common_transports(program for programs in self.programs for program in programs)
 
-    def assignment(self, rank: int) -> dict[str, Any]:
-        """The fields of a rank's assignment that say what it runs."""
-        fields: dict[str, Any] = {"programs": [programs[rank].to_json() for programs in self.programs]}
-        if self.segments is not None:
-            fields["segments"] = list(self.segments)
-        if self.first_step is not None:
-            fields["first_step"] = self.first_step
-        return fields
+    def programs_of(self, rank: int) -> tuple[dict[str, Any], ...]:
+        """Return the programs of a rank as JSON."""
+        return tuple(programs[rank].to_json() for programs in self.programs)
 
     def instruction(self, rank: int, index: int, program: int) -> Instruction | None:
         """Instruction ``index`` of a rank's program ``program``; None where there is none."""

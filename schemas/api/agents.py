@@ -26,7 +26,8 @@ checkpoint   ``{step, directory}``: a complete one, of the weights after ``step`
 evaluation   ``{step, loss}``: after ``step`` steps
 rung         ``{step, index}``: from ``step`` on the ladder's program ``index`` is run
 warning      ``{rank, step, text}``: something went wrong, and training goes on
-rank_done    ``{rank, losses, step_times_ns, gradient_check, peak_memory_bytes, hardware}``; unknown values are null
+rank_done    ``{rank, losses, step_times_ns, gradient_check, collectives, collectives_differ, peak_memory_bytes,
+             hardware}``; unknown values are null
 rank_failed  ``{rank, reason, instruction, signal, exit_code, last_lines}``: the first rank that failed there
 stopped      nothing: no process of this generation is left
 ============ ======================================================================================================
@@ -48,6 +49,9 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Part
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number
 from penstock.schemas.trace import Hardware, RankTrace
+
+BoundarySize = tuple[Name, Count, Count]
+"""A tensor that crosses a cut: its name, bytes per sample, bytes per sample of the gradient."""
 
 EventKind = Literal[
     "prepared",
@@ -166,6 +170,8 @@ class RankDone(EventData):
     losses: tuple[Loss | None, ...] | None = None
     step_times_ns: tuple[Nanoseconds, ...] | None = None
     gradient_check: Number | None = None
+    collectives: dict[str, Count] | None = Field(default=None, description="how many of each kind ran as predicted")
+    collectives_differ: str | None = Field(default=None, description="the first that is not as predicted")
     peak_memory_bytes: Bytes | None = None
     hardware: Hardware | None = None
 
@@ -233,7 +239,7 @@ class SyncRequest(Part):
     leaving: Flag = Field(default=False, description="the last call of this incarnation: its name is free afterwards")
 
 
-class RankAssignment(Part):
+class RankPrograms(Part):
     """One rank of a run on this agent."""
 
     rank: Count
@@ -264,8 +270,11 @@ class Assignment(Part):
     save: Flag = Field(default=False, description="of a stop: ranks may write a checkpoint before they end")
     hosts_store: Flag = Field(description="rank 0's agent starts the store")
     store_address: str | None = None
-    ranks: tuple[RankAssignment, ...] = Field(description="this agent's ranks; none when phase is stop")
+    ranks: tuple[RankPrograms, ...] = Field(description="this agent's ranks; none when phase is stop")
     layers: tuple[Name, ...] = Field(description="the chain's layer names, to be checked against the model")
+    boundaries: tuple[tuple[BoundarySize, ...], ...] | None = Field(
+        default=None, description="the tensors at each cut, where measured, to be checked against the model"
+    )
 
 
 def digest_of(programs: Iterable[Mapping[str, Any]]) -> str:

@@ -238,6 +238,10 @@ class RunOut(Part):
     gradient_check: Number | None = Field(
         default=None, description="largest difference from one process, over the largest gradient"
     )
+    collectives: dict[str, Count] | None = Field(
+        default=None, description="how many of each kind ran as predicted on all ranks; null where not compared"
+    )
+    collectives_differ: str | None = Field(default=None, description="the first that is not as predicted")
     error: ProblemDetails | None = None
     agents: tuple[str, ...] = ()
     checkpoint_step: Count | None = Field(default=None, description="steps in the newest complete checkpoint")

@@ -162,6 +162,10 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
         figures.append(("measured (median)", duration(measured)))
     if run.gradient_check is not None:
         figures.append(("gradients differ from one process by", f"{run.gradient_check:.1e}"))
+    if run.collectives_differ is not None:
+        figures.append(("first collective not as predicted", run.collectives_differ))
+    elif run.collectives:
+        figures.append(("collectives as predicted", sum(run.collectives.values())))
     if run.max_restarts:
         figures.append(("restarts", f"{run.restarts} of {run.max_restarts}"))
     if run.checkpoint_step is not None:

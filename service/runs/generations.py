@@ -130,8 +130,8 @@ def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> None:
     store_steps(connection, run_id, done.rank, done.first_step, done.losses or (), done.step_times_ns or ())
     here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == done.rank)
     hardware = None if done.hardware is None else done.hardware.model_dump()
-    values = {"done": True, "peak_memory_bytes": done.peak_memory_bytes, "hardware": hardware}
-    connection.execute(run_ranks.update().where(here).values(**values))
+    values = done.model_dump(include={"peak_memory_bytes", "collectives", "collectives_differ"})
+    connection.execute(run_ranks.update().where(here).values(done=True, hardware=hardware, **values))
     check = done.gradient_check
     if check is not None and (run["gradient_check"] is None or check > run["gradient_check"]):
         connection.execute(runs.update().where(runs.c.id == run_id).values(gradient_check=check))

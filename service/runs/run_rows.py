@@ -10,11 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.schemas.api.agents import Assignment, RankAssignment, digest_of
+from penstock.schemas.api.agents import Assignment, RankPrograms, digest_of
 from penstock.schemas.api.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
 from penstock.schemas.errors import NotFound
 from penstock.schemas.quantities import Loss, spell
-from penstock.schemas.trace import Hardware, RankTrace, alike
+from penstock.schemas.trace import Hardware, RankTrace, alike, summed
 from penstock.service.db.tables import (
     agents,
     iso,
@@ -128,7 +128,7 @@ def assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment
     query = sa.select(run_ranks.c.rank, run_ranks.c.device, run_ranks.c.programs).where(mine).order_by(run_ranks.c.rank)
     phase = WISHES[row["phase"]]
     ranks = [
-        RankAssignment(rank=rank, device=device, programs=json.loads(programs))
+        RankPrograms(rank=rank, device=device, programs=json.loads(programs))
         for rank, device, programs in (connection.execute(query) if phase != "stop" else ())
     ]
     options = dict(row["options"])
@@ -153,6 +153,7 @@ def assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment
         store_address=row["store_address"],
         ranks=tuple(ranks),
         layers=row["layers"],
+        boundaries=row["boundaries"],
     )
 
 
@@ -160,6 +161,7 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
     """A run as it is sent."""
     run_id = row["id"]
     losses, times = _steps(connection, run_id)
+    ranks = _ranks(connection, run_id)
     step_times = tuple(times[step] for step in sorted(times))
     measured = step_times[1:] or step_times
     names = connection.scalars(
@@ -187,13 +189,16 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
         restarts=row["restarts"],
         max_restarts=row["max_restarts"],
         generations=tuple(map(_generation, _generations(connection, run_id))),
-        hardware=_hardware(connection, run_id),
+        collectives=summed(rank.collectives for rank in ranks),
+        collectives_differ=next((rank.collectives_differ for rank in ranks if rank.collectives_differ), None),
+        hardware=alike(Hardware.model_validate(rank.hardware) for rank in ranks if rank.hardware is not None),
     )
 
 
-def _hardware(connection: sa.Connection, run_id: str) -> tuple[Hardware, ...]:
-    query = sa.select(run_ranks.c.hardware).where(run_ranks.c.run_id == run_id, run_ranks.c.hardware.is_not(None))
-    return alike(map(Hardware.model_validate, connection.scalars(query.order_by(run_ranks.c.rank))))
+def _ranks(connection: sa.Connection, run_id: str) -> Sequence[sa.Row[Any, Any, Any]]:
+    """Return what the ranks of a run reported at their ends, in their order."""
+    columns = (run_ranks.c.collectives, run_ranks.c.collectives_differ, run_ranks.c.hardware)
+    return connection.execute(sa.select(*columns).where(run_ranks.c.run_id == run_id).order_by(run_ranks.c.rank)).all()
 
 
 def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, Loss], dict[int, int]]:

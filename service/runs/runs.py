@@ -30,6 +30,7 @@ from penstock.schemas.api.agents import (
 from penstock.schemas.api.jobs import RunEvent, RunOut, RunRequest
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import Conflict, Fault, InvalidDocument, NotFound, RunFailed
+from penstock.schemas.profile import ModelProfile
 from penstock.schemas.trace import RankTrace, Trace
 from penstock.service.db.database import Database, Note
 from penstock.service.db.tables import agents, now_ms, run_agents, run_ranks, run_traces, runs
@@ -73,6 +74,8 @@ class Runs:
         Raises Conflict when devices or the model are not there.
         """
         run_id = new_id()
+        profile = lowered.file.request.profile
+        assert isinstance(profile, ModelProfile)
         with self._database.write() as connection:
             if note is not None:
                 note(connection, run_id)
@@ -88,7 +91,8 @@ class Runs:
                     seed=request.seed,
                     gradient_check_wanted=request.check,
                     trace_steps=request.trace_steps,
-                    layers=[layer.name for layer in lowered.file.request.profile.layers],  # type: ignore[union-attr]
+                    layers=[layer.name for layer in profile.layers],
+                    boundaries=profile.boundary_sizes(),
                     options=request.options.model_dump(mode="json"),
                     max_restarts=0 if request.recover is None else request.recover.max_restarts,
                     restarts=0,

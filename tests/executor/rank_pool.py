@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from assigned import PLAIN
 from forked import Forked, ForkedProcesses
 from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_map_only
@@ -39,21 +40,20 @@ class RankPool:
         self._runs += 1
         self._grow(len(programs))
         for program, worker in zip(programs, self._workers, strict=False):
-            assignment = {
+            assignment = PLAIN | {
                 "rank": program.rank,
                 "world_size": len(programs),
                 "store": f"127.0.0.1:{self._store.port}",
                 "prefix": f"run{self._runs}",
-                "program": program.to_json(),
+                "programs": [program.to_json()],
                 "job": job if ":" in job else f"small_jobs:{job}",
                 "directory": str(JOBS),
                 "steps": steps,
                 "seed": SEED,
                 "check": True,
                 "trace_steps": trace_steps,
-                "layers": None,
             }
-            worker.stdin.write(json.dumps(assignment | more | _of_rank(more, program.rank)) + "\n")
+            worker.stdin.write(json.dumps(assignment | _of_rank(more, program.rank)) + "\n")
             worker.stdin.flush()
         results = [_last_event(worker) for worker in self._workers[: len(programs)]]
         if any(one["kind"] != "done" for one in results):
@@ -114,8 +114,9 @@ def differences(results: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Arguments given as one value per rank."""
-    return {key.removesuffix("_of_rank"): value[rank] for key, value in more.items() if key.endswith("_of_rank")}
+    """Return fields of a rank's assignment; names in ``_of_rank`` have one value per rank."""
+    end = "_of_rank"
+    return {key.removesuffix(end): value[rank] if key.endswith(end) else value for key, value in more.items()}
 
 
 def _recorded(file: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from simulated_cuda.ranks import SimulatedRank
 
 from penstock.executor.divided.inventory import Inventory as Inventory  # loads DTensor before processes are forked
 from penstock.executor.run.rank import Rank
+from penstock.schemas.ranks.assignment import RankAssignment
 
 
 def main() -> None:
@@ -30,9 +31,9 @@ def main() -> None:
     gc.freeze()
     gc.freeze = _freeze_nothing  # what a run freezes would stay for ever, with its groups and their threads
     for line in sys.stdin:
-        assignment = json.loads(line)
-        if "record" in assignment:
-            rule_rank.run(assignment)
+        order = json.loads(line)
+        if "record" in order:
+            rule_rank.run(order)
             say({"kind": "done"})
             _leave()
             continue
@@ -42,7 +43,7 @@ def main() -> None:
             say(rank.failure(error))  # noqa: B023
             os._exit(1)
 
-        rank: Rank | None = _kind(assignment)(assignment, say, give_up)
+        rank: Rank | None = _rank(order, say, give_up)
         try:
             rank.run()
         except Exception as error:
@@ -55,16 +56,18 @@ def _freeze_nothing() -> None:
     """Leave objects to the collector."""
 
 
-def _kind(assignment: Mapping[str, Any]) -> type[Rank]:
-    if "simulated" in assignment:
-        return SimulatedRank
-    return HeldRank if assignment.get("count_memory") else Rank
+def _rank(order: dict[str, Any], say: Any, give_up: Callable[[Exception], None]) -> Rank:
+    simulated = order.pop("simulated", None)
+    assignment = RankAssignment.from_json(order)
+    if simulated is not None:
+        return SimulatedRank(assignment, say, give_up, log=simulated)
+    return (HeldRank if assignment.count_memory else Rank)(assignment, say, give_up)
 
 
 class HeldRank(Rank):
     """A rank that also tells, as ``held`` of its last event, the bytes of its tensors when each instruction begins."""
 
-    def __init__(self, assignment: Mapping[str, Any], say: Any, give_up: Callable[[Exception], None]) -> None:
+    def __init__(self, assignment: RankAssignment, say: Any, give_up: Callable[[Exception], None]) -> None:
         super().__init__(assignment, say, give_up)
         self.mark = Watched(self)
 
@@ -75,9 +78,9 @@ class HeldRank(Rank):
         finally:
             self._peak.__exit__(None, None, None)  # type: ignore[attr-defined]
 
-    def _report(self, *given: Any) -> None:
+    def _report(self, *order: Any) -> None:
         say, self.say = self.say, lambda event: say({**event, "held": self.mark.seen})  # type: ignore[union-attr]
-        super()._report(*given)
+        super()._report(*order)
 
 
 class Watched(list[int]):

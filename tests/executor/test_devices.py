@@ -32,8 +32,8 @@ from penstock.executor.node.agent import Agent
 from penstock.executor.node.settings import AgentSettings
 from penstock.executor.runtime import cuda
 from penstock.executor.runtime.opening import open_device
-from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.ranks.bundle import JobBundle
 
 H100 = "NVIDIA H100 80GB HBM3, 81559"
 FOUR = "".join(f"{i}, GPU-{letter}{i}ce-7a, {H100}\n" for i, letter in enumerate("abcd"))

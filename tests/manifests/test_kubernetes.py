@@ -21,10 +21,10 @@ from plans import plan_on
 from penstock.manifests import TARGETS, make, pods
 from penstock.manifests.additions import merged
 from penstock.manifests.names import legal
-from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.bundle import JobBundle
+from penstock.schemas.ranks.launch import LaunchSettings
 
 SCHEMAS = Path(__file__).parent / "schemas" / "kubernetes.json"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")

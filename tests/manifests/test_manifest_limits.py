@@ -20,7 +20,7 @@ from test_kubernetes import EQUAL, KINDS, ODD, RACKS, SITE
 from test_meshes_of_manifests import plan_at_tensor
 
 from penstock.manifests import make
-from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.ranks.launch import LaunchSettings
 
 sys.path.append(str(ROOT / "scripts"))
 from trainers import INSTALLED, RELEASES

@@ -13,10 +13,10 @@ import penstock
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.manifests import make
-from penstock.schemas.bundle import JobBundle
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.bundle import JobBundle
+from penstock.schemas.ranks.launch import LaunchSettings
 from penstock.schemas.request import PlanRequest
 from penstock.shapes.profiles import profile_of
 

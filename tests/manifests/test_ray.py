@@ -17,7 +17,7 @@ import pytest
 from plans import plan_on
 
 from penstock.manifests import make
-from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.ranks.launch import LaunchSettings
 
 DOCUMENTED = {
     "placement_group": {"bundles", "strategy", "name", "lifetime", "bundle_label_selector", "topology_strategy"},

@@ -13,8 +13,8 @@ import pytest
 from repository import ROOT
 
 from penstock.cli.main import main
-from penstock.schemas.bundle import LaunchReport
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.bundle import LaunchReport
 
 sys.path.append(str(ROOT / "scripts"))
 from trainers import INSTALLED, RELEASES

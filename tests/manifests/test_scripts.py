@@ -14,8 +14,8 @@ from plans import plan_on
 from penstock.importers.cluster.hostlist import expand
 from penstock.manifests import File, make
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.launch import LaunchSettings
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 EQUAL = {"gpu2": 2, "gpu10": 2}

@@ -207,11 +207,6 @@ def test_bad_instructions_are_refused(text: str) -> None:
         parse_instructions(text)
 
 
-def test_an_old_instruction_is_refused_with_its_place() -> None:
-    with pytest.raises(InvalidDocument, match="character 5: '0PASS0' is an old instruction that no rank"):
-        parse_instructions("0F0 0PASS0 0B0")
-
-
 def a_program() -> Program:
     held = Held(
         2, 4, 7, 1, (0, 3), "rows", ((2, 4), (1, 3)), ((5, 5),), 1, None, (0, 9), ((6, 7, 1), (4, 5, -1)), 10, 2, 1

@@ -81,9 +81,8 @@ def measured(*, step: float = 1.0, peak: float = 1.0, apart: float | None = 0.0,
     """A run on a GPU that took so many times the predicted step and peak, and gradients this far apart."""
     memory = Of(peak_memory_bytes=1100, memory=Of(context_bytes=100))
     file = Of(plan=Of(prediction=Of(time_per_global_batch_ns=1000, devices=(memory,))))
-    report = Of(
-        peak_memory_bytes=(1000 * peak,), reserved_memory_bytes=(0,), step_times_ns=(1000 * step,), check_passed=passed
-    )
+    report = Of(peak_memory_bytes=(1000 * peak,), reserved_memory_bytes=(0,), step_times_ns=(1000 * step,))
+    report.check_failure = None if passed else RunFailed("gradients 0.5 apart")
     report.gradient_check, report.gradient_tolerance = apart, 1e-6
     return Of(device="cuda", run=lambda precision="fp32": (file, report, None), report=report)
 

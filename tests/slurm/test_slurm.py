@@ -22,9 +22,9 @@ from ports import keep_port
 from repository import ROOT
 
 from penstock.cli.main import main
-from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
+from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
 from penstock.schemas.trace import Trace
 
 STEPS = 6

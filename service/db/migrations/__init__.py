@@ -1,7 +1,7 @@
 """The tables' history (Alembic): a new database begins at the newest revision, an older one is brought there.
 
-Revision 0001 is what the first release wrote, as schema version 2 in a table of its own. There is no downgrade:
-restore the backup that was taken before.
+There is no downgrade: restore the backup from before. To add a revision, write `versions/r0002_….py`, name it in
+``REVISIONS``, and keep a dump of a database at revision 0001 beside the tests, which then upgrade it.
 
 May import: `service.db`.
 Start reading at this file; revisions are in `versions/`.
@@ -22,12 +22,13 @@ from penstock.service.db.tables import metadata
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0005"
+HEAD = "0001"
 """The newest revision: the tables as ``service.db.tables`` describes them."""
 
-REVISIONS = ("0001", "0002", "0003", "0004", HEAD)
-RELEASED = {2: "0001"}
-"""The revision of what databases from before the revisions call their schema version."""
+REVISIONS = (HEAD,)
+
+VERSIONS = Path(__file__).parent / "versions"
+"""The folder with a file for each revision."""
 
 MIGRATORS = 0x70656E74
 """The advisory lock of those who create or upgrade tables on PostgreSQL."""
@@ -69,7 +70,7 @@ def upgrade(engine: sa.Engine) -> str | None:
             alembic_version.create(connection)
             connection.execute(alembic_version.insert().values(version_num=HEAD))
         elif found != HEAD:
-            _run(connection, found)
+            _run(connection)
     return found
 
 
@@ -80,25 +81,16 @@ def revision_of(connection: sa.Connection) -> str | None:
         found = connection.scalar(sa.select(alembic_version.c.version_num))
         if found in REVISIONS:
             return str(found)
-        raise _unknown(connection, f"is at revision {found}")
-    if "schema_version" in there:
-        version = connection.scalar(sa.text("SELECT max(version) FROM schema_version"))
-        if version in RELEASED:
-            return RELEASED[version]
-        raise _unknown(connection, f"has schema version {version}")
+        raise Conflict(
+            f"the database {_name(connection)} is at revision {found}, this Penstock knows {', '.join(REVISIONS)}",
+            remedy="use the Penstock that made it, or a newer one; to go back, restore the backup from before",
+        )
     if strangers := sorted(there & metadata.tables.keys()):
         raise Conflict(
             f"the database {_name(connection)} has tables {', '.join(strangers)} that are not Penstock's",
             remedy="name a database of its own",
         )
     return None
-
-
-def _unknown(connection: sa.Connection, what: str) -> Conflict:
-    return Conflict(
-        f"the database {_name(connection)} {what}, this Penstock knows {', '.join(REVISIONS)}",
-        remedy="use the Penstock that made it or a newer one; to go back, restore the backup from before the upgrade",
-    )
 
 
 def _found(engine: sa.Engine) -> str | None:
@@ -134,13 +126,10 @@ def _unchecked(connection: sa.Connection) -> Iterator[None]:
         driver.execute("PRAGMA foreign_keys=ON")
 
 
-def _run(connection: sa.Connection, found: str) -> None:
+def _run(connection: sa.Connection) -> None:
     from alembic import command
 
-    configuration = alembic_config(connection)
-    if alembic_version.name not in sa.inspect(connection).get_table_names():
-        command.stamp(configuration, found)
-    command.upgrade(configuration, HEAD)
+    command.upgrade(alembic_config(connection), HEAD)
     if connection.dialect.name != "sqlite":
         return
     if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
@@ -156,6 +145,8 @@ def alembic_config(connection: sa.Connection) -> Config:
 
     configuration = Config(attributes={"connection": connection})
     configuration.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    configuration.set_main_option("version_locations", str(VERSIONS).replace("%", "%%"))
+    configuration.set_main_option("path_separator", "newline")
     return configuration
 
 

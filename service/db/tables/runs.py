@@ -36,6 +36,7 @@ runs = sa.Table(
     sa.Column("gradient_check_wanted", sa.Boolean, nullable=False),
     sa.Column("trace_steps", sa.BigInteger, nullable=False),
     sa.Column("layers", sa.JSON, nullable=False),
+    sa.Column("boundaries", sa.JSON(none_as_null=True), comment="BoundarySizes of schemas.ranks.assignment"),
     sa.Column("predicted_ns", sa.BigInteger, nullable=False),
     sa.Column("store_address", sa.String(600)),
     sa.Column("gradient_check", sa.Float),
@@ -95,6 +96,8 @@ run_ranks = sa.Table(
     sa.Column("programs", Packed, nullable=False),
     sa.Column("done", sa.Boolean, nullable=False),
     sa.Column("peak_memory_bytes", sa.BigInteger),
+    sa.Column("collectives", sa.JSON(none_as_null=True), comment="how many of each kind ran as predicted"),
+    sa.Column("collectives_differ", sa.Text),
     sa.Column("hardware", sa.JSON(none_as_null=True), comment="schemas.trace.Hardware"),
 )
 

@@ -6,7 +6,6 @@ PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -51,24 +50,20 @@ TELLINGS = (
 )
 
 
-def statements(dialect: str, tellings: Sequence[Telling] = TELLINGS) -> list[str]:
+def statements(dialect: str) -> list[str]:
     """Return the SQL that creates the triggers on an engine, and the table that they write to."""
-    first = [f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"]
-    return (first if dialect == "sqlite" else []) + triggers(dialect, tellings)
+    if dialect == "sqlite":
+        table = f"CREATE TABLE {CHANGES} (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL)"
+        return [table, *map(_sqlite, TELLINGS)]
+    return [statement for one in TELLINGS for statement in _postgresql(one)]
 
 
-def triggers(dialect: str, tellings: Sequence[Telling]) -> list[str]:
-    """Return the SQL that creates the triggers on an engine."""
-    make = _sqlite if dialect == "sqlite" else _postgresql
-    return [statement for one in tellings for statement in make(one)]
-
-
-def _sqlite(one: Telling) -> list[str]:
-    return [
+def _sqlite(one: Telling) -> str:
+    return (
         f"CREATE TRIGGER {one.name} AFTER {one.after} ON {one.table} WHEN {one.when} BEGIN "
         f"INSERT INTO {CHANGES} (topic) VALUES ({one.topic}); "
         f"DELETE FROM {CHANGES} WHERE id <= last_insert_rowid() - {KEPT}; END"
-    ]
+    )
 
 
 def _postgresql(one: Telling) -> list[str]:

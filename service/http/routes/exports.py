@@ -12,8 +12,8 @@ from pydantic import Field
 
 from penstock.exporting.forms import EXPORTS, FORMS, MEDIA_TYPES, one_file, written
 from penstock.manifests.against import of_topology, refuse_absent
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.quantities import MAX_WIRE_INTEGER, ContentHash
+from penstock.schemas.ranks.launch import LaunchSettings
 from penstock.service.http.requests.access import Access, Reader
 from penstock.service.http.requests.bodies import UNCHANGED, immutable
 from penstock.service.http.routes.plans import Hash

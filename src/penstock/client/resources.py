@@ -34,9 +34,9 @@ from penstock.schemas.api.jobs import (
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.api.sweep import SweepOut, SweepPage, SweepRequest
 from penstock.schemas.errors import Conflict
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.ranks.launch import LaunchSettings
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace

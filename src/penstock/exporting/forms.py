@@ -11,8 +11,8 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from penstock.manifests import TARGETS, make, refuse_settings
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.launch import LaunchSettings
 
 
 class Noted(NamedTuple):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from penstock.manifests import jobset, kubeflow, pods, ray, slurm, systemd, torchrun, volcano
 from penstock.manifests.job import BUNDLE, OF_BUNDLES, OF_RANKS, File, Job, job_of
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
-from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.ranks.launch import LaunchSettings
 
 if TYPE_CHECKING:
     from penstock.schemas.plan import PlanFile

@@ -11,8 +11,8 @@ from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 if TYPE_CHECKING:
-    from penstock.schemas.launch import LaunchSettings
     from penstock.schemas.plan import PlanFile
+    from penstock.schemas.ranks.launch import LaunchSettings
 
 BUNDLE = "job.json"
 PORT = 29500

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.schemas.topology import ClusterTopology
 
 if TYPE_CHECKING:
-    from penstock.schemas.bundle import JobBundle
     from penstock.schemas.plan import PlanFile
+    from penstock.schemas.ranks.bundle import JobBundle
     from penstock.schemas.topology import Node
 
 

@@ -16,12 +16,12 @@ from penstock.schemas.api.jobs import JobEvent, JobOut, ProblemDetails, ResultOu
 from penstock.schemas.api.placement import PlacementAnswer
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.api.throughput import ThroughputOut
-from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.document import Part
 from penstock.schemas.errors import UnknownName
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
+from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
+from penstock.schemas.ranks.launch import LaunchSettings
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace

@@ -14,8 +14,8 @@ from penstock.cli.main import main
 from penstock.examples.tiny import tiny_plan_file
 from penstock.exporting.forms import EXPORTS, FORMS
 from penstock.manifests import TARGETS
-from penstock.schemas.launch import LaunchSettings
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.launch import LaunchSettings
 
 JOB = ["--job", "m:job", "--steps", "3"]
 

@@ -12,9 +12,9 @@ from penstock.cli.run.rank import Files, Log
 from penstock.examples.tiny import tiny_plan_file
 from penstock.executor.launched.process import Outcome
 from penstock.planning.programs.bundles import make_bundle
-from penstock.schemas.bundle import JobBundle, LaunchReport
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile
+from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
 from penstock.schemas.trace import Trace
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")

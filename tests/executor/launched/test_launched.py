@@ -19,12 +19,12 @@ from penstock.executor.launched.environment import FIRST_PORT, Launch, read_laun
 from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.process import device_of
 from penstock.executor.launched.rendezvous import Rendezvous
-from penstock.executor.launched.report import differs_from_one_process, launch_report
+from penstock.executor.launched.report import check_failure, launch_report
 from penstock.executor.program.neighbours import awaited
 from penstock.importers.cluster.hostlist import expand
-from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest
 from penstock.schemas.program import Channel, Held, Instruction, Program
+from penstock.schemas.ranks.bundle import JobBundle
 from penstock.schemas.trace import Hardware
 
 pytestmark = pytest.mark.tier("quick")
@@ -441,16 +441,19 @@ def test_the_report_has_what_ranks_computed_on() -> None:
     loads = {"load_at_start": 0.5, "load_at_end": 1.5, "cpu_ns": 5, "wall_ns": 9}
     hardware = {"kind": "H100", "model": "NVIDIA H100", "ranks": 1, "cores": 8, "machine_cores": 8, **loads}
     done = {"gradient_check": None, "peak_memory_bytes": 7, "hardware": hardware}
+    done |= {"collectives": {"all_reduce": 2}, "collectives_differ": None}
     report = launch_report(bundle("n0/0"), "srun", "m:job", present("x/0"), [], [done])
     assert report.ranks[0].hardware == Hardware.model_validate(hardware)
+    assert (report.collectives, report.collectives_differ) == ({"all_reduce": 2}, None)
 
 
 def test_a_comparison_that_is_off_is_said() -> None:
-    done = {"gradient_check": 1e-9, "loss_check": 1e-9, "gradient_tolerance": 1e-6}
-    assert differs_from_one_process(None) is None
-    assert differs_from_one_process({"gradient_check": None}) is None
-    assert differs_from_one_process(done) is None
-    assert "gradients 0.5 apart" in (differs_from_one_process(done | {"gradient_check": 0.5}) or "")
+    done = {"gradient_check": 1e-9, "loss_check": 1e-9, "gradient_tolerance": 1e-6, "collectives_differ": None}
+    assert check_failure([None]) is None
+    assert check_failure([done | {"gradient_check": None}]) is None
+    assert check_failure([done, done]) is None
+    assert "gradients 0.5 apart" in str(check_failure([done | {"gradient_check": 0.5}]))
+    assert "predicted: rank 1" in str(check_failure([done, done | {"collectives_differ": "rank 1, step 0"}]))
 
 
 def test_whose_message_an_instruction_waits_for() -> None:

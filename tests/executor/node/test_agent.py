@@ -22,7 +22,7 @@ from scripted_service import LIMIT_S, ScriptedService, problem
 from penstock.executor.node.agent import run_agent
 from penstock.executor.node.rank_log import tail
 from penstock.executor.node.settings import AgentSettings
-from penstock.schemas.api.agents import Assignment, LogRequest, RankAssignment, digest_of
+from penstock.schemas.api.agents import Assignment, LogRequest, RankPrograms, digest_of
 from penstock.schemas.errors import Conflict, InvalidDocument, Unreachable
 
 pytestmark = pytest.mark.tier("ci")
@@ -117,7 +117,7 @@ def running(service: ScriptedService, directory: Path, **settings):
 
 def assign(phase, *do, generation=1, hosts_store=False, layers=("first", "second"), model="toy", batch=8):
     programs = [{"do": list(lines), "global_batch_size": batch} for lines in do]
-    ranks = tuple(RankAssignment(rank=i, device=f"node/{i}", programs=(one,)) for i, one in enumerate(programs))
+    ranks = tuple(RankPrograms(rank=i, device=f"node/{i}", programs=(one,)) for i, one in enumerate(programs))
     return Assignment(
         run="r",
         generation=generation,

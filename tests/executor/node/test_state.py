@@ -26,8 +26,9 @@ from penstock.executor.node.stimuli import (
     Stop,
     Synced,
 )
-from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
+from penstock.schemas.api.agents import Assignment, RankPrograms, SyncReply, digest_of
 from penstock.schemas.api.run_options import RunOptions
+from penstock.schemas.ranks.assignment import RankAssignment
 from penstock.schemas.trace import RankTrace
 
 OFFER = Offer("a", frozenset({"a/0", "a/1"}), {"toy": "toys:job"})
@@ -38,7 +39,7 @@ LOST_PEER = {"kind": "failed", "reason": "RuntimeError: Connection closed by pee
 
 def assignment(phase="prepare", *, run="r", generation=1, devices=("a/0", "a/1"), hosts_store=False, **changes):
     programs = [{"rank": i, "global_batch_size": 4} for i in range(len(devices))]
-    ranks = tuple(RankAssignment(rank=i, device=device, programs=(programs[i],)) for i, device in enumerate(devices))
+    ranks = tuple(RankPrograms(rank=i, device=device, programs=(programs[i],)) for i, device in enumerate(devices))
     fields = {
         "plan_hash": "sha256:" + 64 * "0",
         "digest": digest_of(program for rank in ranks for program in rank.programs),
@@ -50,6 +51,7 @@ def assignment(phase="prepare", *, run="r", generation=1, devices=("a/0", "a/1")
         "trace_steps": 1,
         "store_address": None if hosts_store or phase == "prepare" else "h:1",
         "layers": ("x", "y"),
+        "boundaries": ((("t", 4, 4),),),
     }
     return Assignment(
         run=run, generation=generation, phase=phase, hosts_store=hosts_store, ranks=ranks, **(fields | changes)
@@ -143,24 +145,25 @@ def test_a_store_that_dies_while_preparing_refuses():
 def test_start_gives_each_rank_its_program_and_the_store_of_this_generation():
     state, actions = play(*RUNNING)
     assert [action.process for action in actions] == [RANK0, RANK1]
-    assert actions[1].arguments == {
-        "rank": 1,
-        "world_size": 2,
-        "store": "h:1",
-        "prefix": "r/1",
-        "generation": 1,
-        "plan_hash": "sha256:" + 64 * "0",
-        "programs": [{"rank": 1, "global_batch_size": 4}],
-        "segments": None,
-        "options": RunOptions().model_dump(mode="json"),
-        "device": "a/1",
-        "job": "toys:job",
-        "steps": 3,
-        "seed": 7,
-        "check": False,
-        "trace_steps": 1,
-        "layers": ["x", "y"],
-    }
+    assert actions[1].orders == RankAssignment(
+        rank=1,
+        world_size=2,
+        store="h:1",
+        prefix="r/1",
+        plan_hash="sha256:" + 64 * "0",
+        programs=({"rank": 1, "global_batch_size": 4},),
+        segments=None,
+        options=RunOptions().model_dump(mode="json"),
+        device="a/1",
+        directory="/",
+        job="toys:job",
+        steps=3,
+        seed=7,
+        check=False,
+        trace_steps=1,
+        layers=("x", "y"),
+        boundaries=((("t", 4, 4),),),
+    )
     assert state.runs["r"].phase is Phase.RUNNING
 
 
@@ -177,7 +180,7 @@ def test_start_without_an_address_takes_the_own_store():
     )
     assert actions == []
     _, actions = play(said(STORE, kind="ready", address="me:2"), state=state)
-    assert {action.arguments["store"] for action in actions} == {"me:2"}
+    assert {action.orders.store for action in actions} == {"me:2"}
 
 
 def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():
@@ -207,7 +210,7 @@ def test_a_run_that_ends_well():
     loads = {"load_at_start": 0.5, "load_at_end": 1.5, "cpu_ns": 5, "wall_ns": 9, "planned_kind": None}
     hardware = {"kind": "cpu", "model": "Xeon", "ranks": 2, "cores": 2, "machine_cores": 2, **loads}
     done = {"kind": "done", "losses": [1.0], "step_times_ns": [5], "gradient_check": None, "peak_memory_bytes": 9}
-    done |= {"hardware": hardware}
+    done |= {"hardware": hardware, "collectives": {"all_reduce": 2}, "collectives_differ": None}
     state, _ = play(*RUNNING, said(RANK0, kind="ready"))
     assert told(state) == ["prepared"]
     state, actions = play(
@@ -228,6 +231,8 @@ def test_a_run_that_ends_well():
         "losses": [1.0],
         "step_times_ns": [5],
         "gradient_check": None,
+        "collectives": {"all_reduce": 2},
+        "collectives_differ": None,
         "peak_memory_bytes": 9,
         "hardware": hardware,
     }

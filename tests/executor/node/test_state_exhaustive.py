@@ -25,7 +25,7 @@ from penstock.executor.node.stimuli import (
     Stimulus,
     Synced,
 )
-from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
+from penstock.schemas.api.agents import Assignment, RankPrograms, SyncReply, digest_of
 
 RANK = Process("rank", 0)
 OFFER = Offer("a", frozenset({"a/0"}), {"toy": "toys:job"})
@@ -48,7 +48,7 @@ def wish(phase: str, generation: int, *, hosts_store: bool, save: bool = False) 
         save=save,
         hosts_store=hosts_store,
         store_address=None if hosts_store else "h:1",
-        ranks=() if phase == "stop" else (RankAssignment(rank=0, device="a/0", programs=(PROGRAM,)),),
+        ranks=() if phase == "stop" else (RankPrograms(rank=0, device="a/0", programs=(PROGRAM,)),),
         layers=("x",),
     )
 

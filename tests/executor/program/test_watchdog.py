@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from assigned import assigned
 
 from penstock.executor.program.watchdog import FACTOR, FIRST_STEP_S, Stuck, Watchdog
 from penstock.executor.run.rank import Rank, RankStuck
@@ -147,7 +148,7 @@ def test_a_later_step_is_caught_by_the_measure_of_the_first() -> None:
 def rank() -> tuple[Rank, list[Exception]]:
     """A rank in step 4, and what it gave up for."""
     given_up: list[Exception] = []
-    made = Rank({"rank": 1}, say=lambda event: None, give_up=given_up.append)
+    made = Rank(assigned(rank=1), say=lambda event: None, give_up=given_up.append)
     program = SimpleNamespace(rank=1, channels=(SimpleNamespace(peer=4),))
     interpreter = SimpleNamespace(instruction=lambda number: Instruction("RECV_F", 0, number, 0), program=program)
     made._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]

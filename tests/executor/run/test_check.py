@@ -9,6 +9,7 @@ import pytest
 import rule_jobs
 import small_jobs
 import torch
+from assigned import assigned
 
 from penstock.executor.run import rank as rank_module
 from penstock.executor.run.chain import Chain
@@ -74,8 +75,8 @@ def test_a_rank_that_is_compared_asks_for_kernels_that_repeat_themselves(
     monkeypatch.setattr(rank_module, "open_device", lambda name: runtime)
     monkeypatch.setattr(rank_module, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    rank = Rank({"check": check}, lambda event: None, lambda error: None)
-    with pytest.raises(_Asked if check else KeyError):
+    rank = Rank(assigned(check=check), lambda event: None, lambda error: None)
+    with pytest.raises(_Asked if check else IndexError):
         rank.run()
 
 

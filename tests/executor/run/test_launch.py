@@ -42,7 +42,7 @@ def test_a_run_reports_losses_times_traces_and_the_check() -> None:
         "masked64", TWO, check=True, trace_steps=2, layers=[f"block.{i}" for i in range(4)], on_progress=events.append
     )
     assert report.gradient_check == 0.0
-    assert report.check_passed is True
+    assert report.check_failure is None
     assert len(report.losses) == 3
     assert report.warmup_steps == 1
     assert len(report.step_times_ns) == 2

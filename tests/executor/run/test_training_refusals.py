@@ -16,8 +16,9 @@ import pytest
 import run_jobs
 import small_jobs
 import torch.distributed as dist
+from assigned import assigned
 from pipelines import Part, programs_of
-from rank_pool import JOBS, SEED
+from rank_pool import JOBS
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
@@ -35,23 +36,18 @@ def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[st
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     given = {name: options.pop(name) for name in ("seed", "first_step", "segments", "outputs") if name in options}
     events: list[dict[str, Any]] = []
-    assignment = {
-        "rank": 0,
-        "world_size": 1,
-        "store": f"127.0.0.1:{store.port}",
-        "prefix": "alone",
-        "program": programs_of(job, ONE, 2)[0].to_json(),
-        "job": where,
-        "directory": str(JOBS),
-        "steps": steps,
-        "seed": SEED,
-        "check": False,
-        "trace_steps": 0,
-        "layers": None,
-        "options": options,
-    }
+    assignment = assigned(
+        store=f"127.0.0.1:{store.port}",
+        prefix="alone",
+        programs=(programs_of(job, ONE, 2)[0].to_json(),),
+        job=where,
+        directory=str(JOBS),
+        steps=steps,
+        options=options,
+        **given,
+    )
     try:
-        Rank(assignment | given, events.append, give_up=lambda error: None).run()
+        Rank(assignment, events.append, give_up=lambda error: None).run()
     finally:
         gc.unfreeze()
         if dist.is_initialized():

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from assigned import assigned
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -28,6 +29,7 @@ from penstock.executor.transport import nccl
 from penstock.executor.transport.order import digests, messages
 from penstock.schemas.machine.processors import processor_numbers
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.assignment import RankAssignment
 from simulated_cuda.entries import Log
 from simulated_cuda.groups import HostCollectives, tags_noted
 from simulated_cuda.runtime import SimulatedCuda
@@ -50,20 +52,22 @@ class Logged(NamedTuple):
 class SimulatedRank(Rank):
     """A rank on a simulated GPU, with peers.
 
-    ``logged``: what it has asked for when it is through, which also goes to the file ``simulated`` of its assignment.
+    ``logged``: what it has asked for when it is through, which also goes to the file ``log``-rank.
     """
 
     logged: Logged
 
     def __init__(
         self,
-        assignment: Mapping[str, Any],
+        assignment: RankAssignment,
         say: Any,
         give_up: Callable[[Exception], None],
         runtime: SimulatedCuda | None = None,
+        log: str | None = None,
     ) -> None:
         super().__init__(assignment, say, give_up)
-        self.runtime = runtime or SimulatedCuda(assignment["rank"])
+        self.runtime = runtime or SimulatedCuda(assignment.rank)
+        self._log = log
 
     def run(self) -> None:
         hosts = HostCollectives(self.runtime.recorder, self.imagined())
@@ -82,9 +86,8 @@ class SimulatedRank(Rank):
 
     def _report(self, *given: Any) -> None:
         self.logged = self._so_far()
-        if "simulated" in self.assignment:
-            path = Path(f"{self.assignment['simulated']}-{self.assignment['rank']}")
-            path.write_bytes(pickle.dumps(self.logged))
+        if self._log is not None:
+            Path(f"{self._log}-{self.assignment.rank}").write_bytes(pickle.dumps(self.logged))
         super()._report(*given)
 
     def _so_far(self) -> Logged:
@@ -95,7 +98,7 @@ class SimulatedRank(Rank):
 
 
 def logged_at(path: Path, world_size: int) -> list[Logged]:
-    """What ranks with peers wrote to ``simulated``."""
+    """What ranks with peers wrote to ``log``."""
     return [pickle.loads(Path(f"{path}-{rank}").read_bytes()) for rank in range(world_size)]
 
 
@@ -108,7 +111,7 @@ class _LoneRank(SimulatedRank):
 
     def imagined(self) -> float:
         """So many terms that those expected are those found, and no gradient has to be corrected."""
-        return float(self.assignment["job"].batch_size)
+        return float(self.assignment.job.batch_size)  # type: ignore[attr-defined]
 
     def _refuse_disagreement(self, job: Any) -> None:
         """There are no others."""
@@ -121,8 +124,7 @@ def log_alone(
     order, found = [digests(messages(program)) for program in programs], []
     for program in programs:
         runtime = (make_runtime or _alone)(program.rank)
-        assignment = {"program": None, "job": job, "steps": steps, "seed": 5, "check": False, "trace_steps": 0}
-        assignment |= {"rank": program.rank, "layers": None} | more
+        assignment = assigned(rank=program.rank, programs=({},), job=job, steps=steps, **more)
         said: list[Mapping[str, Any]] = []
         rank = _LoneRank(assignment, said.append, _give_up, runtime)
         with _without_peers(program, order):

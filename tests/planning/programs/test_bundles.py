@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from penstock.examples.tiny import tiny_request
-from penstock.planning.programs.bundles import boundary_sizes, make_bundle
+from penstock.planning.programs.bundles import make_bundle
 from penstock.planning.programs.lower import programs
 from penstock.questions.solve import solve
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Program
+from penstock.schemas.ranks.bundle import JobBundle
 from penstock.schemas.request import PlanRequest
 
 
@@ -59,9 +59,9 @@ def test_programs_for_nccl_are_made_where_devices_are_no_cpus(flushed: PlanFile)
 def test_sizes_of_boundaries_are_compared_where_they_were_measured(flushed: PlanFile) -> None:
     profile = flushed.request.profile
     assert isinstance(profile, ModelProfile)
-    assert boundary_sizes(profile) is None
+    assert profile.boundary_sizes() is None
     measured = profile.model_copy(update={"source": profile.source.model_copy(update={"method": "measured"})})
-    assert boundary_sizes(measured) == [[(f"hidden{i}", 500_000, 500_000)] for i in range(3)]
+    assert measured.boundary_sizes() == tuple(((f"hidden{i}", 500_000, 500_000),) for i in range(3))
 
 
 def test_a_damaged_program_is_noticed(flushed: PlanFile) -> None:

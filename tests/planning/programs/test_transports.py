@@ -24,11 +24,11 @@ from penstock.planning.programs.bundles import make_bundle
 from penstock.planning.programs.lower import programs
 from penstock.planning.programs.lowered import lower
 from penstock.questions.solve import solve
-from penstock.schemas.api.agents import Assignment, RankAssignment, SyncReply, digest_of
-from penstock.schemas.bundle import JobBundle
+from penstock.schemas.api.agents import Assignment, RankPrograms, SyncReply, digest_of
 from penstock.schemas.errors import InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.program import TRANSPORTS, Program
+from penstock.schemas.ranks.bundle import JobBundle
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.lowering import check_programs
 
@@ -153,7 +153,7 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
     """An agent's user names no transport, so none that could be named is refused."""
     lowered = lower(coded())
     ranks = tuple(
-        RankAssignment(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
+        RankPrograms(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
     )
     assignment = Assignment(
         run="r",
@@ -178,12 +178,11 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
         state, actions = step(state, Synced(SyncReply(state_version=1, assignments=(wanted,), ack=0)))
         if wanted.phase == "prepare":
             state, _ = step(state, Said("r", 1, CHECK, {"kind": "ready"}))
-    started = [action.arguments for action in actions if isinstance(action, Start)]
-    assert [one["rank"] for one in started] == list(range(len(ranks)))
-    assert not any("transport" in one for one in started)
-    assert carried_by([one["programs"] for one in started], [f"GPU-{rank}" for rank in range(len(ranks))]) == (
-        "gloo-staged"
-    )
+    started = [action.orders for action in actions if isinstance(action, Start) and action.orders is not None]
+    assert [one.rank for one in started] == list(range(len(ranks)))
+    assert {one.transport for one in started} == {"auto"}
+    gpus = [f"GPU-{rank}" for rank in range(len(ranks))]
+    assert carried_by([list(one.programs) for one in started], gpus) == "gloo-staged"
 
 
 @pytest.mark.parametrize(
@@ -239,25 +238,9 @@ def launched(bundle: JobBundle, **orders: Any) -> Process:
 def test_penstock_rank_keeps_to_what_its_bundle_was_lowered_for() -> None:
     bundle = make_bundle(coded())
     assert bundle.lowered_for == "gloo"
-    assert carried_by([bundle.programs(rank) for rank in range(len(bundle.ranks))], TWO_GPUS) == "gloo-staged"
+    assert carried_by([list(part.programs) for part in bundle.ranks], TWO_GPUS) == "gloo-staged"
     with pytest.raises(UnsupportedRequest, match="lowered for gloo alone") as caught:
         launched(bundle, transport="nccl").run()
     assert "leave --transport out of penstock rank" in str(caught.value.remedy)
     with pytest.raises(UnsupportedRequest, match="nccl cannot carry this plan"):
         make_bundle(coded(), transport="nccl")
-
-
-def test_a_bundle_of_before_runs_over_what_it_was_lowered_for() -> None:
-    bundle = make_bundle(out_of_order())
-    assert bundle.lowered_for == "nccl"
-    data = bundle.model_dump(mode="json")
-    for part in data["ranks"]:
-        del part["programs"][0]["transports"]
-        part["digest"] = digest_of(part["programs"])
-    older = JobBundle.parse(data)
-    for part in older.ranks:
-        part.refuse_damage()
-    ranks = range(len(older.ranks))
-    assert carried_by([older.programs(rank) for rank in ranks], TWO_GPUS, "nccl") == "nccl"
-    for_gloo = JobBundle.parse(data | {"lowered_for": "gloo"})
-    assert carried_by([for_gloo.programs(rank) for rank in ranks], TWO_GPUS) == "gloo-staged"

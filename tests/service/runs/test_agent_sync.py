@@ -129,6 +129,7 @@ def test_a_run_from_prepare_to_done(client: Client, url: str, agents: list[Agent
         losses = [None] * 3 if rank == 0 else [2.5, 2.25, 2.0]
         times = [1000, 500 + rank, 600]
         more = {"gradient_check": rank / 1e9, "hardware": HARDWARE | {"load_at_end": 2.0 + rank}}
+        more |= {"collectives": {"all_reduce": 4}, "collectives_differ": "rank 1, step 0" if rank else None}
         agent.tell("rank_done", run.id, rank=rank, losses=losses, step_times_ns=times, **more)
         agent.sync()
         assert agent.assignment(run.id) is None or rank == 0
@@ -137,10 +138,12 @@ def test_a_run_from_prepare_to_done(client: Client, url: str, agents: list[Agent
     assert done.step_times_ns == (1000, 501, 600)
     assert done.measured_time_per_global_batch_ns == 550
     assert done.gradient_check == 1e-9
+    assert (done.collectives, done.collectives_differ) == ({"all_reduce": 8}, "rank 1, step 0")
     assert done.hardware == (Hardware.model_validate(HARDWARE | {"load_at_end": 3.0, "cpu_ns": 2, "wall_ns": 4}),)
     page = httpx.get(f"{url}/runs/{run.id}").text
     assert "ranks computed on cpu (Xeon), and the plan is for V100: the two times cannot be compared" in page
     assert "prediction against it" not in page
+    assert "first collective not as predicted" in page
     assert done.error is None
     trace = client.runs.trace(run.id)
     assert [rank.rank for rank in trace.ranks] == [0, 1]

@@ -20,8 +20,8 @@ from penstock.cli.service.remote import Server, connect, refuse_file
 
 if TYPE_CHECKING:
     from penstock.exporting.forms import Written
-    from penstock.schemas.launch import LaunchSettings
     from penstock.schemas.plan import PlanFile
+    from penstock.schemas.ranks.launch import LaunchSettings
 
 DEFAULT = "plan"
 OTHER_FORMS = {
@@ -300,7 +300,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
     """Settings of a file, of ``--set`` and of options; later ones win. Raises typer.BadParameter, InvalidDocument."""
     import difflib
 
-    from penstock.schemas.launch import LaunchSettings
+    from penstock.schemas.ranks.launch import LaunchSettings
 
     data = {} if path is None else read_raw(path)
     several: dict[str, list[str]] = defaultdict(list)

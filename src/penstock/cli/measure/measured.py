@@ -41,7 +41,7 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
     return lines
 
 
-def collective_lines(report: RunReport) -> list[str]:
+def collective_lines(report: RunReport | RunOut) -> list[str]:
     """How many collectives ran as predicted, by kind; nothing where they were not compared, or differ."""
     ran = report.collectives
     if not ran or report.collectives_differ is not None:

@@ -31,7 +31,7 @@ from penstock.cli.run.training_options import (
 
 if TYPE_CHECKING:
     from penstock.executor.launched.process import Outcome
-    from penstock.schemas.bundle import JobBundle
+    from penstock.schemas.ranks.bundle import JobBundle
 
 _PROGRESS_S = 1.0
 """Lines of progress are at least so far apart: they go to a log."""
@@ -251,8 +251,8 @@ class Log:
 
 def _read(path: str) -> tuple[JobBundle, str]:
     """The bundle, and the SHA-256 of its file."""
-    from penstock.schemas.bundle import JobBundle
     from penstock.schemas.errors import InvalidDocument
+    from penstock.schemas.ranks.bundle import JobBundle
 
     try:
         text = Path(path).read_bytes()

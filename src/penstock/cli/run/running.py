@@ -29,7 +29,6 @@ from penstock.cli.run.training_options import (
     run_options,
 )
 from penstock.cli.service.remote import Server, refuse_here
-from penstock.schemas.errors import RunFailed
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -132,6 +131,7 @@ def run(
     traced = trace is not None or chrome_trace is not None
     if server is not None:
         from penstock.cli.run.running_there import run_there
+        from penstock.executor.run.local import other_training
 
         refuse_here(
             device=device != "cpu",
@@ -145,8 +145,10 @@ def run(
         _write_traces(file, document, trace, chrome_trace)
         if as_json:
             print_json(ended)
-        for line in measured_lines(file.plan, ended, options):
+        for line in (*measured_lines(file.plan, ended, options), *collective_lines(ended)):
             screen.say(line)
+        if (failure := other_training(None, None, None, ended.collectives_differ)) is not None:
+            raise failure
         return
     if job is not None:
         refuse_no_reference(job)
@@ -175,29 +177,12 @@ def run(
     _write_traces(file, _document(file, report) if traced else None, trace, chrome_trace)
     if as_json:
         print_json(figures(file.plan, report))
-    for line in measured_lines(file.plan, report, options):
-        screen.say(line)
-    for line in collective_lines(report):
+    for line in (*measured_lines(file.plan, report, options), *collective_lines(report)):
         screen.say(line)
     for line in memory_lines(file.plan, report) if measure_memory else ():
         screen.say(line)
-    _refuse_other_training(report)
-
-
-def _refuse_other_training(report: RunReport) -> None:
-    """Raise RunFailed where a checked run trained or communicated otherwise than it should; of both it says both."""
-    differs = report.collectives_differ
-    if report.check_passed is False:
-        raise RunFailed(
-            f"the run does not train like a single process: gradients {report.gradient_check:.3g} apart, loss "
-            f"{report.loss_check:.3g}, where {report.gradient_tolerance:.3g} would be rounding"
-            + ("" if differs is None else f"; the first collective that is not the one that was predicted: {differs}")
-        )
-    if differs is not None:
-        raise RunFailed(
-            f"a collective is not the one that was predicted: {differs}",
-            remedy="report it: the costs of the plan leave it out, or count another one",
-        )
+    if (failure := report.check_failure) is not None:
+        raise failure
 
 
 def refuse_other_jobs(job: str | None, hf: str | None, server: str | None) -> None:
@@ -253,7 +238,6 @@ def _train(
     **more: Any,
 ) -> RunReport:
     from penstock.executor.run.unattended import run_unattended
-    from penstock.planning.programs.bundles import boundary_sizes
     from penstock.planning.programs.work import work_after
     from penstock.schemas.profile import ModelProfile
 
@@ -278,7 +262,7 @@ def _train(
         transport=transport,
         plan_hash=file.plan.content_hash(),
         layers=[layer.name for layer in profile.layers],
-        boundaries=boundary_sizes(profile),
+        boundaries=profile.boundary_sizes(),
         on_progress=Progress(screen, file, steps),
         **more,
     )

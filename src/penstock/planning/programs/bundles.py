@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.planning.programs.work import work_after
 from penstock.schemas.api.agents import digest_of
 from penstock.schemas.api.run_options import RunOptions
-from penstock.schemas.bundle import JobBundle
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import Texts
+from penstock.schemas.ranks.bundle import JobBundle
 from penstock.schemas.topology import ClusterTopology
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def make_bundle(
             "seed": seed,
             "predicted_time_per_global_batch_ns": plan.prediction and plan.prediction.time_per_global_batch_ns,
             "layers": [layer.name for layer in profile.layers],
-            "boundaries": boundary_sizes(profile),
+            "boundaries": profile.boundary_sizes(),
             "programs_are": "ladder" if wanted.advance_forward else whole,
             "lowered_for": work.transports[-1],
             "norm": wanted.needs_norm,
@@ -71,13 +71,6 @@ def make_bundle(
             "ranks": parts,
         }
     )
-
-
-def boundary_sizes(profile: ModelProfile) -> list[list[tuple[str, int, int]]] | None:
-    """Return the bytes at each cut, for the ranks to compare; a model may run in another precision than measured."""
-    if profile.source.method != "measured":
-        return None
-    return [[(t.name, t.bytes_per_sample, t.gradient_bytes_per_sample) for t in cut] for cut in profile.boundaries]
 
 
 def _kinds(file: PlanFile) -> dict[str, str]:

@@ -17,7 +17,7 @@ from penstock.client import Client
 from penstock.examples.tiny import tiny_topology
 from penstock.manifests import make
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound
-from penstock.schemas.launch import LaunchSettings
+from penstock.schemas.ranks.launch import LaunchSettings
 from penstock.schemas.topology import ClusterTopology
 
 JOB = {"model": "m:job", "steps": "3"}

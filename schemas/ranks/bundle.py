@@ -10,18 +10,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from penstock.schemas.api.agents import digest_of
+from penstock.schemas.api.agents import BoundarySize, digest_of
 from penstock.schemas.api.jobs import EvaluationOut
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
-from penstock.schemas.program import TRANSPORTS, Transport
+from penstock.schemas.program import Transport
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import UpdateRule
 from penstock.schemas.trace import Hardware
-
-BoundarySize = tuple[Name, Count, Count]
-"""A tensor that crosses a cut: its name, its bytes per sample, those of its gradient."""
 
 
 class RankPart(Part):
@@ -131,11 +128,6 @@ class JobBundle(Document):
                 "or export the bundle with --set transport=nccl, which says why if this plan cannot go over NCCL",
             )
 
-    def programs(self, rank: int) -> list[dict[str, Any]]:
-        """A rank's programs with their transports, which older bundles name in ``lowered_for`` alone."""
-        known = {"transports": list(TRANSPORTS)} if self.lowered_for == "nccl" else {}
-        return [known | program for program in self.ranks[rank].programs]
-
     def segments(self, rank: int, first_step: int, steps: int, options: RunOptions) -> tuple[int, ...] | None:
         """The numbers of the programs that train steps [``first_step``, ``steps``); None where one trains every step.
 
@@ -187,6 +179,10 @@ class LaunchReport(Document):
     gradient_check: Number | None = Field(
         default=None, description="largest difference from one process, over the largest gradient"
     )
+    collectives: dict[str, Count] | None = Field(
+        default=None, description="how many of each kind ran as predicted on all ranks; null where not compared"
+    )
+    collectives_differ: str | None = Field(default=None, description="the first that is not as predicted")
     evaluations: tuple[EvaluationOut, ...] = ()
     checkpoint_step: Count | None = Field(default=None, description="steps in the newest checkpoint that it wrote")
     ranks: tuple[RankReport, ...]
