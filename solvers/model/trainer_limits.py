@@ -83,10 +83,10 @@ class Within:
         return ranks if number % ranks == 0 else None
 
     def keeps(self, allocation: Allocation, schedule: str, global_batch_size: int) -> bool:
-        """Return whether a plan has the shape that bounds of this trainer's plans (``within_bound``) assume.
+        """Return whether a plan has the shape of this trainer's plans, which bounds on them assume.
 
-        One pipeline of equally replicated stages that end where the trainer may cut and recompute in one of its ways,
-        micro-batches of one size that replicas share evenly, one of its schedules.
+        One pipeline of equally replicated stages that end where the trainer may cut and recompute in one of its ways
+        or the same modules of every layer, micro-batches of one size that replicas share evenly, one of its schedules.
         ``penstock.layouts.limits.faults`` checks placement and the orders of operations as well.
         """
         stages = allocation.stages
@@ -99,10 +99,9 @@ class Within:
             and equal
             and by_rows
             and known
-            and any(
-                all(self.segments(stage, how) == stage.recompute and not stage.modules for stage in stages)
-                for how in self.ways(stages)
-            )
+            and len({stage.modules for stage in stages}) == 1
+            and not (stages[0].modules and any(stage.recompute for stage in stages))
+            and any(all(self.segments(stage, how) == stage.recompute for stage in stages) for how in self.ways(stages))
         )
 
     def segments(self, stage: Stage, how: Recomputing) -> tuple[tuple[int, int], ...]:

@@ -12,10 +12,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from problems import make_problem
 
+import penstock
 from penstock.convert.layer_roles import roles_of
 from penstock.convert.trainers import MODULES, TRAINERS, within_of
 from penstock.examples import catalogue
 from penstock.layouts.limits import faults, order_name, recomputing_of
+from penstock.planning.judge import judge
 from penstock.questions.solve import solve
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.request import PlanRequest
@@ -160,6 +162,15 @@ def plan_of(*stages: tuple[int, int, tuple[int, ...]], number: int = 4, recomput
 
 
 PROBLEM = make_problem([1] * 6, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=())
+
+
+def test_a_plan_that_recomputes_modules_is_one_of_its_targets_plans() -> None:
+    """What was proven of all plans within the target's limits is proven of it: it verifies."""
+    options = {"target": "torchtitan", "planner": "uniform", "sharding": "parameters"}
+    file = penstock.plan("llama-3-8b", "1x8xH100", global_batch_size=64, **options).file
+    (stage,) = file.plan.pipelines[0].stages
+    assert stage.recompute.modules == ("operators",)
+    assert judge(file).faults == ()
 
 
 @pytest.mark.parametrize(
