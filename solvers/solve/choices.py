@@ -399,10 +399,11 @@ class Search:
     def outcome(self, problem: Problem | None = None) -> Result:
         """Return the answer; ``problem``: its plan's problem, where the choices searched have another.
 
-        Raises UnsupportedRequest where every choice is refused.
+        Raises UnsupportedRequest where every choice is refused, for the reason that most of them share.
         """
         if all(each.choice in self.refused for each in self.choices):
-            raise next(iter(self.refused.values()))
+            reasons = list(map(str, self.refused.values()))
+            raise max(self.refused.values(), key=lambda refusal: reasons.count(str(refusal)))
         if self.best is None:
             return self._nothing()
         result, choice = self.best.result, self.best.choice

@@ -140,6 +140,27 @@ def test_degrees_are_those_of_the_plan() -> None:
     assert found.plan.prediction.peak_memory_bytes < whole.plan.prediction.peak_memory_bytes
 
 
+def test_a_layout_without_degrees_is_judged_at_1_and_compared_with_all_that_a_request_leaves_open() -> None:
+    request = PlanRequest(
+        profile=catalogue.profile("gpt"),
+        topology=catalogue.cluster("1x2xV100"),
+        global_batch_size=16,
+        degrees="auto",
+        sharding="auto",
+        termination={"effort": "quick"},
+    )
+    question = LayoutRequest(format="megatron", layout="Et*4|t*4L", request=request)
+    answer = import_layout(question, workers=1)
+    assert answer.plan.degrees is None
+    assert len(stages(answer)) == 2
+    assert next(one.scope for one in answer.plan.certificates) == "all plans of this request"
+    assert {one.choice for one in answer.rivals} == {
+        "plain layout of megatron at any degrees",
+        "within what megatron can express at any degrees",
+        "without limits",
+    }
+
+
 def test_modules_that_are_recomputed_take_time_and_free_memory() -> None:
     text = f"{LLAMA} {BOTH} --recompute-granularity selective --recompute-modules core_attn mlp \\\n --lr 1"
     profile = model(text)

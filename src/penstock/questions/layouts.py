@@ -81,6 +81,8 @@ def import_layout(
     )
     refuse_beyond(request)
     on_progress("reading the layout")
+    opens = request.degrees is not None or request.sharding is not None
+    request = request.model_copy(update={"degrees": None, "sharding": None})  # the layout has its own
     request, problem, allocation, orders, drawn = _read(asked, request)
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
@@ -118,7 +120,7 @@ def import_layout(
             drawn,
         ),
         assumptions=assumptions,
-        rivals=_rivals(request, problem, theirs, free, workers, on_progress) if asked.compare else (),
+        rivals=_rivals(request, problem, theirs, free, workers, on_progress, opens=opens) if asked.compare else (),
     )
 
 
@@ -263,15 +265,17 @@ def _rivals(
     free: list[Bound],
     workers: int | None,
     on_progress: Callable[[str], None],
+    *,
+    opens: bool,
 ) -> tuple[Rival, ...]:
-    """``free``: what is proven already."""
+    """Return the best plans. ``free``: what is proven already; ``opens``: whether the request leaves degrees open."""
     target = request.target
     options = {name: value for name, value in request.options.items() if name != "transformer"}
     whole = request.model_copy(update={"target": None, "options": options})
     choices = {"without limits": whole}
     if target is not None:
         choices = {f"within what {target} can express": request, **choices}
-    if problem.real is not None:
+    if problem.real is not None or (opens and target is not None):
         return _at_any_degrees(request, whole, theirs, workers, on_progress)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
     found = []

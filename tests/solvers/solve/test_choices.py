@@ -307,6 +307,12 @@ def test_choices_without_cells_are_left_out() -> None:
         choices.solve(replace(problem, choices=asked(FOUR)), "dapple")
 
 
+def test_of_choices_that_are_all_refused_the_reason_of_most_is_told() -> None:
+    problem = open_problem(asked(FOUR, ONE, TWO), nodes=(2, 2))
+    with pytest.raises(UnsupportedRequest, match="the request names no target"):
+        choices.solve(problem, "uniform")
+
+
 def test_codecs_go_with_degrees_of_1_only() -> None:
     problem = replace(open_problem(asked(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
     result = choices.solve(problem, "dapple", max_plans=2)
