@@ -23,6 +23,7 @@ from pages import ROOT, pieces
 from penstock.cli.main import main
 from penstock.client import Client
 from penstock.examples import catalogue
+from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 
 CLUSTER = """\
@@ -36,6 +37,16 @@ uniform:
   fabric: {form: bus, bandwidth_bytes_per_s: 2 GB/s, latency_ns: 20 us}
   nic: {bandwidth_bytes_per_s: 10 Gbit/s, latency_ns: 50 us}
 """
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]} | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 16,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
 _LAYER = "forward_compute_time=1.5, backward_compute_time=3.0, activation_size=256.0, parameter_size=288.0"
 GRAPH = f"node2 -- Linear(8, 8) -- {_LAYER}\nnode3 -- Linear(8, 8) -- {_LAYER}\n\tnode2 -- node3\n"
 TIMES = {"forward_ns": 2_000_000, "backward_ns": 4_000_000}
@@ -64,6 +75,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (job,) = (piece.text for piece in pieces(ROOT / "docs/running.md") if piece.kind == "python")
     for name, text in (("mytrain.py", job), ("cluster.yaml", CLUSTER), ("c.yaml", CLUSTER), ("graph.txt", GRAPH)):
         (place / name).write_text(text)
+    (place / "config.json").write_text(json.dumps(CONFIG))
     samples = ROOT / "examples/clusters"
     shutil.copytree(samples, place, dirs_exist_ok=True)
     shutil.copytree(samples, place / "examples/clusters")
@@ -151,7 +163,7 @@ def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_facto
     shutil.copytree(base, place, dirs_exist_ok=True)
     url = staying("serve --port 0 --slots 0 --database penstock.sqlite", r"(http://127\S+?:\d+)", place)
     staying("worker --database penstock.sqlite --slots 2", r"working on", place)
-    staying(f"agent --server {url} --name node0 --cpu-devices 2 --job gpt=mytrain:job", r"agent node0:", place)
+    staying(f"agent --server {url} --name node0 --cpu-devices 2 --job gpt=mytrain:job", r"(\S+) answers", place)
     return url
 
 
@@ -160,6 +172,20 @@ def client(planner: str) -> Iterator[Client]:
     """Of that service."""
     with Client(planner) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def runs(base: Path, client: Client) -> Callable[[str], str]:
+    """The id of a run that a command of ``penstock runs`` can be about."""
+    plan, started = PlanFile.read(base / "plan.json"), dict[bool, str]()
+
+    def run(command: str) -> str:
+        is_long = command == "cancel"
+        if is_long not in started:
+            started[is_long] = client.runs.create(plan, "gpt", steps=10**6 if is_long else 2, wait=is_long is False).id
+        return started[is_long]
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Container, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,21 @@ class Sandbox:
         text = self._here(smaller(piece.text))
         words = shlex.split(text, comments=True)[1:]
         assert not any(UNFINISHED.search(word) for word in words), f"{piece.place}: what stands for {text!r} here?"
-        code = main(words)
-        printed = self._said()
+        into = None
+        if words[-2:-1] == [">"]:
+            *words, _, into = words
+        code, printed = self._main(words, into)
         self._printed += printed
         wanted = CODES.get(shlex.join(piece.words), (0,))
         assert code in wanted, f"{piece.place}: penstock {shlex.join(words)} ended with {code}\n{printed}"
+
+    def _main(self, words: list[str], into: str | None) -> tuple[int, str]:
+        """Run a command; its standard output goes to the file ``into`` where the line has one. Return what is seen."""
+        if into is None:
+            return main(words), self._said()
+        with open(into, "w") as file, redirect_stdout(file):
+            code = main(words)
+        return code, self._said()
 
     def _here(self, text: str) -> str:
         """The words of a line, as they are here."""

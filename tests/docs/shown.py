@@ -74,6 +74,7 @@ NOT_RUN = {
     f"{ADDED} -b 16 --micro-batch-size 4 --tensor 1 --planner equal --set stages=4 -o equal.json": ADDS,
     f"{ADDED} -b 16 --micro-batch-size 4 --tensor 1 --planner equal --schedule gpipe -o equal.json": ADDS,
     "penstock verify equal.json": ADDS,
+    "penstock schema legal-answer": "tests/docs/test_adding_a_question.py runs it with what the page adds",
 }
 """Commands of ours that are only parsed, and why."""
 
@@ -93,10 +94,11 @@ HERE: dict[str, str | Callable[[Find, str], str]] = {
     "/backups/": "",
     "/shared/gpt": "saved",
     "--to hostfile --against nodes.txt": "--to hostfile --against nodes-of-plan.txt",
-    "psk_…": f"psk_{'0' * 12}_{'0' * 64}",
+    ', key="psk_…"': "",
     "plan.json --cuts 12,24,36": "large.json --cuts 12,24,36",
     "plan … --planner avgpipe": "plan -p p.json -t cluster.yaml -b 256 --planner avgpipe",
     "restore FILE": "restore before-upgrade.backup",
+    " RUN ": lambda find, line: f" {find('runs')(line.split()[2])} ",
     " JOB ": lambda find, line: f" {find('jobs')(line.split()[2])} ",
     "3f0c…": lambda find, line: key(),
     " KEY": lambda find, line: f" {key()}",
@@ -115,6 +117,8 @@ SMALLER = {
     "penstock plan --example llama-3-8b -t cluster.json -b 96": "{} --planner even",
     "plan --example llama-3-70b --framework megatron --cluster 8x8xH100": "{} --planner even",
     "plan --example llama-3-8b --cluster 1x8xH100": "{} --planner even",
+    "-b 64 --target megatron --tensor 2,4": "{} --planner uniform",
+    "penstock plan --hf config.json --cluster 8x8xH100 -b 64": "{} --planner even",
     "plan --example llama-3-70b --cluster 8x8xH100": "plan --example gpt2-small --cluster 2x8xH100 --planner gpipe",
     "penstock plan --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
     "penstock compare --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
