@@ -54,7 +54,7 @@ def command(request: PlanRequest) -> str:
         for value in values if isinstance(values, tuple) else (values,):
             words += [flag, str(value)]
     for name, value in (given.pop("choose", None) or {}).items():
-        words += ["--choose", f"{name}={value if isinstance(value, str) else ','.join(value)}"]
+        words += ["--degrees", f"{name}={value if isinstance(value, str) else ','.join(value)}"]
     for name, value in given.pop("options", {}).items():
         words += ["--set", f"{name}={value}"]
     words += _termination(given.pop("termination", {}))

@@ -393,13 +393,42 @@ class Degrees:
             "auto where the profile has tensor degrees, else nothing).",
         ),
     ] = None
-    choose: Annotated[
+    degrees: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="AXIS=VALUE,...",
-            help="Values of a further axis to choose from, such as optimizer=adam,sgd. Repeatable.",
+            metavar="AXIS=VALUES[:AXIS=...]",
+            help="Several degrees and further axes in one: tensor=4,8:expert=auto:optimizer=adam,sgd. Repeatable.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        """Give each axis to the option of its name; what has none stays in ``degrees``."""
+        further = []
+        for name, values in axes_of(self.degrees or ()):
+            if name == "degrees" or name not in vars(self):
+                further.append(f"{name}={values}")
+                continue
+            if getattr(self, name) is not None:
+                raise typer.BadParameter(
+                    f"{name} is given by --{name.replace('_', '-')} as well", param_hint="--degrees"
+                )
+            several = name in ("tensor", "context", "expert")
+            number = numbers_of([values], name)[0] if name == "expert_tensor" else values
+            object.__setattr__(self, name, [values] if several else number)
+        object.__setattr__(self, "degrees", further or None)
+
+
+def axes_of(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the axes that texts name, each with its values: ``tensor=4,8:expert=auto``. Raises typer.BadParameter."""
+    axes = []
+    for text in (part.strip() for several in texts for part in several.split(":")):
+        name, _, values = (part.strip() for part in text.partition("="))
+        if not (name and values):
+            raise typer.BadParameter(
+                f"{text!r} names no axis and its values, such as tensor=4,8", param_hint="--degrees"
+            )
+        axes.append((name.replace("-", "_"), values))
+    return axes
 
 
 @dataclass(frozen=True, kw_only=True)

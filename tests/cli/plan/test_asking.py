@@ -52,6 +52,21 @@ def test_a_plan_for_a_shipped_transformer_at_another_length(tmp_path: Path) -> N
     assert shape.sequence_length == 512
 
 
+def test_one_option_takes_all_degrees_that_have_short_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = tmp_path / "short.json", tmp_path / "long.json"
+    words = ["plan", "--example", "gpt2-small", *ASKED]
+    assert main([*words, "--tensor", "1,2", "--context", "1", "--sharding", "none", "-o", str(plans[0])]) == 0
+    assert main([*words, "--degrees", "tensor=1,2:context=1:sharding=none", "-o", str(plans[1])]) == 0
+    short, long = (PlanFile.read(path).request for path in plans)
+    assert short == long
+    assert short.sharding == "none"
+    capsys.readouterr()
+    assert main([*words, "--tensor", "2", "--degrees", "tensor=1"]) == 64
+    assert "tensor is given by --tensor as well" in capsys.readouterr().err
+    assert main([*words, "--degrees", "tensor"]) == 64
+    assert "'tensor' names no axis and its values, such as tensor=4,8" in capsys.readouterr().err
+
+
 def test_what_is_no_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"vocab_size": 50257}))

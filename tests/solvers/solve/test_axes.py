@@ -140,5 +140,5 @@ def test_what_is_no_axis_or_no_value_is_refused(capsys: pytest.CaptureFixture[st
         with pytest.raises(InvalidDocument, match=words) as refused:
             to_problem(vgg_request(choose=choose))
         assert refused.value.remedy == remedy
-    assert main(["plan", "--example", "vgg-19", "--cluster", "1x4xV100", "-b", "8", "--choose", "optimizer"]) == 65
+    assert main(["plan", "--example", "vgg-19", "--cluster", "1x4xV100", "-b", "8", "--degrees", "optimizer"]) == 64
     assert "names no axis and its values" in capsys.readouterr().err

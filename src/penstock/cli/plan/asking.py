@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import typer
 
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
-from penstock.cli.options import costed_degrees, degrees_of
+from penstock.cli.options import axes_of, costed_degrees, degrees_of
 from penstock.schemas.errors import InvalidDocument, WrongDocument
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: options.get(name) for name in same}
     fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
     fields["sharding"] = options.get("sharding")
-    fields["choose"] = dict(_values(text) for text in options.get("choose") or ()) or None
+    further = axes_of(options.get("degrees") or ())
+    fields["choose"] = {name: tuple(values.split(",")) for name, values in further} or None
     fields["update_rules"] = _rules(options.get("update_rule"))
     fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
     parts = {
@@ -128,15 +129,6 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     for part, values in parts.items():
         fields[part] = {name: value for name, value in values.items() if value is not None} or None
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _values(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return an axis and the values that a text names: ``optimizer=adam,sgd``."""
-    name, equals, values = text.partition("=")
-    several = tuple(value.strip() for value in values.split(",") if value.strip())
-    if not (equals and name.strip() and several):
-        raise InvalidDocument(f"--choose {text!r} names no axis and its values", remedy="such as optimizer=adam,sgd")
-    return name.strip().replace("-", "_"), several
 
 
 def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
