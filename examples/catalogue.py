@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.errors import InvalidDocument, UnknownName
+from penstock.schemas.errors import InvalidDocument, UnknownName, meant
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import MAX_DEVICES, ClusterTopology, DeviceKind, Fabric, UniformCluster
 from penstock.schemas.transformers.shape import TransformerShape
@@ -199,6 +199,5 @@ def _assumed(node: Hardware, devices: int) -> Iterator[str]:
 
 
 def _remedy(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name.lower(), known, n=3) or known
-    return ", ".join(near)
+    names = list(known)
+    return str(meant(name.lower(), names, f"one of {', '.join(names)}"))

@@ -132,6 +132,12 @@ class NotFound(PenstockError):
     exit_code = 1
 
 
+def meant(name: str, names: Iterable[str], otherwise: str | None = None, likeness: float = 0.6) -> str | None:
+    """Return the question whether the nearest of the ``names`` was meant; ``otherwise`` where none is near."""
+    nearest = get_close_matches(name, list(names), 1, likeness)
+    return f"did you mean {nearest[0]!r}?" if nearest else otherwise
+
+
 class UnknownName(NotFound):
     """A name that nothing has: of an example, a kind of device, the module of a training job."""
 
@@ -141,9 +147,7 @@ class UnknownName(NotFound):
     def among(cls, what: str, name: str, names: Iterable[str]) -> Self:
         """Return the refusal of a ``name`` that no ``what`` has, with the nearest one, or else all ``names``."""
         choices = list(names)
-        nearest = get_close_matches(name, choices, 1)
-        remedy = f"did you mean {nearest[0]!r}?" if nearest else f"one of {', '.join(choices)}"
-        return cls(f"there is no {what} {name!r}", remedy=remedy)
+        return cls(f"there is no {what} {name!r}", remedy=meant(name, choices, f"one of {', '.join(choices)}"))
 
 
 class Conflict(PenstockError):

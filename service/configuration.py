@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings
 
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, meant
 
 PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "SETTINGS"
@@ -111,8 +111,7 @@ def _without_password(value: Any) -> Any:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+    return "; ".join(filter(None, (f"{name!r} is not a setting", meant(name, known, likeness=0.5))))
 
 
 def _toml(value: Any) -> str:

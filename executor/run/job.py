@@ -35,7 +35,6 @@ A job may also have:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -46,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.schemas.errors import InvalidDocument, UnknownName
+from penstock.schemas.errors import InvalidDocument, UnknownName, meant
 from penstock.schemas.transformers.degrees import Module
 
 if TYPE_CHECKING:
@@ -140,7 +139,8 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UnknownName(f"module {module_name!r} has no {attribute!r}{_near(part, _public(found))}")
+            hint = meant(part, _public(found))
+            raise UnknownName(f"module {module_name!r} has no {attribute!r}" + (f"; {hint}" if hint else ""))
         found = getattr(found, part)
     return checked_job(found, reference)
 
@@ -277,11 +277,6 @@ def _import(name: str, reference: str) -> Any:
 
 def _public(found: Any) -> list[str]:
     return [name for name in dir(found) if not name.startswith("_")]
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def alike(made: Any) -> Hashable:

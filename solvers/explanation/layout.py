@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from penstock.schemas.amounts import shortage
-from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
+from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest, meant
 from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.critical_path import CriticalPath, critical_path
 from penstock.solvers.explanation.reordering import USUAL, BestOrder, best_order, schedules_of
@@ -157,8 +156,7 @@ def _layer(problem: Problem, cut: str, place: int) -> int:
         return found[0]
     if found:
         raise _wrong(f"/cuts/{place}", f"layers {found} all have the name {text!r}; give a number")
-    near = get_close_matches(text, problem.layer_names, n=1)
-    remedy = f"did you mean {near[0]!r}?" if near else f"layer names look like {problem.layer_names[0]!r}"
+    remedy = meant(text, problem.layer_names, f"layer names look like {problem.layer_names[0]!r}")
     raise _wrong(f"/cuts/{place}", f"no layer has the name {text!r}", remedy)
 
 
@@ -190,8 +188,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
     for s, names in enumerate(layout.devices):
         for name in names:
             if name not in number_of:
-                near = get_close_matches(name, number_of, n=1)
-                remedy = f"did you mean {near[0]!r}?" if near else f"device names look like {problem.devices[0].name!r}"
+                remedy = meant(name, number_of, f"device names look like {problem.devices[0].name!r}")
                 raise _wrong(f"/devices/{s}", f"the topology has no device {name!r}", remedy)
             if name in seen:
                 raise _wrong(f"/devices/{s}", f"device {name!r} is given twice")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast
 
-from penstock.schemas.errors import Fault, InvalidDocument, UnknownMethod
+from penstock.schemas.errors import Fault, InvalidDocument, UnknownMethod, meant
 
 Value = str | int | float | bool
 V = TypeVar("V", bound=Value)
@@ -64,10 +63,8 @@ def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[s
     known = {option.name: option for option in options}
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
             raise UnknownMethod(
-                f"{owner!r} has no option {name!r}; it has {', '.join(known) or 'none'}",
-                remedy=f"did you mean {near[0]!r}?" if near else None,
+                f"{owner!r} has no option {name!r}; it has {', '.join(known) or 'none'}", remedy=meant(name, known)
             )
     faults = [
         Fault(f"/options/{name}", fault)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import IntEnum
 from functools import partial
 from typing import get_args
 
 from penstock.schemas.coverage import Covers
-from penstock.schemas.errors import UnknownMethod, UnsupportedRequest
+from penstock.schemas.errors import UnknownMethod, UnsupportedRequest, meant
 from penstock.solvers.bounds.coverage import one_pipeline, planned_apart
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
@@ -377,14 +376,11 @@ def resolve(planner_name: str) -> Planner:
     """Return the planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
-    near = get_close_matches(planner_name, PLANNERS, n=1)
     if planner_name in SCHEDULES:
         remedy: str | None = f"{planner_name!r} is a schedule: schedule={planner_name} (--schedule {planner_name})"
-    elif near:
-        remedy = f"did you mean {near[0]!r}?"
     else:
-        remedy = remedy_for(planner_name, SCHEDULES)
-        remedy = remedy and f"as a schedule, {remedy}"
+        schedule = remedy_for(planner_name, SCHEDULES)
+        remedy = meant(planner_name, PLANNERS, schedule and f"as a schedule, {schedule}")
     raise UnknownMethod(f"no planner {planner_name!r}; there are {', '.join(PLANNERS)}", remedy=remedy)
 
 

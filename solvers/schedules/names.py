@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+from penstock.schemas.errors import meant
 
 CALLED_ELSEWHERE = {
     "1f1b": "early-backward",
@@ -35,5 +36,4 @@ def remedy_for(name: str, known: Iterable[str]) -> str | None:
     own = CALLED_ELSEWHERE.get("".join(letter for letter in name.lower() if letter.isalnum()))
     if own in names:
         return f"did you mean {own!r}? It is what {name} is called here"
-    near = get_close_matches(name.lower(), names, n=1)
-    return f"did you mean {near[0]!r}?" if near else None
+    return meant(name.lower(), names)

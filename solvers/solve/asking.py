@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from math import inf
 from typing import NamedTuple
 
-from penstock.schemas.errors import UnsupportedRequest
+from penstock.schemas.errors import UnsupportedRequest, meant
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.network import MAX_DENSE_DEVICES
@@ -142,10 +141,8 @@ def excluded_by(setting: Setting, names: str) -> set[str]:
     known = {*(row.name for row in PLANNERS.values() if row.proposals is not None), *PHASES}
     excluded = {name.strip() for name in names.split(",") if name.strip()}
     for name in sorted(excluded - known):
-        near = get_close_matches(name, known, n=1)
         raise UnsupportedRequest(
-            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}",
-            remedy=f"did you mean {near[0]!r}?" if near else None,
+            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}", remedy=meant(name, known)
         )
     return excluded | set(setting.excluded)
 

@@ -207,8 +207,8 @@ def test_unknown_names_are_told_the_nearest(
     ("arguments", "code", "words"),
     [
         (["run", "FILE", "--job", "job"], 65, "'job' does not name a job; write module:attribute"),
-        (["export", "FILE", "--to", "slurm"], 64, "there is no export format 'slurm'; did you mean sbatch?"),
-        (["export", "FILE", "--to", "html"], 64, "did you mean report?"),
+        (["export", "FILE", "--to", "slurm"], 64, "there is no export format 'slurm'; did you mean 'sbatch'?"),
+        (["export", "FILE", "--to", "html"], 64, "did you mean 'report'?"),
         (["import", "profile", "FILE"], 65, "is JSON, not a profile text of PipeDream or DAPPLE"),
     ],
 )

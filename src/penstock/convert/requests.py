@@ -14,7 +14,7 @@ from penstock.convert.layer_roles import transformer_of
 from penstock.convert.trainers import recomputable, within_of
 from penstock.schemas import topology as wire
 from penstock.schemas.amounts import exact
-from penstock.schemas.errors import Fault, InvalidDocument
+from penstock.schemas.errors import Fault, InvalidDocument, meant
 from penstock.schemas.profile import Measurement, ModelProfile, PipelineProfile
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.schemas.request import MemoryModel, PlanRequest
@@ -134,11 +134,11 @@ def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
         if name not in number_of
     ]
     if faults:
-        near = get_close_matches(request.pins[int(faults[0].pointer.split("/")[2])].devices[0], number_of, n=1)
+        first = request.pins[int(faults[0].pointer.split("/")[2])].devices[0]
         raise InvalidDocument(
             "a pin names a device that the topology lacks",
             faults=tuple(faults),
-            remedy=f"did you mean {near[0]!r}?" if near else f"devices are named like {devices[0].name!r}",
+            remedy=meant(first, number_of, f"devices are named like {devices[0].name!r}"),
         )
     return tuple(Pin(*pin.layers, frozenset(number_of[name] for name in pin.devices)) for pin in request.pins)
 

@@ -34,12 +34,11 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.schemas.errors import UnknownName
+from penstock.schemas.errors import UnknownName, meant
 from penstock.schemas.transformers.degrees import Framework
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -111,8 +110,7 @@ def device_facts(kind: str, level: Level | None = None, framework: Framework = "
             )
         return MEASURED[kind]
     if kind not in DEVICES:
-        near = difflib.get_close_matches(kind.upper(), DEVICES, n=1, cutoff=0.4)
-        remedy = near[0] if near else "measure a profile on the device instead"
+        remedy = meant(kind.upper(), DEVICES, "measure a profile on the device instead", likeness=0.4)
         raise UnknownName(f"no device kind {kind!r} in the table; it has {', '.join(DEVICES)}", remedy=remedy)
     return DEVICES[kind]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Literal
 
 from penstock.convert.layer_roles import Roles
 from penstock.importers.cluster.hostlist import expand
-from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, meant
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.judge.simulate import simulate
@@ -303,8 +302,7 @@ def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tupl
         raise wrong(f"node {doubled[0]!r} is named twice", where="/nodes")
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"nodes are called like {next(iter(known))!r}"
+            hint = meant(name, known, f"nodes are called like {next(iter(known))!r}")
             raise wrong(f"the topology has no node {name!r}", hint, "/nodes")
         if devices_per_node is not None and len(known[name]) < devices_per_node:
             raise wrong(f"node {name!r} has {len(known[name])} devices, not {devices_per_node}", where="/nodes")

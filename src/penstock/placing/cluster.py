@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 
 from penstock.convert.requests import devices_of, network_of
 from penstock.importers.cluster.hostlist import expand
-from penstock.schemas.errors import Conflict, Fault, InvalidDocument
+from penstock.schemas.errors import Conflict, Fault, InvalidDocument, meant
 from penstock.schemas.topology import ClusterTopology, Link, MeasuredMatrix, Node
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Device
@@ -66,15 +65,16 @@ class Cluster:
 
     def _refuse(self, unknown: Mapping[Fault, str], where: str) -> None:
         count = len(unknown)
-        near = get_close_matches(next(iter(unknown.values())), self._by_node, n=1)
         first = self.topology.nodes[0].name
         raise InvalidDocument(
             f"{where!r} names {count} node{'s' if count > 1 else ''} that the topology {self.topology.name!r} lacks"
             + (f"; the first {MOST_TOLD} follow" if count > MOST_TOLD else ""),
             faults=tuple(unknown)[:MOST_TOLD],
-            remedy=f"did you mean {near[0]!r}?"
-            if near
-            else f"nodes are named like {first!r}, devices {first + '/0'!r}",
+            remedy=meant(
+                next(iter(unknown.values())),
+                self._by_node,
+                f"nodes are named like {first!r}, devices {first + '/0'!r}",
+            ),
         )
 
     def part(self, devices: Iterable[int]) -> ClusterTopology:

@@ -17,6 +17,7 @@ from penstock.cli.documents import STANDARD, prepare_output, read_plan, read_raw
 from penstock.cli.groups import grouped
 from penstock.cli.options import LAUNCH, OUTPUT
 from penstock.cli.service.remote import Server, connect, refuse_file
+from penstock.schemas.errors import meant
 
 if TYPE_CHECKING:
     from penstock.exporting.forms import Written
@@ -278,13 +279,10 @@ def _refuse_absent(file: PlanFile, against: str) -> None:
 
 def known_form(to: str) -> None:
     """Raise typer.BadParameter for a form that is not there, naming the nearest."""
-    import difflib
-
     from penstock.exporting.forms import EXPORTS
 
     if to not in EXPORTS:
-        near = [OTHER_FORMS[to.lower()]] if to.lower() in OTHER_FORMS else difflib.get_close_matches(to, EXPORTS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EXPORTS)}"
+        hint = meant(OTHER_FORMS.get(to.lower(), to), EXPORTS, f"there are {', '.join(EXPORTS)}")
         raise typer.BadParameter(f"there is no export format {to!r}; {hint}", param_hint="--to")
 
 
@@ -298,8 +296,6 @@ def forms_text() -> str:
 
 def read_settings(path: str | None, assignments: list[str], options: dict[str, Any]) -> LaunchSettings:
     """Settings of a file, of ``--set`` and of options; later ones win. Raises typer.BadParameter, InvalidDocument."""
-    import difflib
-
     from penstock.schemas.ranks.launch import LaunchSettings
 
     data = {} if path is None else read_raw(path)
@@ -310,8 +306,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
             raise typer.BadParameter(f"{assignment!r} is not KEY=VALUE", param_hint="--set")
         key = key.replace("-", "_")
         if key not in LaunchSettings.model_fields:
-            near = difflib.get_close_matches(key, LaunchSettings.model_fields, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(LaunchSettings.model_fields)}"
+            hint = meant(key, LaunchSettings.model_fields, f"there are {', '.join(LaunchSettings.model_fields)}")
             raise typer.BadParameter(f"there is no setting {key!r}; {hint}", param_hint="--set")
         if key in LaunchSettings.repeated():
             several[key].append(value)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NamedTuple
 
 from penstock.layouts.files.reader import Reader
 from penstock.layouts.files.values import Setting, Symbol, Thing, Unknown, flattened
 from penstock.schemas.bounded.budget import Budget
-from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.errors import InvalidDocument, meant
 
 _PYTHON = re.compile(r"(?m)^(?:def |from \S+ import |import |class |@)")
 _MOST_NAMED = 12
@@ -61,10 +60,9 @@ def configuration(
             remedy="the file that sets them",
         )
     if wanted is not None and wanted not in found:
-        near = get_close_matches(wanted, islice(found, _MOST_COMPARED), n=1)
+        hint = meant(wanted, islice(found, _MOST_COMPARED), f"it has {_listed(found)}")
         raise InvalidDocument(
-            f"{source} has no configuration {wanted!r}"
-            + (f"; did you mean {near[0]!r}?" if near else f"; it has {_listed(found)}"),
+            f"{source} has no configuration {wanted!r}; {hint}",
             remedy="--config with one of its names",
         )
     if not found and (plain := [name for name in _names(tree) if not name.startswith("_")]):
