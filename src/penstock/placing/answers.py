@@ -12,7 +12,7 @@ from penstock.importers.cluster.hostlist import fold
 from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
 from penstock.placing.words import reasons, reasons_without
-from penstock.planning.documents import find_profile, find_topology, with_open_degrees
+from penstock.planning.documents import find_profile, find_topology, nanoseconds_of, with_open_degrees
 from penstock.schemas.api.placement import (
     Placement,
     PlacementAnswer,
@@ -90,12 +90,12 @@ def place(
     busy: Sequence[str] | None = None,
     objective: str = "throughput",
     name: str = "job",
-    time_limit_ns: int | None = None,
+    time_limit: str | float | None = None,
     **more: Any,
 ) -> Placement:
     """Choose nodes and a plan for one job. ``more``: fields of PlacementJob (``nodes={"max": 8}``, ``budget=…``).
 
-    Left out, ``degrees`` and ``sharding`` are chosen, as ``penstock.plan`` does.
+    Left out, ``degrees`` and ``sharding`` are chosen, and ``time_limit`` is read, as ``penstock.plan`` does.
     """
     job = {"name": name, "profile": find_profile(profile), "global_batch_size": global_batch_size, **more}
     asked = PlacementRequest.parse(
@@ -105,7 +105,7 @@ def place(
             "free": free,
             "busy": busy,
             "objective": objective,
-            "time_limit_ns": time_limit_ns,
+            "time_limit_ns": nanoseconds_of(time_limit),
         },
         units=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,17 @@ def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
         return given
     path = Path(given)
     return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(given))
+
+
+def nanoseconds_of(limit: str | float | None) -> str | int | None:
+    """Convert a ``time_limit`` for a field in nanoseconds, which parses texts with units; numbers are seconds.
+
+    Raises InvalidDocument for what is no number of seconds.
+    """
+    if limit is None or isinstance(limit, str):
+        return limit
+    if isinstance(limit, bool) or not isfinite(limit):
+        raise InvalidDocument(
+            f"time_limit is {limit}, which is no duration", remedy='a number of seconds, a text such as "10s", or None'
+        )
+    return round(limit * 1e9)

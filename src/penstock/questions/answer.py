@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.convert.degrees import named_degrees
-from penstock.planning.documents import find_profile, find_topology, with_effort, with_open_degrees
+from penstock.planning.documents import find_profile, find_topology, nanoseconds_of, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
-from penstock.schemas.errors import InvalidDocument, InvalidPlan
+from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
@@ -162,7 +161,7 @@ def plan(
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
         degrees = named_degrees(found, named)  # type: ignore[assignment]
-    limits = {"time_limit_ns": _nanoseconds(time_limit), "max_plans": max_plans, "effort": effort, "gap": gap}
+    limits = {"time_limit_ns": nanoseconds_of(time_limit), "max_plans": max_plans, "effort": effort, "gap": gap}
     given = {
         "micro_batch_sizes": micro_batch_sizes,
         "min_slice": min_slice,
@@ -194,17 +193,3 @@ def plan(
     )
     request = with_effort(with_open_degrees(request))
     return Answer(solve(request, on_progress=on_progress, workers=workers), request)
-
-
-def _nanoseconds(limit: str | float | None) -> str | int | None:
-    """Convert a duration for ``Termination.time_limit_ns``, which parses texts with units; numbers are seconds.
-
-    Raises InvalidDocument for what is no number of seconds.
-    """
-    if limit is None or isinstance(limit, str):
-        return limit
-    if isinstance(limit, bool) or not isfinite(limit):
-        raise InvalidDocument(
-            f"time_limit is {limit}, which is no duration", remedy='a number of seconds, a text such as "10s", or None'
-        )
-    return round(limit * 1e9)
