@@ -15,9 +15,10 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from chains import chain, star, unequal
+from papers.paper_models import profile
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.bounds.coverage import features_of_candidate
 from penstock.solvers.bounds.schedule_bound import one_pipeline_bound, request_bound

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from chains import NO_BUCKETS, chain, star
+from papers.paper_models import profile
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.model.result import Result, Status

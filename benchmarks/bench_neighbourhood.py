@@ -16,9 +16,10 @@ from statistics import mean
 
 from bench_exact import INSTANCES, instance
 from chains import chain, star, unequal
+from papers.paper_models import profile
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.improve.neighbourhood.flushed import SECOND, LargeNeighbourhoodSearch, is_movable

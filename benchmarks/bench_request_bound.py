@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from chains import chain, star, unequal
 from dapple_models import OTHER_KINDS, is_contiguous, models, tightened
+from papers.paper_models import profile
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import NetworkModel, PlanRequest
 from penstock.solvers.model.problem import NetworkRules, Problem

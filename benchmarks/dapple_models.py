@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.examples.catalogue import profile
+from papers.paper_models import profile
+
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.solvers.bounds.coverage import contiguous, features_of_candidate

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from penstock.facts.device_table import Dtype
 
-_FEW = (1, 2, 4, 8, 16)
-_MANY = (1, 2, 4, 8, 16, 32, 64)
+FEW = (1, 2, 4, 8, 16)
+MANY = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Model(NamedTuple):
@@ -19,29 +19,22 @@ class Model(NamedTuple):
 
 
 MODELS: dict[str, Model] = {
-    "gpt": Model("examples.gpt:job", "fp32", _FEW),
-    "gpt2-small": Model("examples.gpt:gpt2_small", "bf16", _FEW),
-    "gpt2-xl": Model("examples.gpt:gpt2_xl", "bf16", _FEW),
-    "gpt-20b": Model("examples.gpt:neox_20b", "bf16", _FEW),
-    "gpt-3-175b": Model("examples.gpt:gpt3_175b", "bf16", _FEW),
-    "llama-3-8b": Model("examples.llama:llama_8b", "bf16", _FEW),
-    "llama-3-70b": Model("examples.llama:llama_70b", "bf16", _FEW),
-    "llama-3.1-405b": Model("examples.llama:llama_405b", "bf16", _FEW),
-    "bert-base": Model("examples.bert:base", "fp32", _MANY),
-    "bert-large": Model("examples.bert:large", "fp32", _MANY),
-    "bert-48": Model("examples.bert:bert_48", "fp32", _FEW),
-    "bert-72": Model("examples.bert:bert_72", "fp32", _FEW),
-    "xlnet-36": Model("examples.xlnet:xlnet_36", "fp32", _FEW),
-    "gnmt-16": Model("examples.gnmt:gnmt_16", "fp32", _MANY),
-    "transformer": Model("examples.transformer:base", "fp32", _MANY),
-    "transformer-big": Model("examples.transformer:big", "fp32", _MANY),
-    "awd-lstm": Model("examples.awd_lstm:job", "fp32", _MANY),
-    "vgg-19": Model("examples.vgg:vgg_19", "fp32", _MANY),
-    "resnet-50": Model("examples.resnet:resnet_50", "fp32", _MANY),
-    "resnet-101": Model("examples.resnet:resnet_101", "fp32", _MANY),
-    "resnet-152": Model("examples.resnet:resnet_152", "fp32", _MANY),
-    "resnext-50": Model("examples.resnet:resnext_50", "fp32", _MANY),
-    "inception-v3": Model("examples.inception:job", "fp32", _MANY),
-    "densenet-121": Model("examples.densenet:densenet_121", "fp32", _MANY),
-    "amoebanet-36": Model("examples.amoebanet:amoebanet_36", "fp32", _FEW),
+    "gpt": Model("examples.gpt:job", "fp32", FEW),
+    "gpt2-small": Model("examples.gpt:gpt2_small", "bf16", FEW),
+    "gpt2-xl": Model("examples.gpt:gpt2_xl", "bf16", FEW),
+    "gpt-20b": Model("examples.gpt:neox_20b", "bf16", FEW),
+    "gpt-3-175b": Model("examples.gpt:gpt3_175b", "bf16", FEW),
+    "llama-3-8b": Model("examples.llama:llama_8b", "bf16", FEW),
+    "llama-3-70b": Model("examples.llama:llama_70b", "bf16", FEW),
+    "llama-3.1-405b": Model("examples.llama:llama_405b", "bf16", FEW),
+    "bert-base": Model("examples.bert:base", "fp32", MANY),
+    "bert-large": Model("examples.bert:large", "fp32", MANY),
+    "bert-48": Model("examples.bert:bert_48", "fp32", FEW),
+    "bert-72": Model("examples.bert:bert_72", "fp32", FEW),
+    "transformer": Model("examples.transformer:base", "fp32", MANY),
+    "transformer-big": Model("examples.transformer:big", "fp32", MANY),
+    "resnet-50": Model("examples.resnet:resnet_50", "fp32", MANY),
+    "resnet-101": Model("examples.resnet:resnet_101", "fp32", MANY),
+    "resnet-152": Model("examples.resnet:resnet_152", "fp32", MANY),
+    "resnext-50": Model("examples.resnet:resnext_50", "fp32", MANY),
 }

@@ -7,6 +7,7 @@ One embedding serves both sides, so the embedded target crosses the encoder; the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,19 @@ from penstock.executor.divided.context import positions
 from penstock.executor.run.job import LayerSpec, Styles
 
 from .attention import Attention, FeedForward, divided_attention, divided_feed_forward
-from .gnmt import TranslationJob
+from .synthetic import TokenJob
+
+
+class TranslationJob(TokenJob):
+    """Pairs of sequences: a source, and a target to continue."""
+
+    sequences: Sequence[str] = ()
+
+    def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
+        """Return random tokens on both sides."""
+        inputs, targets = super().sample(generator)
+        source = torch.randint(0, self.vocabulary, (self.length,), generator=generator)
+        return {"source": source, "target": inputs["x"]}, targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
-from penstock.examples import awd_lstm, gpt, moe
+from penstock.examples import gpt, moe
 from penstock.examples.synthetic import TokenJob
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks" / "papers"))
+from paper_models import awd_lstm
 
 small = gpt.make("gpt-check", gpt.Config(blocks=6, width=64, heads=2, length=32, vocabulary=128), batch_size=16)
 """Eight layers, so that it has stages enough for two on each of four ranks."""

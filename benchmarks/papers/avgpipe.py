@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from paper_models import profile
 from report import Row, Section, main
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.solvers.costs.collectives import all_reduce_ns
 from penstock.solvers.costs.stage import stage_costs

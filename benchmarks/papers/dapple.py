@@ -16,10 +16,11 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+from paper_models import profile
 from report import Row, Section, main
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest

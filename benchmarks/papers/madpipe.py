@@ -23,10 +23,11 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
+from paper_models import profile
 from report import Row, Section, main
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 from dapple import SLICES, TEXTS, family, problem_of
+from paper_models import profile
 from report import Row, Section, main
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.importers.pipedream import read_profile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest

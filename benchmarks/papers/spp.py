@@ -17,10 +17,11 @@ from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
+from paper_models import profile
 from report import Row, Section, main
 
 from penstock.convert import to_problem
-from penstock.examples.catalogue import cluster, profile
+from penstock.examples.catalogue import cluster
 from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.solvers.judge.simulate import makespan_ns
 from penstock.solvers.model.micro_batches import batch_of

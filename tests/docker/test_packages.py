@@ -17,7 +17,7 @@ pytestmark = pytest.mark.tier("nightly")
 FOLDERS = ("schemas", "solvers", "executor", "service", "examples")
 PLAN = (
     "import penstock; "
-    "print(penstock.__file__, penstock.plan('vgg-19', '1x2xV100', global_batch_size=8, planner='dp').status)"
+    "print(penstock.__file__, penstock.plan('resnet-50', '1x2xV100', global_batch_size=8, planner='dp').status)"
 )
 
 

@@ -89,7 +89,7 @@ def test_a_row_is_a_question_on_every_surface(tmp_path: Path) -> None:
     assert any("tensor 2" in choice for choice in choices)
     assert json.loads(shown["printed"])["choices"] == choices
     assert shown["form"] == sum("tensor 2" in choice for choice in choices)
-    assert "nearest: V100" in shown["typing"]
+    assert "did you mean 'V100'?" in shown["typing"]
     assert shown["code"] == 0
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import paper_models
 import pytest
 import yaml
 from repository import ROOT
@@ -45,9 +46,9 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", catalogue.model_names())
-def test_shipped_profiles_load_and_know_all_devices(name: str) -> None:
-    profile = catalogue.profile(name)
+@pytest.mark.parametrize("name", [*catalogue.model_names(), *paper_models.MODELS])
+def test_profiles_load_and_know_all_devices(name: str) -> None:
+    profile = paper_models.profile(name)
     assert profile.name == name
     assert profile.device_kinds == tuple(PROFILED)
     assert profile.source.method == "analytic"
@@ -59,7 +60,7 @@ def test_shipped_profiles_load_and_know_all_devices(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_parameters_are_within_two_percent_of_the_published(name: str) -> None:
-    profile = catalogue.profile(name)
+    profile = paper_models.profile(name)
     width = 4 if profile.parameter_dtype == "fp32" else 2
     millions = sum(layer.parameter_bytes for layer in profile.layers) / width / 1e6
     assert millions == pytest.approx(PUBLISHED[name], rel=0.02)
@@ -245,6 +246,6 @@ def test_impossible_numbers_are_refused(name: str) -> None:
 
 @pytest.mark.tier("ci")
 def test_the_catalogue_needs_no_torch() -> None:
-    code = "import sys; from penstock.examples import catalogue as c; c.profile('vgg-19'); c.cluster('8x8xH100')"
+    code = "import sys; from penstock.examples import catalogue as c; c.profile('resnet-50'); c.cluster('8x8xH100')"
     code += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import paper_models
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.examples import catalogue
-from penstock.examples.models import MODELS
+from penstock.examples.models import MODELS as SHIPPED
 from penstock.executor.profiling.assembly import parameter_bytes
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import Job, load_job
 
 pytestmark = pytest.mark.tier("ci")
 
+MODELS = SHIPPED | paper_models.MODELS
 TINY = [
-    *("gpt", "llama", "moe", "bert", "xlnet", "gnmt", "transformer", "awd_lstm"),
-    *("vgg", "resnet", "densenet", "amoebanet"),
+    *(f"examples.{family}" for family in ("gpt", "llama", "moe", "bert", "transformer", "resnet")),
+    *(f"paper_models.{family}" for family in ("xlnet", "gnmt", "awd_lstm", "vgg", "densenet", "amoebanet")),
 ]
 
 
@@ -32,7 +33,7 @@ def forward(job: Job, rows: range) -> tuple[Tensor, int, list[torch.nn.Module]]:
 
 @pytest.mark.parametrize("family", TINY)
 def test_tiny_models_train(family: str) -> None:
-    job = load_job(f"examples.{family}:tiny")
+    job = load_job(f"{family}:tiny")
     total, count, modules = forward(job, range(4))
     parameters = [parameter for module in modules for parameter in module.parameters()]
     assert count > 0
@@ -45,7 +46,7 @@ def test_tiny_models_train(family: str) -> None:
 
 @pytest.mark.parametrize("family", TINY)
 def test_shapes_on_the_meta_device_are_those_of_the_run(family: str) -> None:
-    job = load_job(f"examples.{family}:tiny")
+    job = load_job(f"{family}:tiny")
     chain = Chain(job)
     env, _ = job.batch(0, range(3))
     for i, shapes in enumerate(chain.infer_shapes(range(3))):
@@ -56,9 +57,9 @@ def test_shapes_on_the_meta_device_are_those_of_the_run(family: str) -> None:
             assert (tuple(tensor.shape[1:]), tensor.dtype, tensor.requires_grad) == shape
 
 
-@pytest.mark.parametrize("family", ["gpt", "bert", "gnmt", "resnet"])
+@pytest.mark.parametrize("family", ["examples.gpt", "examples.bert", "paper_models.gnmt", "examples.resnet"])
 def test_rows_are_the_same_wherever_they_are_asked_for(family: str) -> None:
-    job = load_job(f"examples.{family}:tiny")
+    job = load_job(f"{family}:tiny")
     whole, targets = job.batch(2, range(8))
     part, part_targets = job.batch(2, range(3, 6))
     assert all(torch.equal(part[name], whole[name][3:6]) for name in whole)
@@ -70,7 +71,7 @@ def test_rows_are_the_same_wherever_they_are_asked_for(family: str) -> None:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_shipped_profiles_have_the_layers_of_the_models(name: str) -> None:
     chain = Chain(load_job(MODELS[name].reference))
-    profile = catalogue.profile(name)
+    profile = paper_models.profile(name)
     assert tuple(layer.name for layer in profile.layers) == chain.names
     names = [tuple(chain.tensor_name(i, k) for k in range(len(cut))) for i, cut in enumerate(chain.cuts)]
     assert [tuple(tensor.name for tensor in boundary) for boundary in profile.boundaries] == names

@@ -231,7 +231,7 @@ def test_what_is_refused(asked: dict[str, int], batch: int, error: type[Penstock
 
 def test_layers_without_roles_have_no_plain_layout() -> None:
     with pytest.raises(UnsupportedRequest, match="do not say which are"):
-        penstock.even_layout(_request("1x2xV100", 8, catalogue.profile("vgg-19")), pipeline=2)
+        penstock.even_layout(_request("1x2xV100", 8, catalogue.profile("resnet-50")), pipeline=2)
 
 
 def test_recomputed_modules_take_less_time_than_layers_and_free_less() -> None:

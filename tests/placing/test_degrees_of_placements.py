@@ -84,7 +84,7 @@ def test_a_cluster_without_cells_has_no_place(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.tier("nightly")
 def test_a_profile_without_degrees_is_placed_as_before() -> None:
-    found = penstock.place("vgg-19", "1x2xV100", global_batch_size=8)
+    found = penstock.place("resnet-50", "1x2xV100", global_batch_size=8)
     assert found.plan_file is not None
     assert (found.plan_file.request.degrees, found.plan_file.plan.degrees) == (None, None)
 

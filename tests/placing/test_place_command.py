@@ -148,10 +148,10 @@ def test_an_interrupt_keeps_the_best_plan(
 
     monkeypatch.setattr(Chooser, "_ask", interrupted)
     asked = ["place", "--cluster", "2x2xV100", "-b", "8"]
-    for example in ("vgg-19", "gpt2-small"):  # without a choice of degrees, and with one
+    for example in ("resnet-50", "gpt2-small"):  # without a choice of degrees, and with one
         kept = tmp_path / f"{example}.json"
         assert main([*asked, "--example", example, "-o", str(kept)]) == 130
         assert f"is written to {kept}" in capsys.readouterr().out
         assert main(["verify", str(kept)]) == 0
-    assert main([*asked, "--example", "vgg-19"]) == 130
+    assert main([*asked, "--example", "resnet-50"]) == 130
     assert "is lost: -o FILE would have kept it" in capsys.readouterr().out

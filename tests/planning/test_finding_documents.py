@@ -64,8 +64,8 @@ def test_a_profile_as_it_is_has_one_framework(tmp_path: Path) -> None:
     assert find_profile(path) == profile
     with pytest.raises(InvalidDocument, match="'llama-3-8b' is of megatron and samples of 8192 tokens, not of torch"):
         find_profile(path, framework="torch")
-    with pytest.raises(InvalidDocument, match="'vgg-19' is of no stated framework"):
-        find_profile(catalogue.profile("vgg-19"), sequence_length=128)
+    with pytest.raises(InvalidDocument, match="'resnet-50' is of no stated framework"):
+        find_profile(catalogue.profile("resnet-50"), sequence_length=128)
 
 
 def test_what_is_unknown_is_named(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_what_is_unknown_is_named(tmp_path: Path) -> None:
         find_profile(_written(tmp_path, model_type="mixtral", num_local_experts=1, num_experts_per_tok=2))
     with pytest.raises(UnsupportedRequest, match="1024 learned positions, fewer than a sequence of 2048"):
         find_profile("gpt2-small", sequence_length=2048)
-    with pytest.raises(NotFound, match="no transformer 'vgg-19'"):
-        find_profile("vgg-19", framework="megatron")
+    with pytest.raises(NotFound, match="no transformer 'resnet-50'"):
+        find_profile("resnet-50", framework="megatron")
     with pytest.raises(InvalidDocument, match="the framework 'jax' is none of megatron, torch"):
         computed_profile(find_shape("llama-3-8b"), "jax")  # type: ignore[arg-type]
 
@@ -100,4 +100,4 @@ def test_a_plan_says_how_tokens_were_routed() -> None:
     with pytest.raises(UnsupportedRequest, match=r"routing imbalance 0\.9 is not possible"):
         planned(routing_imbalance=0.9)
     with pytest.raises(InvalidDocument, match=r"has the costs that it has; capacity factor 1\.0 is for one"):
-        penstock.plan(catalogue.profile("vgg-19"), "1x8xH100", global_batch_size=8, capacity_factor=1.0)
+        penstock.plan(catalogue.profile("resnet-50"), "1x8xH100", global_batch_size=8, capacity_factor=1.0)

@@ -245,7 +245,7 @@ def test_the_plan_s_own_choice_is_refused() -> None:
 
 
 def test_a_profile_without_degrees_has_no_others() -> None:
-    plan = penstock.plan("vgg-19", "1x4xV100", global_batch_size=8, planner="dp").file
+    plan = penstock.plan("resnet-50", "1x4xV100", global_batch_size=8, planner="dp").file
     with pytest.raises(UnsupportedRequest, match="no costs at degrees above 1"):
         penstock.explain(plan, what_if=(), why_not=["tensor=2"])
     assert penstock.explain(plan, what_if=(), why_not=["default"]).why_not == ()

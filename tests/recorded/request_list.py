@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drawn_request import RULES, Document, drawn
+from paper_models import MODELS, profile
 
 from penstock.planning.documents import find_profile, find_topology
 from penstock.schemas.request import PlanRequest
@@ -61,7 +62,9 @@ def request_of(name: str) -> PlanRequest:
     """The request called ``name``; its profile and topology are inline."""
     given = document_of(name)
     if isinstance(given["profile"], str):
-        given["profile"], given["topology"] = find_profile(given["profile"]), find_topology(given["topology"])
+        model = given["profile"]
+        given["profile"] = profile(model) if model in MODELS else find_profile(model)
+        given["topology"] = find_topology(given["topology"])
     return PlanRequest.parse(given, units=True)
 
 

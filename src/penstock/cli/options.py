@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from penstock.cli import completion
+from penstock.cli.degrees import axes_of, numbers_of
 from penstock.cli.durations import METAVAR, between
 
 if TYPE_CHECKING:
-    from penstock.shapes.profiled_degrees import Asked
+    pass
 
 MODEL = "Model and cluster"
 TRAINING = "Training"
@@ -248,34 +249,6 @@ CapacityFactor = Annotated[
 ]
 
 
-def costed_degrees(context: Sequence[str] | None, expert: Sequence[str] | None, expert_tensor: int | None) -> Asked:
-    """The degrees besides tensor at which a computed profile is to have costs."""
-    from penstock.shapes.profiled_degrees import Asked
-
-    return Asked(
-        context=None if not context else degrees_of(context, "context"),
-        expert=None if not expert else degrees_of(expert, "expert"),
-        expert_tensor=expert_tensor or 1,
-    )
-
-
-def degrees_of(texts: Sequence[str], name: str) -> tuple[int, ...] | Literal["auto"]:
-    """The numbers of an option (``numbers_of``), or auto."""
-    return "auto" if list(texts) == ["auto"] else numbers_of(texts, name, "neither auto nor numbers")
-
-
-def numbers_of(texts: Sequence[str], name: str, is_not: str = "no list of numbers") -> tuple[int, ...]:
-    """The numbers of an option such as ``1,2,4``, given once or several times.
-
-    Raises typer.BadParameter, by the option's name.
-    """
-    text = ",".join(texts)
-    values = text.split(",")
-    if not all(value.strip().isdecimal() and int(value) > 0 for value in values):
-        raise typer.BadParameter(f"{text!r} is {is_not} such as 1,2,4,8", param_hint=f"--{name}")
-    return tuple(int(value) for value in values)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The model's costs, by file or by name."""
@@ -416,19 +389,6 @@ class Degrees:
             number = numbers_of([values], name)[0] if name == "expert_tensor" else values
             object.__setattr__(self, name, [values] if several else number)
         object.__setattr__(self, "degrees", further or None)
-
-
-def axes_of(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the axes that texts name, each with its values: ``tensor=4,8:expert=auto``. Raises typer.BadParameter."""
-    axes = []
-    for text in (part.strip() for several in texts for part in several.split(":")):
-        name, _, values = (part.strip() for part in text.partition("="))
-        if not (name and values):
-            raise typer.BadParameter(
-                f"{text!r} names no axis and its values, such as tensor=4,8", param_hint="--degrees"
-            )
-        axes.append((name.replace("-", "_"), values))
-    return axes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,11 +209,10 @@ def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: li
     try:
         return find(name)
     except PenstockError as error:
+        words = "; ".join(filter(None, (error.detail, error.remedy)))
         if about := [fault for fault in error.faults if fault.pointer[1:] in ROUTED]:
             parent = pointer.rpartition("/")[0]
-            remedy = f"; {error.remedy}" if error.remedy else ""
-            faults += [Fault(parent + fault.pointer, f"{error.detail}{remedy}", "routing") for fault in about]
+            faults += [Fault(parent + fault.pointer, words, "routing") for fault in about]
         else:
-            nearest = f"; the nearest: {error.remedy}" if error.remedy else ""
-            faults.append(Fault(pointer, f"{error.detail}{nearest}", "unknown-name"))
+            faults.append(Fault(pointer, words, "unknown-name"))
         return None

@@ -50,7 +50,7 @@ def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["plan", *said, "-o", str(plan)]) == 0
     assert json.loads(plan.read_text())["plan"]["degrees"]["tensor"] == 2
     capsys.readouterr()
-    said = ["--job", "examples.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
+    said = ["--job", "paper_models.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
     assert main(["profile", *said, "-o", str(target)]) == 65
     assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
 

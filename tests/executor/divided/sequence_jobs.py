@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.examples import gpt, llama, transformer
-from penstock.examples.gnmt import TranslationJob
 from penstock.examples.synthetic import TokenJob
+from penstock.examples.transformer import TranslationJob
 from penstock.executor.run.job import LayerSpec
 
 BATCH, LENGTH, WORDS = 4, 16, 64

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import rule_jobs
 import torch
+from paper_models import awd_lstm
 from pipelines import Part, averaging_programs_of, periodic_programs_of, programs_of
 from rank_pool import RankPool, differences
 from torch import Tensor, nn
 
-from penstock.examples import awd_lstm
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import TOLERANCE
 from penstock.executor.run.job import LayerSpec, SimpleJob
@@ -26,7 +26,7 @@ SAMPLES, LAYERS = 4, 4
 def test_an_lstm_with_dropout_is_cut_as_one_process_trains_it(pool: RankPool) -> None:
     """An LSTM's result is not contiguous, a message's tensor is, and dropout draws by where numbers lie."""
     programs = programs_of(awd_lstm.tiny, [Part(2, (0,)), Part(3, (1,))], 4)
-    gradients, loss = differences(pool.train(programs, "penstock.examples.awd_lstm:tiny", steps=2))
+    gradients, loss = differences(pool.train(programs, "paper_models.awd_lstm:tiny", steps=2))
     assert gradients <= TOLERANCE[torch.float32]
     assert loss <= TOLERANCE[torch.float32]
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from paper_models import profile
 
 from penstock.cli.main import main
 from penstock.convert import to_problem
@@ -57,7 +58,7 @@ def _row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def vgg_request(**more: Any) -> PlanRequest:
     return PlanRequest(
-        profile=catalogue.profile("vgg-19"),
+        profile=profile("vgg-19"),
         topology=catalogue.cluster("1x4xV100"),
         global_batch_size=8,
         **more,
@@ -140,5 +141,5 @@ def test_what_is_no_axis_or_no_value_is_refused(capsys: pytest.CaptureFixture[st
         with pytest.raises(InvalidDocument, match=words) as refused:
             to_problem(vgg_request(choose=choose))
         assert refused.value.remedy == remedy
-    assert main(["plan", "--example", "vgg-19", "--cluster", "1x4xV100", "-b", "8", "--degrees", "optimizer"]) == 64
+    assert main(["plan", "--example", "resnet-50", "--cluster", "1x4xV100", "-b", "8", "--degrees", "optimizer"]) == 64
     assert "names no axis and its values" in capsys.readouterr().err

@@ -85,7 +85,17 @@ def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path)
 
 @pytest.mark.tier("nightly")
 def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
-    command = [sys.executable, "-P", "-m", "penstock.cli.main", "plan", "--example", "vgg-19", "--cluster", "1x2xV100"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "penstock.cli.main",
+        "plan",
+        "--example",
+        "resnet-50",
+        "--cluster",
+        "1x2xV100",
+    ]
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run(
         [*command, "-b", "8"], env=environment, capture_output=True, text=True, timeout=60, check=False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from penstock.cli import completion
+from penstock.cli.degrees import costed_degrees, degrees_of, numbers_of
 from penstock.cli.documents import STANDARD, post_document, prepare_output, read_plan, write_document
 from penstock.cli.durations import SECOND_NS, seconds
 from penstock.cli.groups import grouped
@@ -31,9 +32,6 @@ from penstock.cli.options import (
     MeasureFor,
     RoutingImbalance,
     SequenceLength,
-    costed_degrees,
-    degrees_of,
-    numbers_of,
 )
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post

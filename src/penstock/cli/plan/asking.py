@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
 
+from penstock.cli.degrees import axes_of, costed_degrees, degrees_of
 from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
-from penstock.cli.options import axes_of, costed_degrees, degrees_of
 from penstock.schemas.errors import InvalidDocument, WrongDocument
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper_models import profile as paper_profile
 from problems import make_problem
 from small_request import a_request
 
@@ -141,7 +142,7 @@ def test_a_simulated_profile_costs_one_run_per_number_of_micro_batches() -> None
 def test_the_tuned_setting_is_near_the_best_and_the_guidelines_are_not() -> None:
     """Claims A5, A6 on the paper's smallest model and its cluster."""
     request = PlanRequest(
-        profile=catalogue.profile("awd-lstm"),
+        profile=paper_profile("awd-lstm"),
         topology=catalogue.cluster("avgpipe-3x2"),
         global_batch_size=40,
         update_rules=("elastic_averaging",),

@@ -11,10 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from penstock.examples.convolution import ClassifierHead, ConvNormRelu
+from penstock.examples.synthetic import ImageJob
 from penstock.executor.run.job import LayerSpec
-
-from .convolution import ClassifierHead, ConvNormRelu
-from .synthetic import ImageJob
 
 _BOTTLENECK = 4
 

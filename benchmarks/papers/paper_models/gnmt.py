@@ -7,16 +7,14 @@ attention context every later decoder layer reads: two tensors cross the decoder
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from penstock.examples.transformer import TranslationJob
 from penstock.executor.run.job import LayerSpec
-
-from .synthetic import TokenJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +59,6 @@ class AttentiveDecoder(nn.Module):
         out: Tensor = self.lstm(self.dropout(x))[0]
         scores = self.score(torch.tanh(self.query(out)[:, :, None] + self.key(memory)[:, None])).squeeze(-1)
         return out, scores.softmax(dim=-1) @ memory
-
-
-class TranslationJob(TokenJob):
-    """Pairs of sequences: the source, and the target that is to be continued."""
-
-    sequences: Sequence[str] = ()
-
-    def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """Random tokens on both sides."""
-        inputs, targets = super().sample(generator)
-        source = torch.randint(0, self.vocabulary, (self.length,), generator=generator)
-        return {"source": source, "target": inputs["x"]}, targets
 
 
 def layers(config: Config) -> list[LayerSpec]:

@@ -10,9 +10,8 @@ from functools import partial
 
 from torch import nn
 
+from penstock.examples.synthetic import ImageJob
 from penstock.executor.run.job import LayerSpec
-
-from .synthetic import ImageJob
 
 
 class Convolution(nn.Sequential):

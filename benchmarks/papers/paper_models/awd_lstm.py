@@ -10,10 +10,10 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from penstock.examples.synthetic import TokenJob
 from penstock.executor.run.job import LayerSpec
 
 from .gnmt import Recurrent
-from .synthetic import TokenJob
 
 
 class Embedding(nn.Module):

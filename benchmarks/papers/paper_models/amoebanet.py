@@ -12,10 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from penstock.examples.convolution import ClassifierHead
+from penstock.examples.synthetic import ImageJob
 from penstock.executor.run.job import LayerSpec
-
-from .convolution import ClassifierHead
-from .synthetic import ImageJob
 
 Operation = Callable[[int, int], nn.Module]
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.examples.attention import FeedForward, divided_feed_forward
+from penstock.examples.synthetic import TokenJob
 from penstock.executor.run.job import LayerSpec, Styles
-
-from .attention import FeedForward, divided_feed_forward
-from .synthetic import TokenJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +119,14 @@ def layers(config: Config) -> list[LayerSpec]:
 
 def divided_words() -> Styles:
     """A part of the words on each GPU."""
-    from .division import words
+    from penstock.examples.division import words
 
     return {"": words()}
 
 
 def divided_block() -> Styles:
     """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
-    from .division import OfHeads, columns, gathered, norm, rows
+    from penstock.examples.division import OfHeads, columns, gathered, norm, rows
 
     return {
         "attention": gathered(),
@@ -144,7 +143,7 @@ def divided_block() -> Styles:
 
 def divided_head() -> Styles:
     """Each GPU scores its part of the sequence; the loss is that of all scores."""
-    from .division import joined, norm
+    from penstock.examples.division import joined, norm
 
     return {"classes": norm(), "": joined()}
 
