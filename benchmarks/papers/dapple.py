@@ -190,13 +190,13 @@ def table_v(quick: bool, profiles: Path | None) -> Section:
     note = "" if good else "where a replica of the whole model or its micro-batches do not fit 16 GB, DP is no plan"
     text = ", ".join(f"{model} {plan}" for model, plan in one_server.items())
     rows.append(Row("one server of configuration A", "DP for every model", text, good, note))
-    setup = "Planner `dapple`, all devices used; families of plans compared, cuts are shown only. "
+    setup = "Planner `dapple`, whose plans use all devices; families of plans compared, cuts are shown only. "
     setup += "ResNet-50 is DP in the paper throughout."
     return Section("Table V: plans on 16 devices", setup, rows)
 
 
 def _cell(what: str, problem: Problem, printed: str) -> Row:
-    result = _solve(problem, "dapple", paper=True)
+    result = _solve(problem, "dapple")
     if result.best is None:
         return Row(what, printed, result.sentence, False)
     found = family(result.best.allocation)
