@@ -12,6 +12,7 @@ import torch
 from paper_models import awd_lstm
 from pipelines import Part, averaging_programs_of, periodic_programs_of, programs_of
 from rank_pool import RankPool, differences
+from repository import ROOT
 from torch import Tensor, nn
 
 from penstock.executor.run.chain import Chain
@@ -19,6 +20,7 @@ from penstock.executor.run.check import TOLERANCE
 from penstock.executor.run.job import LayerSpec, SimpleJob
 from penstock.executor.run.reference import Recipe, ReferenceTrainer
 
+PAPERS = str(ROOT / "benchmarks/papers")
 RATE, MOMENTUM = 0.05, 0.5
 SAMPLES, LAYERS = 4, 4
 
@@ -26,7 +28,7 @@ SAMPLES, LAYERS = 4, 4
 def test_an_lstm_with_dropout_is_cut_as_one_process_trains_it(pool: RankPool) -> None:
     """An LSTM's result is not contiguous, a message's tensor is, and dropout draws by where numbers lie."""
     programs = programs_of(awd_lstm.tiny, [Part(2, (0,)), Part(3, (1,))], 4)
-    gradients, loss = differences(pool.train(programs, "paper_models.awd_lstm:tiny", steps=2))
+    gradients, loss = differences(pool.train(programs, "paper_models.awd_lstm:tiny", steps=2, directory=PAPERS))
     assert gradients <= TOLERANCE[torch.float32]
     assert loss <= TOLERANCE[torch.float32]
 
