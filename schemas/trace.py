@@ -63,6 +63,11 @@ def summed(ranks: Iterable[Mapping[str, int] | None]) -> dict[str, int] | None:
     return dict(sum(compared, Counter())) if compared else None
 
 
+def first_difference(ranks: Iterable[str | None]) -> str | None:
+    """Return the first collective of all ranks that is not as predicted; None where all are, or none was compared."""
+    return next(filter(None, ranks), None)
+
+
 class RankTrace(Part):
     """One rank's step."""
 

@@ -10,7 +10,7 @@ from penstock.executor.run.local import other_training
 from penstock.schemas.errors import RunFailed
 from penstock.schemas.quantities import spell
 from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
-from penstock.schemas.trace import summed
+from penstock.schemas.trace import first_difference, summed
 
 Event = Mapping[str, Any]
 
@@ -43,8 +43,8 @@ def launch_report(
             "predicted_time_per_global_batch_ns": bundle.predicted_time_per_global_batch_ns,
             "measured_time_per_global_batch_ns": sorted(times_ns)[len(times_ns) // 2] if times_ns else None,
             "gradient_check": None if done[0] is None else done[0]["gradient_check"],
-            "collectives": summed(one and one["collectives"] for one in done),
-            "collectives_differ": first_difference(done),
+            "collectives": summed(one["collectives"] for one in done if one is not None),
+            "collectives_differ": first_difference(one["collectives_differ"] for one in done if one is not None),
             "evaluations": [{"step": event["step"], "loss": spell(event["loss"])} for event in evaluated],
             "checkpoint_step": saved[-1]["step"] if saved else None,
             "ranks": [
@@ -62,13 +62,8 @@ def launch_report(
     )
 
 
-def first_difference(done: Sequence[Event | None]) -> str | None:
-    """Return the first collective of all ranks that is not the one that was predicted."""
-    return next((one["collectives_differ"] for one in done if one is not None and one["collectives_differ"]), None)
-
-
 def check_failure(done: Sequence[Event | None]) -> RunFailed | None:
     """Return why a checked run trained or communicated otherwise than it should; None where it did not."""
     first = done[0] or dict.fromkeys(("gradient_check", "loss_check", "gradient_tolerance"))
-    differs = first_difference(done)
+    differs = first_difference(one["collectives_differ"] for one in done if one is not None)
     return other_training(first["gradient_check"], first["loss_check"], first["gradient_tolerance"], differs)

@@ -323,8 +323,8 @@ class Agent:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Start(run, generation, process):
-                self._start(action, (run, generation, process))
+            case Start():
+                self._start(action)
             case Stop(run, generation, gently):
                 for (other, of, process), child in self._children.items():
                     if (other, of) == (run, generation) and (process.kind == "rank" or not gently):
@@ -333,20 +333,20 @@ class Agent:
                 loop = asyncio.get_running_loop()
                 loop.call_later(delay_ns / 1e9, self._apply, GraceOver(run, generation))
 
-    def _start(self, start: Start, key: tuple[str, int, Process]) -> None:
-        run, generation, process = key
-        offer, orders = self._state.offer, start.orders
-        line = dict(start.arguments) | {"directory": offer.directory, "outputs": offer.outputs}
-        device = None
-        if orders is not None:
-            device = self._devices[orders.device]
-            orders = replace(
-                orders,
+    def _start(self, start: Start) -> None:
+        key = run, generation, process = start.run, start.generation, start.process
+        offer, assignment, device = self._state.offer, start.assignment, None
+        if assignment is None:
+            line = dict(start.arguments) | {"directory": offer.directory, "outputs": offer.outputs}
+        else:
+            device = self._devices[assignment.device]
+            assignment = replace(
+                assignment,
                 device="cpu" if device.gpu is None else "cuda:0",
                 timeout_s=self._settings.peer_timeout_s,
                 mark=self._marked(self._scratch / f"{run}-{generation}-{process.rank}"),
             )
-            line = orders.to_json()
+            line = assignment.to_json()
 
         def on_message(message: dict[str, Any]) -> None:
             self._apply(Said(run, generation, process, message))
@@ -354,8 +354,8 @@ class Agent:
         def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
             del self._children[key]
             at = None
-            if orders is not None and orders.mark is not None:
-                at = marked_instruction(Path(orders.mark), orders.programs, orders.segments or ())
+            if assignment is not None and assignment.mark is not None:
+                at = marked_instruction(Path(assignment.mark), assignment.programs, assignment.segments or ())
             self._apply(Exited(run, generation, process, code, last_lines, at))
 
         command = self._command(process)

@@ -132,7 +132,7 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
         started.add(process)
         job = state.offer.reference(wanted.model)
         assert job is not None, "a run whose model is not offered is refused before"
-        orders = RankAssignment(
+        assignment = RankAssignment(
             rank=rank.rank,
             world_size=wanted.world_size,
             programs=rank.programs,
@@ -152,7 +152,7 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
             device=rank.device,
             outputs=state.offer.outputs,
         )
-        actions.append(Start(run, wanted.generation, process, orders=orders))
+        actions.append(Start(run, wanted.generation, process, assignment=assignment))
     return change(state, run, phase=Phase.RUNNING, alive=record.alive | started)
 
 

@@ -96,13 +96,13 @@ Stimulus = Synced | Said | Exited | GraceOver | Drain
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a child, which reads ``arguments`` as a JSON line; a rank reads ``orders``, with a device of the plan."""
+    """Start a child, which reads ``arguments`` as a JSON line; a rank reads ``assignment``, at a device of the plan."""
 
     run: str
     generation: int
     process: Process
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    orders: RankAssignment | None = None
+    assignment: RankAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,8 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.program import Program
 from penstock.schemas.ranks.assignment import BoundarySizes, RankAssignment
-from penstock.schemas.trace import summed
+from penstock.schemas.trace import first_difference, summed
 
-REPORT_IT = "report it: the costs of the plan leave it out, or count another one"
 PEER_GRACE_S = 0.7
 """After a rank lost a peer, how long to wait for the reason: the peer's own last words, or its exit."""
 
@@ -105,8 +104,9 @@ def other_training(
         )
     if collective is not None:
         sentences.append(f"a collective is not the one that was predicted: {collective}")
-    remedy = None if len(sentences) != 1 or collective is None else REPORT_IT
-    return RunFailed("; ".join(sentences), remedy=remedy) if sentences else None
+    remedy = "report it: the costs of the plan leave it out, or count another one"
+    alone = collective is not None and len(sentences) == 1
+    return RunFailed("; ".join(sentences), remedy=remedy if alone else None) if sentences else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +201,10 @@ def _started(
 def _start_all(
     run: _Run, first: RankAssignment, devices: Sequence[str], environments: Sequence[Mapping[str, str]], scratch: Path
 ) -> None:
-    """Start all ranks with the orders of the first one, but for their places."""
+    """Start all ranks with the assignment of the first one, but for their places."""
     with _socket() as server:
         for rank in range(first.world_size):
-            orders = replace(
+            assignment = replace(
                 first,
                 rank=rank,
                 programs=run.work.programs_of(rank),
@@ -213,7 +213,7 @@ def _start_all(
                 listening=server.fileno() if rank == 0 else None,
                 mark=str(scratch / f"mark-{rank}"),
             )
-            run.processes.append(_start(orders, environments[rank % len(environments)]))
+            run.processes.append(_start(assignment, environments[rank % len(environments)]))
 
 
 @contextmanager
@@ -361,9 +361,7 @@ def _report(
         first_step=first["first_step"],
         evaluations=tuple((event["step"], event["loss"]) for event in evaluation),
         collectives=summed(finished[rank]["collectives"] for rank in sorted(finished)),
-        collectives_differ=next(
-            (each for rank in sorted(finished) if (each := finished[rank]["collectives_differ"]) is not None), None
-        ),
+        collectives_differ=first_difference(finished[rank]["collectives_differ"] for rank in sorted(finished)),
         hardware=tuple(finished[rank]["hardware"] for rank in sorted(finished)),
     )
 

@@ -1,4 +1,4 @@
-"""Documents for ranks and launchers: the orders of one rank, a plan as a bundle for ranks, settings of a launch.
+"""Documents for ranks and launchers: the assignment of one rank, a plan as a bundle for ranks, settings of a launch.
 
 May import: `schemas`.
 Start reading at `assignment.py`.

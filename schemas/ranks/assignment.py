@@ -1,4 +1,4 @@
-"""The orders of one rank, which a local run, an agent or a launcher gives it. Standard library alone."""
+"""The assignment of one rank, which a local run, an agent or a launcher gives it. Standard library alone."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from penstock.schemas.api.agents import Assignment, RankPrograms, digest_of
 from penstock.schemas.api.jobs import EvaluationOut, GenerationOut, ProblemDetails, RunEvent, RunOut
 from penstock.schemas.errors import NotFound
 from penstock.schemas.quantities import Loss, spell
-from penstock.schemas.trace import Hardware, RankTrace, alike, summed
+from penstock.schemas.trace import Hardware, RankTrace, alike, first_difference, summed
 from penstock.service.db.tables import (
     agents,
     iso,
@@ -190,7 +190,7 @@ def run_out(connection: sa.Connection, row: Row) -> RunOut:
         max_restarts=row["max_restarts"],
         generations=tuple(map(_generation, _generations(connection, run_id))),
         collectives=summed(rank.collectives for rank in ranks),
-        collectives_differ=next((rank.collectives_differ for rank in ranks if rank.collectives_differ), None),
+        collectives_differ=first_difference(rank.collectives_differ for rank in ranks),
         hardware=alike(Hardware.model_validate(rank.hardware) for rank in ranks if rank.hardware is not None),
     )
 

@@ -43,7 +43,7 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
             faults=_places(drawn),
             remedy=f"it has them at {'; '.join(map(str, known))}" if known else WITH_DEGREES,
         )
-    request = request.model_copy(update={"degrees": to_degrees(drawn.degrees), "sharding": None})
+    request = request.model_copy(update={"degrees": to_degrees(drawn.degrees)})
     problem = to_problem(request)
     if in_one_stage and gpus == problem.num_devices:
         return _in_one_stage(request, drawn)

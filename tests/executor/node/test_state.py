@@ -145,7 +145,7 @@ def test_a_store_that_dies_while_preparing_refuses():
 def test_start_gives_each_rank_its_program_and_the_store_of_this_generation():
     state, actions = play(*RUNNING)
     assert [action.process for action in actions] == [RANK0, RANK1]
-    assert actions[1].orders == RankAssignment(
+    assert actions[1].assignment == RankAssignment(
         rank=1,
         world_size=2,
         store="h:1",
@@ -180,7 +180,7 @@ def test_start_without_an_address_takes_the_own_store():
     )
     assert actions == []
     _, actions = play(said(STORE, kind="ready", address="me:2"), state=state)
-    assert {action.orders.store for action in actions} == {"me:2"}
+    assert {action.assignment.store for action in actions} == {"me:2"}
 
 
 def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():

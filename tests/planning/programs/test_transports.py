@@ -178,7 +178,7 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
         state, actions = step(state, Synced(SyncReply(state_version=1, assignments=(wanted,), ack=0)))
         if wanted.phase == "prepare":
             state, _ = step(state, Said("r", 1, CHECK, {"kind": "ready"}))
-    started = [action.orders for action in actions if isinstance(action, Start) and action.orders is not None]
+    started = [action.assignment for action in actions if isinstance(action, Start) and action.assignment is not None]
     assert [one.rank for one in started] == list(range(len(ranks)))
     assert {one.transport for one in started} == {"auto"}
     gpus = [f"GPU-{rank}" for rank in range(len(ranks))]
