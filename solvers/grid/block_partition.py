@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.tables.stage_table import static_sums
 from penstock.solvers.grid.block_kernel import run_worker
+from penstock.solvers.grid.places import side_by_side
 from penstock.solvers.model.allocation import Allocation, single_pipeline, stages_on
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.problem import Problem, prefix_sums
@@ -48,14 +50,21 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
     return single_pipeline(stages_on([(s,) for s in range(num_stages)], bounds), batch.num_micro_batches)
 
 
-def thinnest(problem: Problem) -> tuple[Allocation, ...]:
+def thinnest(problem: Problem, width: int = 1) -> tuple[Allocation, ...]:
     """Return the plans that need least memory, for the judge to say what is lacking where nothing fits.
 
-    They have the most stages and the smallest micro-batches, and share parameters evenly, then time.
+    They have the most stages, of ``width`` replicas each, and the smallest micro-batches, and share parameters evenly,
+    then time.
     """
-    stages = min(problem.num_devices, problem.num_blocks)
+    places = side_by_side(range(problem.num_devices), width)
     ways: tuple[By, ...] = ("parameters", "time")
-    return tuple(block_partition(problem, batch, stages, by=by) for batch in candidates(problem)[-1:] for by in ways)
+    most = min(len(places), problem.num_blocks)
+    smallest = [batch for batch in candidates(problem, (width,)) if batch.replicas_fed(problem.min_slice) >= width]
+    shared = (block_partition(problem, batch, most, by=by) for batch in smallest[-1:] for by in ways)
+    return tuple(
+        each.having(replace(stage, devices=place) for stage, place in zip(each.stages, places, strict=False))
+        for each in shared
+    )
 
 
 def smallest_largest(

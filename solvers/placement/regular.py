@@ -19,7 +19,7 @@ from penstock.solvers.costs.memory import free_bytes
 from penstock.solvers.costs.stage import step_ns
 from penstock.solvers.costs.tables.device_line import likeness
 from penstock.solvers.costs.tables.stage_table import cut_places, layer_sums, static_sums
-from penstock.solvers.grid.block_partition import smallest_largest
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.grid.memory_cut import Demand, memory_cut
 from penstock.solvers.grid.places import Places, apart, least_pass_ns, side_by_side
 from penstock.solvers.model.allocation import single_pipeline, stages_on
@@ -63,7 +63,11 @@ class Shape(NamedTuple):
 
 def plan(problem: Problem) -> Result:
     """Return the best regular plan that was simulated, with its bound; or the shortage of the nearest one."""
-    return judged(problem, NAME, _proposals(problem, _best(problem) or [_deepest(problem)]), "early-backward")
+    if shapes := _best(problem):
+        proposals = _proposals(problem, shapes)
+    else:
+        proposals = (under(problem, each, ("early-backward",), "A") for each in thinnest(problem))
+    return judged(problem, NAME, proposals, "early-backward")
 
 
 def may_take(problem: Problem, longest_ns: Longest) -> bool:
@@ -141,14 +145,6 @@ def _chains(problem: Problem) -> Iterator[_Chain]:
                 yield _Chain(problem, depth, replicas, batch)
 
 
-def _deepest(problem: Problem) -> Shape:
-    """Return the shape that comes nearest where nothing fits, so that the shortage can be reported."""
-    depth = min(problem.num_blocks, problem.num_devices)
-    batch = batch_of(problem, max(problem.min_slice, min(problem.micro_batch_sizes, default=problem.min_slice)))
-    chain = _Chain(problem, depth, 1, batch)
-    return Shape(0, depth, 1, batch, tuple(chain.by_memory()))
-
-
 class _Chain:
     """The layers' costs for a slice of a micro-batch on the slowest kind, and their bytes on the smallest device.
 
@@ -192,11 +188,6 @@ class _Chain:
         size = self.static + held[:, None] * self.stash
         parts = memory_cut(Demand(np.tile(self.times[again], (self.depth, 1)), size[None]), room[None])
         return None if parts is None else [int(place) for place in self.places[parts]]
-
-    def by_memory(self) -> list[int]:
-        """Return the cuts whose fullest stage holds least."""
-        parts = smallest_largest(np.diff(self.static + self.stash), self.depth, np.ones(len(self.places) - 2, bool))
-        return [int(place) for place in self.places[parts]]
 
     def estimate_ns(self, bounds: list[int], again: bool) -> int:
         """Estimate a step: the slowest stage per micro-batch, the pass through all, the largest all-reduce, update."""

@@ -82,7 +82,7 @@ def ladder(chain: Chain, period_ns: int, steps: int, longest_ns: int | None = No
     return list(found.values())
 
 
-def thinnest(chain: Chain) -> Found | None:
+def least_memory(chain: Chain) -> Found | None:
     """At the longest period the allocation that needs least memory, to 1/1000; None where none fits."""
     longest = chain.longest_period_ns()
     best = at_period(chain, longest)

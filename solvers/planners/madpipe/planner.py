@@ -14,21 +14,21 @@ allocations only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.costs.stage import update_ns
-from penstock.solvers.grid.block_partition import block_partition
+from penstock.solvers.grid.block_partition import thinnest
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, candidates
 from penstock.solvers.model.options import PAPER, Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.planners.madpipe.chain import Chain, Group
-from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, thinnest
+from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, least_memory
 from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.proposal import Proposal, in_order
@@ -130,7 +130,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         any_plan = any_plan or plan.pattern is not None
         yield _proposal(problem, plan)
     if not any_plan:
-        yield from (_proposal(problem, plan) for plan in _thinnest(problem, setups))
+        yield from (_proposal(problem, plan) for plan in _thinnest(problem, WIDTH.of(options)))
 
 
 def refuse_kinds(problem: Problem) -> None:
@@ -238,7 +238,7 @@ def _with_fewer_buffers(problem: Problem, setup: Setup, contiguous: Found | None
             continue
         longest = None if contiguous is None else contiguous.period_ns
         found = [best, *ladder(roomier, best.period_ns, STEPS, longest)]
-        if contiguous is None and (thin := thinnest(roomier)) is not None:
+        if contiguous is None and (thin := least_memory(roomier)) is not None:
             found.append(thin)
         if contiguous is not None:
             found.append(contiguous._replace(period_ns=best.period_ns))
@@ -310,15 +310,9 @@ def _proposal(problem: Problem, plan: Plan) -> Proposal:
     return in_order(problem, plan.allocation, plan.pattern, "double_buffered", plan.note)
 
 
-def _thinnest(problem: Problem, setups: list[Setup]) -> Iterator[Plan]:
-    """What needs least memory, for the judge to say what is lacking: the most stages, one micro-batch at a time."""
-    smallest = sorted(setups, key=lambda setup: (setup.batch.most_rows, -len(setup.groups)))
-    for batch, groups, _chain in smallest[:1]:
-        most = min(len(groups), problem.num_blocks)
-        stages = []
-        for part, group in zip(block_partition(problem, batch, most, by="parameters").stages, groups, strict=False):
-            again = () if problem.recompute == "never" else ((part.first, part.last),)
-            stages.append(replace(part, devices=group, recompute=again))
-        allocation = single_pipeline(tuple(stages), batch.num_micro_batches)
-        line = StageLine.of(problem, allocation)
-        yield Plan(0, allocation, one_f_one_b_star.pattern(line, line.alone_ns()))
+def _thinnest(problem: Problem, width: int) -> Iterator[Plan]:
+    """What needs least memory, for the judge to say what is lacking, by 1F1B*."""
+    for allocation in thinnest(problem, max(1, width)):
+        plan = allocation if problem.recompute == "never" else allocation.recomputing(range(len(allocation.stages)))
+        line = StageLine.of(problem, plan)
+        yield Plan(0, plan, one_f_one_b_star.pattern(line, line.alone_ns()))

@@ -26,7 +26,7 @@ from penstock.solvers.planners.madpipe.contiguous import (
     at_period,
     contiguous_optimum,
     line_of,
-    thinnest,
+    least_memory,
 )
 from penstock.solvers.planners.madpipe.grid_kernel import grid
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
@@ -157,7 +157,7 @@ def test_the_thinnest_of_a_few_bytes_is_found() -> None:
     seen = 0
     for seed in range(60):
         chain = random_chain(random.Random(seed))
-        found = thinnest(chain)
+        found = least_memory(chain)
         longest = chain.longest_period_ns()
         assert (found is None) == (at_period(chain, longest) is None)
         if found is not None:
