@@ -102,7 +102,7 @@ def table_vii(quick: bool, profiles: Path | None) -> Section:
     rows = []
     for model in ("bert-large", "vgg-19") if quick else tuple(TABLE_VII):
         problem = planned(model, "dapple-config-a", profiles)
-        ours = solve(problem, "dapple", options={"paper": True}).best
+        ours = solve(problem, "dapple").best
         for system, wanted in zip(("DAPPLE", "PipeDream"), TABLE_VII[model], strict=True):
             if system == "DAPPLE":
                 made = {"": None if ours is None else ours.allocation}
@@ -177,7 +177,7 @@ def figure_13(quick: bool, profiles: Path | None) -> Section:
         for servers in (2,) if quick else (2, 4):
             problem = planned(model, f"{servers}x8xV100", profiles)
             parallel = value(problem, "dp")
-            ours = value(problem, "dapple", paper=True)
+            ours = value(problem, "dapple")
             fixed = replace(problem, micro_batch_sizes=(SLICE[model],))
             theirs = {name: flushed(fixed, SLICE[model], rules) for name, rules in FORMULAS.items()}
             slowest = max(each for each in theirs.values() if each < INFINITE)

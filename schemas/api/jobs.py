@@ -130,7 +130,6 @@ class JobOut(Part):
     started_at: str | None = None
     finished_at: str | None = None
     attempt: Count = 0
-    cached: Flag = False
     result: ResultOut | None = None
     incumbent_ns: Nanoseconds | None = Field(default=None, description="best plan so far")
     bound_ns: Nanoseconds | None = None

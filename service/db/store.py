@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -49,8 +49,23 @@ WHERE_TO_POST = {
 
 WHERE_IT_IS = {"profile": "/v1/profiles", "topology": "/v1/topologies"}
 
-Rows = Mapping[str, tuple[Document, bytes]]
-"""Documents by their addresses, each with its body."""
+
+class Kept(NamedTuple):
+    """A document as it is stored: its kind, its name if it has one, and its canonical JSON."""
+
+    kind: str
+    name: str | None
+    body: bytes
+
+    @classmethod
+    def of(cls, document: Document, body: bytes) -> Kept:
+        """Return what is stored of a document."""
+        name: str | None = getattr(document, "name", None)
+        return cls(document.kind, None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}"), body)
+
+
+Rows = Mapping[str, Kept]
+"""Documents by their addresses."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +89,8 @@ class Filed:
         addresses = {name: address_of(body) for name, body in bodies.items()}
         fields = request.model_copy(update=addresses).canonical_fields()
         address = address_of(canonical_object(fields | bodies))
-        stored = {addresses[name]: (parts[name], bodies[name]) for name in parts}
-        return cls(address, addresses["profile"], {**stored, address: (request, canonical_object(fields))})
+        stored = {addresses[name]: Kept.of(parts[name], bodies[name]) for name in parts}
+        return cls(address, addresses["profile"], {**stored, address: Kept.of(request, canonical_object(fields))})
 
 
 class Stores:
@@ -113,8 +128,12 @@ class Store:
         """Keep a document; return its address."""
         body = document.canonical_json()
         address = address_of(body)
-        self._insert({address: (document, body)})
+        self._insert({address: Kept.of(document, body)})
         return address
+
+    def put_plan(self, body: bytes) -> None:
+        """Keep a plan that is canonical JSON already."""
+        self._insert({address_of(body): Kept(Plan.kind, None, body)})
 
     def keep(self, filed: Filed) -> None:
         """Keep a request with its documents."""
@@ -220,6 +239,14 @@ class Store:
         """A stored request with its documents inline."""
         return self.resolve(_read(PlanRequest, self.body("plan request", address)))
 
+    def request_body(self, address: str) -> bytes:
+        """Return a stored request with its documents inline, as JSON. Raises NotFound."""
+        request = json.loads(self.body("plan request", address))
+        profile = self.body("profile", request.pop("profile"))
+        topology = self.body("topology", request.pop("topology"))
+        rest = json.dumps(request, separators=(",", ":")).encode()
+        return b'{"profile":%b,"topology":%b,%b' % (profile, topology, rest[1:])
+
     def answer(self, cache_key: str) -> bytes | None:
         """Return the finished job that answers a request as the JSON to send, or None if it was never asked before."""
         with self._database.read() as connection:
@@ -227,16 +254,7 @@ class Store:
         return None if body is None else bytes(body)
 
     def _file_body(self, plan: bytes, request_address: str) -> bytes:
-        request = json.loads(self.body("plan request", request_address))
-        profile = self.body("profile", request.pop("profile"))
-        topology = self.body("topology", request.pop("topology"))
-        rest = json.dumps(request, separators=(",", ":")).encode()
-        return b'{"schema_version":1,"plan":%b,"request":{"profile":%b,"topology":%b,%b}' % (
-            plan,
-            profile,
-            topology,
-            rest[1:],
-        )
+        return b'{"schema_version":1,"plan":%b,"request":%b}' % (plan, self.request_body(request_address))
 
     def _insert(self, rows: Rows) -> None:
         with self._database.read() as connection:
@@ -251,11 +269,10 @@ class Store:
             here = sa.and_(self._mine(documents), documents.c.hash.in_(stale))
             connection.execute(documents.update().where(here).values(used_ms=now_ms()))
         if new := sorted(rows.keys() - is_stale.keys()):
-            connection.execute(_NEW, [self._row(address, *rows[address]) for address in new])
+            connection.execute(_NEW, [self._row(address, rows[address]) for address in new])
 
-    def _row(self, address: str, document: Document, body: bytes) -> dict[str, Any]:
-        row: dict[str, Any] = {"tenant": self.tenant, "hash": address, "kind": document.kind, "body": body}
-        return row | {"name": _name(document), "size_bytes": len(body)}
+    def _row(self, address: str, kept: Kept) -> dict[str, Any]:
+        return {"tenant": self.tenant, "hash": address, "size_bytes": len(kept.body), **kept._asdict()}
 
     def _known(self, connection: sa.Connection, rows: Rows) -> dict[str, bool]:
         """Return those of the addresses under which something is stored, and whether it was last stored long ago."""
@@ -298,11 +315,6 @@ _NEW = documents.insert().values(created_ms=now_ms())
 _ANSWER = sa.select(answers.c.body).where(
     answers.c.tenant == sa.bindparam("tenant"), answers.c.cache_key == sa.bindparam("cache_key")
 )
-
-
-def _name(document: Document) -> str | None:
-    name: str | None = getattr(document, "name", None)
-    return None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def cache_key(request_hash: str) -> str:

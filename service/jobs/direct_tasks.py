@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import Unreachable
 from penstock.service.problems import TaskFailed
 from penstock.workers.child import Child, Spawner
-from penstock.workers.protocol import death, end, failure_of, lines, send
+from penstock.workers.protocol import Message, death, end, failure_of, received, send
 
 T = TypeVar("T")
 
@@ -24,7 +23,7 @@ PIECE_BYTES = 1 << 20
 END_S = 0.5
 
 
-async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> AsyncGenerator[dict[str, Any]]:
+async def messages(place: Spawner, task: Message, limit_s: float) -> AsyncGenerator[Message]:
     """Yield a child's messages while it does one task, until its result; closing the iterator ends the child.
 
     Raises TaskFailed with the child's error, or with how it died.
@@ -39,7 +38,7 @@ async def messages(place: Spawner, task: dict[str, Any], limit_s: float) -> Asyn
             if (problem := failure_of(message, task)) is not None:
                 raise TaskFailed(problem)
             yield message
-            if message["kind"] == "result":
+            if message.kind == "result":
                 return
         if time.monotonic() >= deadline:
             raise TaskFailed(_too_long(limit_s))
@@ -76,7 +75,7 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], 
     return found
 
 
-async def _said(child: Child, deadline: float) -> AsyncIterator[dict[str, Any]]:
+async def _said(child: Child, deadline: float) -> AsyncIterator[Message]:
     loop, buffer = asyncio.get_running_loop(), bytearray()
     while (left_s := deadline - time.monotonic()) > 0:
         try:
@@ -88,7 +87,7 @@ async def _said(child: Child, deadline: float) -> AsyncIterator[dict[str, Any]]:
             piece = b""
         if not piece:
             return
-        for message in lines(buffer, piece):
+        for message in received(buffer, piece):
             yield message
 
 
@@ -107,8 +106,3 @@ def _dismiss(child: Child, ended: bool) -> None:
         if not ended:
             end(child, END_S)
     child.close()
-
-
-def json_of(value: Any) -> bytes:
-    """Return a child's plain data as JSON."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

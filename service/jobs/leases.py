@@ -12,14 +12,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from penstock.schemas.api.jobs import JobState, ProblemDetails, ResultOut
-from penstock.schemas.plan import Certificate, Plan
+from penstock.schemas.api.jobs import JobState, ProblemDetails
 from penstock.service import metrics
 from penstock.service.db.database import Database
 from penstock.service.db.store import cache_key
 from penstock.service.db.tables import answers, api_keys, jobs, now_ms
-from penstock.service.jobs.job_rows import job_out, record_event
-from penstock.solvers.model.result import REQUEST_SCOPE
+from penstock.service.jobs.job_rows import job_body, record_event
+from penstock.workers.protocol import Outcome
 
 LONGEST_BACKOFF_MS = 60_000
 
@@ -33,6 +32,7 @@ class Claim:
     attempt: int
     request_hash: str
     limit_ms: int
+    planner: str
     request_id: str | None = None
 
 
@@ -65,7 +65,15 @@ class Leases:
             return None
         if row.attempt == 0:
             metrics.wait_seconds.observe(max(0, row.waited_ms) / 1000)
-        return Claim(row.id, row.tenant, row.attempt + 1, row.request_hash, row.limit_ms, row.request_id)
+        return Claim(
+            job_id=row.id,
+            tenant=row.tenant,
+            attempt=row.attempt + 1,
+            request_hash=row.request_hash,
+            limit_ms=row.limit_ms,
+            planner=row.planner or "",
+            request_id=row.request_id,
+        )
 
     def heartbeat(self, claim: Claim) -> str | None:
         """Renew the lease; return what is requested of the worker: ``cancel``, ``finish``, ``lost`` or None."""
@@ -78,23 +86,22 @@ class Leases:
             stop: str | None = connection.scalar(sa.select(jobs.c.stop).where(jobs.c.id == claim.job_id))
             return stop
 
-    def best_of_earlier_attempts(self, claim: Claim) -> Plan | None:
-        """Return the best plan that the job's former workers have reported."""
+    def best_of_earlier_attempts(self, claim: Claim) -> tuple[int, bytes] | None:
+        """Return the best plan that the job's former workers have reported, as JSON, with its time."""
         if claim.attempt == 1:
             return None
         with self._database.read() as connection:
-            body = connection.scalar(sa.select(jobs.c.incumbent).where(jobs.c.id == claim.job_id))
-        return None if body is None else Plan.model_validate_json(body)
+            columns = sa.select(jobs.c.incumbent_ns, jobs.c.incumbent)
+            row = connection.execute(columns.where(jobs.c.id == claim.job_id)).one()
+        return None if row.incumbent is None else (row.incumbent_ns, bytes(row.incumbent))
 
-    def report(self, claim: Claim, plan: Plan) -> None:
+    def report(self, claim: Claim, value_ns: float, plan: bytes, facts: dict[str, str]) -> None:
         """Keep the best plan so far, with an event; a plan that is no better than the kept one is dropped."""
-        assert plan.prediction is not None
-        value_ns = plan.prediction.time_per_global_batch_ns
         # Drop a bound above the new value: it was for another plan class; the solver reports the new one next.
         still = sa.case((jobs.c.bound_ns <= value_ns, jobs.c.bound_ns))
-        values: dict[str, Any] = {"incumbent": plan.canonical_json(), "incumbent_ns": value_ns, "bound_ns": still}
+        values: dict[str, Any] = {"incumbent": plan, "incumbent_ns": value_ns, "bound_ns": still}
         better = sa.or_(jobs.c.incumbent_ns.is_(None), jobs.c.incumbent_ns > value_ns)
-        self._progress(claim, values, {"planner": plan.planner, "schedule": plan.schedule.name}, better)
+        self._progress(claim, values, facts, better)
 
     def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
         """Add an event with the bound for the best plan's class, and the planners at work."""
@@ -105,7 +112,7 @@ class Leases:
         claim: Claim,
         state: JobState,
         *,
-        result: ResultOut | None = None,
+        result: tuple[Outcome, bytes] | None = None,
         error: ProblemDetails | None = None,
         keep: bool = False,
     ) -> bool:
@@ -116,11 +123,11 @@ class Leases:
         values: dict[str, Any] = {"state": state, "finished_ms": now_ms(), **_NO_LEASE}
         event: dict[str, Any] = {"state": state}
         if result is not None:
-            values |= {"result": result.model_dump_json().encode(), "plan_hash": result.plan_hash}
-            event |= {"status": result.status, "plan_hash": result.plan_hash}
-            if result.plan is not None and result.plan.prediction is not None:
-                values["incumbent_ns"] = result.plan.prediction.time_per_global_batch_ns
-            values["bound_ns"] = _request_bound(result.certificates)
+            figures, body = result
+            values |= {"result": body, "plan_hash": figures.plan_hash, "bound_ns": figures.bound_ns}
+            event |= {"status": figures.status, "plan_hash": figures.plan_hash}
+            if figures.value_ns is not None:
+                values["incumbent_ns"] = figures.value_ns
         if error is not None:
             values["error"] = error.model_dump(exclude_none=True)
             event["detail"] = error.detail
@@ -222,7 +229,7 @@ def _next_job() -> sa.Select[Any]:
         .outerjoin(api_keys, api_keys.c.id == jobs.c.key_id)
     )
     waited_ms = (now_ms() - jobs.c.created_ms).label("waited_ms")
-    named = ("id", "tenant", "attempt", "request_hash", "limit_ms", "request_id")
+    named = ("id", "tenant", "attempt", "request_hash", "limit_ms", "planner", "request_id")
     columns = [jobs.c[name] for name in named]
     may_run = sa.or_(api_keys.c.max_running.is_(None), sa.func.coalesce(of_key.c.running, 0) < api_keys.c.max_running)
     return (
@@ -254,10 +261,6 @@ def _cancelled() -> dict[str, Any]:
     return {"state": "cancelled", "finished_ms": now_ms(), **_NO_LEASE}
 
 
-def _request_bound(certificates: tuple[Certificate, ...]) -> int | None:
-    return max((c.bound_ns for c in certificates if c.scope == REQUEST_SCOPE), default=None)
-
-
 def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
     """Keep the finished job as the answer of this process's code to its request; the first answer stays.
 
@@ -268,8 +271,7 @@ def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
     if connection.scalar(known) is not None:
         return
     row = connection.execute(sa.select(jobs).where(jobs.c.id == claim.job_id)).mappings().one()
-    body = job_out(row).model_copy(update={"cached": True}).model_dump_json().encode()
-    values = {"tenant": claim.tenant, "cache_key": key, "job_id": claim.job_id, "body": body}
+    values = {"tenant": claim.tenant, "cache_key": key, "job_id": claim.job_id, "body": job_body(row)}
     connection.execute(answers.insert().values(**values, created_ms=now_ms()))
 
 

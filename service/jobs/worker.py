@@ -19,16 +19,15 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.planning.code_digest import code_digest
-from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.errors import PenstockError, Unreachable
 from penstock.schemas.machine.processors import available_processors
 from penstock.schemas.plan import Plan
-from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.database import Database, DatabaseAway
 from penstock.service.db.store import Stores
 from penstock.service.db.upkeep.clocks import set_right
-from penstock.service.jobs.claimed_solve import Solve, report_gap, value_ns
+from penstock.service.jobs.claimed_solve import Incumbent, Solve
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.leases import Claim, Leases
@@ -38,7 +37,18 @@ from penstock.service.settings import Settings
 from penstock.workers.child import Child
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forkserver import Forkserver
-from penstock.workers.protocol import crashed, death, drain, end, lines, send, was_killed
+from penstock.workers.protocol import (
+    Message,
+    Outcome,
+    crashed,
+    death,
+    drain,
+    end,
+    received,
+    send,
+    solve_task,
+    was_killed,
+)
 
 IDLE_POLL_S = 0.5
 REPORT_S = 0.25
@@ -206,12 +216,14 @@ class Worker:
         began = time.monotonic()
         child = self._forkserver.spawn()
         try:
-            request = self._stores.of(claim.tenant).request(claim.request_hash)
+            request = self._stores.of(claim.tenant).request_body(claim.request_hash)
             started = time.monotonic()
             deadline = started + claim.limit_ms / 1000 + self._settings.solve_grace_s
-            solve = Solve(claim, request, wake, deadline, started, renewed=began)
-            solve.best = self._leases.best_of_earlier_attempts(claim)
-            send(child, self._task(request))
+            solve = Solve(claim, wake, deadline, started, renewed=began)
+            if (reported := self._leases.best_of_earlier_attempts(claim)) is not None:
+                solve.best = Incumbent(*reported, {})
+            settings = self._settings
+            send(child, solve_task(settings.solve_entry, request, self._processes, settings.solve_memory_bytes))
             log.info("the solve has started after %.3f s", time.monotonic() - began)
             for message in self._messages(solve, child):
                 self._take(solve, message)
@@ -223,16 +235,7 @@ class Worker:
             child.close()
         self._conclude(solve, status)
 
-    def _task(self, request: PlanRequest) -> dict[str, Any]:
-        return {
-            "task": "solve",
-            "entry": self._settings.solve_entry,
-            "request": request.model_dump(mode="json"),
-            "workers": self._processes,
-            "memory_bytes": self._settings.solve_memory_bytes,
-        }
-
-    def _messages(self, solve: Solve, child: Child) -> Iterator[dict[str, Any]]:
+    def _messages(self, solve: Solve, child: Child) -> Iterator[Message]:
         """Yield the child's messages until it ends or has to be ended."""
         next_beat = time.monotonic() + self._beat_s
         while True:
@@ -258,7 +261,7 @@ class Worker:
                 chunk = child.pipe.recv(1 << 20)
                 if not chunk:
                     return
-                yield from lines(solve.buffer, chunk)
+                yield from received(solve.buffer, chunk)
 
     def _beat(self, solve: Solve) -> str | None:
         """Renew the lease; one that could not be renewed in time counts as lost."""
@@ -271,20 +274,23 @@ class Worker:
         solve.renewed = time.monotonic()
         return stop
 
-    def _take(self, solve: Solve, message: dict[str, Any]) -> None:
-        match message["kind"]:
+    def _take(self, solve: Solve, message: Message) -> None:
+        facts = message.facts
+        match message.kind:
             case "incumbent":
-                plan = Plan.model_validate(message["plan"])
-                if value_ns(plan) < value_ns(solve.best):
-                    solve.best = solve.unreported = plan
+                value_ns = facts.pop("value_ns")
+                if value_ns < solve.best.value_ns:
+                    solve.best, solve.is_reported = Incumbent(value_ns, message.body, facts), False
             case "progress":
-                solve.progress = message["bound_ns"], message["working"]
+                solve.progress = facts["bound_ns"], facts["working"]
+            case "plan":
+                solve.plan = message.body
             case "result":
-                solve.result = ResultOut.model_validate(message["result"])
+                solve.result = Outcome(**facts), message.body
             case "error":
-                solve.problem = ProblemDetails.model_validate(message["problem"])
+                solve.problem = ProblemDetails.model_validate(facts["problem"])
             case "crash":
-                log.error("the solver crashed\n%s", message["traceback"])
+                log.error("the solver crashed\n%s", facts["traceback"])
                 solve.problem = crashed("the planner met an error of its own; the service's log has the reason")
         self._report(solve)
 
@@ -295,9 +301,9 @@ class Worker:
             return
         solve.next_report = now + REPORT_S
         with suppress(DatabaseAway):
-            if solve.unreported is not None:
-                self._leases.report(solve.claim, solve.unreported)
-                solve.unreported = None
+            if not solve.is_reported:
+                self._leases.report(solve.claim, *solve.best)
+                solve.is_reported = True
             if solve.progress is not None:
                 self._leases.progress(solve.claim, *solve.progress)
                 solve.progress = None
@@ -305,13 +311,10 @@ class Worker:
     def _conclude(self, solve: Solve, status: int) -> None:
         seconds = time.monotonic() - solve.started
         outcome = self._outcome(solve, status, seconds)
-        plan_hash = None if solve.result is None else solve.result.plan_hash
-        metrics.solve_seconds.labels(solve.request.planner, outcome).observe(seconds)
-        facts = {
-            "planner": solve.request.planner,
-            "seconds": round(seconds, 3),
-            "plan_hash": plan_hash,
-        }
+        plan_hash = None if solve.result is None else solve.result[0].plan_hash
+        planner = solve.claim.planner
+        metrics.solve_seconds.labels(planner, outcome).observe(seconds)
+        facts = {"planner": planner, "seconds": round(seconds, 3), "plan_hash": plan_hash}
         log.info("the job %s after %.3f s", outcome, seconds, extra=facts)
 
     def _outcome(self, solve: Solve, status: int, seconds: float) -> str:
@@ -325,9 +328,9 @@ class Worker:
             return self._finish(solve, "cancelled")
         kept = solve.result is not None
         if solve.result is None and solve.stop is not None:
-            solve.result = self._best_so_far(solve, seconds)
+            self._cut_off(solve, seconds)
         if solve.result is not None:
-            return self._finish(solve, "succeeded", result=solve.result, keep=kept)
+            return self._finish(solve, "succeeded", keep=kept)
         if solve.problem is None:
             solve.problem = death(status, self._settings.solve_memory_bytes)
             if was_killed(status) and self._leases.try_again(solve.claim):
@@ -336,12 +339,13 @@ class Worker:
             log.error("the solver's process ended with status %s: %s", status, solve.problem.detail)
         return self._finish(solve, "failed", error=solve.problem)
 
-    def _finish(self, solve: Solve, state: Any, *, result: ResultOut | None = None, **more: Any) -> str:
+    def _finish(self, solve: Solve, state: Any, **more: Any) -> str:
         """End the job once the database answers: until another worker takes it, this answer is valid."""
+        result = solve.result if state == "succeeded" else None
         while True:
             try:
-                if result is not None and result.plan is not None:
-                    self._stores.of(solve.claim.tenant).put(result.plan)
+                if result is not None and solve.plan is not None:
+                    self._stores.of(solve.claim.tenant).put_plan(solve.plan)
                 held = self._leases.finish(solve.claim, state, result=result, **more)
             except DatabaseAway as away:
                 if self._ending:
@@ -349,14 +353,23 @@ class Worker:
                 self._say_away(away)
                 self._rest(AGAIN_S)
                 continue
-            if held and result is not None:
-                report_gap(solve.request, result)
-            return (result.status if result is not None else str(state)) if held else "was lost"
+            if not held:
+                return "was lost"
+            if result is None:
+                return str(state)
+            if result[0].gap is not None:
+                metrics.gap.labels(solve.claim.planner).observe(result[0].gap)
+            return result[0].status
 
-    def _best_so_far(self, solve: Solve, seconds: float) -> ResultOut:
+    def _cut_off(self, solve: Solve, seconds: float) -> None:
+        """Make the best plan so far the result of a solve that was ended."""
         limit = f"its limit of {solve.claim.limit_ms / 1000:g} s was over"
         because = "it was asked to finish" if solve.stop == "finish" else limit
-        return best_so_far(solve.request, solve.best, because, seconds)
+        request = self._stores.of(solve.claim.tenant).request(solve.claim.request_hash)
+        best = Plan.model_validate_json(solve.best.body) if solve.best.body else None
+        result = best_so_far(request, best, because, seconds)
+        solve.plan = None if result.plan is None else result.plan.canonical_json()
+        solve.result = Outcome.of(result), result.model_dump_json().encode()
 
 
 def _poke(waker: socket.socket) -> None:

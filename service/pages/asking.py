@@ -16,7 +16,7 @@ MOST_SHOWN = 200_000
 
 
 def form(
-    name: str | None, text: str | None = None, answer: Any = None, error: ProblemDetails | None = None
+    name: str | None, text: str | None = None, answer: bytes | None = None, error: ProblemDetails | None = None
 ) -> dict[str, Any]:
     """Return the list of questions, and the form of one with its answer, or with what is wrong. Raises UnknownName."""
     shown: dict[str, Any] = {"questions": QUESTIONS, "name": name, "error": error}
@@ -24,7 +24,11 @@ def form(
         return shown
     question = question_of(name)
     request = _text(question.example()) if text is None else text[:MOST_SHOWN]
-    return shown | {"question": question, "text": request, "answer": None if answer is None else _text(answer)}
+    return shown | {
+        "question": question,
+        "text": request,
+        "answer": None if answer is None else _text(json.loads(answer)),
+    }
 
 
 def read(sizes: Sizes, name: str, text: str) -> Document:

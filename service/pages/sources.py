@@ -29,7 +29,7 @@ from penstock.service.db.tables import ACTIVE, is_alive, iso, jobs, workers
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal
 from penstock.service.services import Service
-from penstock.workers.protocol import run_task
+from penstock.workers.protocol import Message, run_task
 
 
 class NotTried(InvalidDocument):
@@ -130,11 +130,11 @@ class Sources:
         settings = self.service.settings
         limits = {"most_devices": settings.max_devices, "memory_bytes": settings.solve_memory_bytes}
         task = task_of("explain", request, **limits)
-        messages: list[dict[str, Any]] = []
+        messages: list[Message] = []
         problem = run_task(self.service.forkserver, task, settings.max_solve_s, messages.append)
         if problem is not None:
             raise NotTried(problem.detail, remedy=problem.remedy)
-        return Explanation.model_validate(next(one["result"] for one in reversed(messages) if "result" in one))
+        return Explanation.model_validate_json(next(each.body for each in messages if each.kind == "result"))
 
     def events(self, job_id: str) -> list[JobEvent]:
         """The first events of a job."""

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from penstock.examples.tiny import tiny_request
+from penstock.planning import judge
 from penstock.planning.solve import solve_here
 from penstock.questions import solve as solving
 from penstock.questions.solve import solve
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.plan import Plan
+from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.compiled.progress import listening
 from penstock.solvers.model.result import Progress
@@ -36,17 +37,17 @@ def limit_after(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have every limit be over once messages of these kinds have come from the processes, and not before."""
     awaited: set[str] = set()
     came: set[str] = set()
-    lines = protocol.lines
+    received = protocol.received
 
-    def watched(*arguments: Any) -> Iterator[dict[str, Any]]:
-        for message in lines(*arguments):
-            came.add(message["kind"])
+    def watched(*arguments: Any) -> Iterator[protocol.Message]:
+        for message in received(*arguments):
+            came.add(message.kind)
             yield message
 
     def monotonic() -> float:
         return time.monotonic() + (7200.0 if awaited and awaited <= came else 0.0)
 
-    monkeypatch.setattr(protocol, "lines", watched)
+    monkeypatch.setattr(protocol, "received", watched)
     for module in (apart, protocol, stand_in):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
 
@@ -116,7 +117,13 @@ def test_what_interpreted_kernels_found_is_verified_where_they_are(
     monkeypatch: pytest.MonkeyPatch, limit_after: Callable[..., None]
 ) -> None:
     """Here it might have to wait for the compiler; and a process that fails keeps no other one from its answer."""
-    monkeypatch.setattr("penstock.planning.judge.refuse_unsound", lambda _file: pytest.fail("verified again"))
+    here, verify = os.getpid(), judge.refuse_unsound
+
+    def verify_elsewhere(file: PlanFile) -> None:
+        assert os.getpid() != here, "verified again"
+        verify(file)
+
+    monkeypatch.setattr(judge, "refuse_unsound", verify_elsewhere)
     monkeypatch.setattr(apart, "is_compiled", lambda: False)
     monkeypatch.setattr(stand_in, "ENTRY", "ending_entries:crash")
     assert solve(asked()).plan is not None

@@ -23,6 +23,7 @@ from penstock.planning.sweep import cases
 from penstock.questions.sweep import sweep
 from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument, Unreachable
+from penstock.schemas.request import PlanRequest
 from penstock.workers.executors import executor_of
 from penstock.workers.solving import SolveLimits, solve_case
 
@@ -123,7 +124,8 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 def ask(executor: Executor, seed: int, **more: Any) -> Any:
     limits = SolveLimits(entry="solver_entries:entry", **more)
-    return executor.submit(solve_case, tiny_request() | {"seed": seed, "planner": "dp"}, limits)
+    request = PlanRequest.parse(tiny_request() | {"seed": seed, "planner": "dp"})
+    return executor.submit(solve_case, request, limits)
 
 
 def begun(pids: Path) -> bool:
@@ -175,9 +177,9 @@ def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(pids: 
     with executor_of("local:1") as pool:
         future = ask(pool, HANG, solve_s=4.0)
         running = solvers(pids)
-        result = future.result(PATIENCE_S)["result"]
-    assert result["status"] == "feasible"
-    assert "its limit of 4 s was over" in result["why"][0]
+        result = future.result(PATIENCE_S)
+    assert result.status == "feasible"
+    assert "its limit of 4 s was over" in result.why[0]
     assert psutil.wait_procs(running, PATIENCE_S)[1] == []
 
 
@@ -185,16 +187,16 @@ def test_a_solver_past_its_limit_is_ended_and_its_best_plan_is_the_answer(pids: 
 def test_a_solver_past_its_limit_is_ended_on_a_dask_worker(cluster: Cluster, pids: Path):
     """Before it has found anything, perhaps before it is loaded: a task starts an interpreter."""
     with executor_of(f"dask://{cluster.address}") as pool:
-        result = ask(pool, HANG_WITHOUT_PLAN, solve_s=0.5).result(PATIENCE_S)["result"]
-    assert (result["status"], result["plan"]) == ("time_limit", None)
+        result = ask(pool, HANG_WITHOUT_PLAN, solve_s=0.5).result(PATIENCE_S)
+    assert (result.status, result.plan) == ("time_limit", None)
     assert [child for worker in cluster.workers for child in psutil.Process(worker.pid).children()] == []
     pids.unlink(missing_ok=True)
 
 
 @pytest.mark.cases(1)
 def test_a_solver_that_dies_is_a_problem_in_words(executor: Executor):
-    problem = ask(executor, 4).result(PATIENCE_S)["problem"]
-    assert "was killed by SIGSEGV" in problem["detail"]
+    problem = ask(executor, 4).result(PATIENCE_S)
+    assert "was killed by SIGSEGV" in problem.detail
 
 
 HANGING_SWEEP = """
@@ -227,7 +229,7 @@ def test_a_killed_dask_worker_takes_its_solver_along_and_the_other_one_solves(cl
         parent = running[0].ppid()
         next(worker for worker in cluster.workers if worker.pid == parent).kill()
         assert psutil.wait_procs(running[:1], PATIENCE_S)[1] == []
-        assert future.result(PATIENCE_S)["result"]["plan"] is not None
+        assert future.result(PATIENCE_S).plan is not None
         running[1].kill()
 
 

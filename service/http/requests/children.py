@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
@@ -14,10 +13,11 @@ from penstock.questions.asking import task_of
 from penstock.questions.table import QUESTIONS
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.document import Document
-from penstock.service.jobs.direct_tasks import json_of, messages, unless_gone
+from penstock.service.jobs.direct_tasks import messages, unless_gone
 from penstock.service.problems import TaskFailed
 from penstock.service.security.places import NoPlace
 from penstock.service.services import Service
+from penstock.workers.protocol import Message
 
 
 def limit_s(service: Service, name: str, request: Document) -> float:
@@ -42,8 +42,8 @@ async def _events(service: Service, tenant: str, name: str, document: Document) 
     kinds = ("result",) if event is None else (event[0], "result")
     try:
         async for message in _messages(service, tenant, name, document):
-            if (kind := message["kind"]) in kinds:
-                yield format_sse_event(data_str=json_of(message[kind]).decode(), event=kind)
+            if message.kind in kinds:
+                yield format_sse_event(data_str=message.body.decode(), event=message.kind)
         yield format_sse_event(data_str="{}", event="end")
     except TaskFailed as failed:
         yield format_sse_event(data_str=failed.problem.model_dump_json(exclude_none=True), event="problem")
@@ -51,15 +51,15 @@ async def _events(service: Service, tenant: str, name: str, document: Document) 
         yield format_sse_event(data_str=ProblemDetails.of(none).model_dump_json(exclude_none=True), event="problem")
 
 
-async def result_of(request: Request, service: Service, tenant: str, name: str, document: Document) -> Any:
-    """Return a child's answer as plain data.
+async def result_of(request: Request, service: Service, tenant: str, name: str, document: Document) -> bytes:
+    """Return a child's answer as JSON.
 
     Raises NoPlace, TaskFailed, and ClientDisconnect when the client has hung up.
     """
 
-    async def answer() -> list[Any]:
+    async def answer() -> list[bytes]:
         messages = _messages(service, tenant, name, document)
-        return [message["result"] async for message in messages if message["kind"] == "result"]
+        return [message.body async for message in messages if message.kind == "result"]
 
     found = await unless_gone(request.receive, answer)
     if found is None:
@@ -67,7 +67,7 @@ async def result_of(request: Request, service: Service, tenant: str, name: str, 
     return found[-1]
 
 
-async def _messages(service: Service, tenant: str, name: str, document: Document) -> AsyncGenerator[dict[str, Any]]:
+async def _messages(service: Service, tenant: str, name: str, document: Document) -> AsyncGenerator[Message]:
     """Yield the messages of a child that answers a question. Raises NoPlace and TaskFailed."""
     most_devices, memory_bytes = service.settings.max_devices, service.settings.solve_memory_bytes
     task = task_of(name, document, most_devices=most_devices, memory_bytes=memory_bytes)

@@ -30,9 +30,14 @@ from penstock.service.jobs.submit import JobOptions
 from penstock.service.problems import problems
 from penstock.service.services import Service
 
+CACHE_STATUS = {
+    "Cache-Status": {"description": "`penstock; hit` where the answer was known before", "schema": {"type": "string"}}
+}
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=OnceRoute)
 
 Asked = Annotated[PlanRequest, Depends(reader(PlanRequest))]
+STORED = {"Cache-Status": "penstock; hit"}
+"""The header of a stored answer (RFC 9211)."""
 Hash = Annotated[str, Path(description="a plan's hash: `sha256:` and 64 hexadecimal digits", max_length=128)]
 
 
@@ -40,7 +45,7 @@ Hash = Annotated[str, Path(description="a plan's hash: `sha256:` and 64 hexadeci
     "/plans",
     status_code=202,
     responses={
-        200: {"model": JobOut, "description": "known, or done in time"},
+        200: {"model": JobOut, "description": "known, or done in time", "headers": CACHE_STATUS},
         202: {"model": JobOut},
         **problems(404, 409, 413, 415, 422, 429),
     },
@@ -59,7 +64,7 @@ async def submit(
     options = JobOptions(priority=priority, tag=tag, note=note_of(request))
     submitted = await parsed(request, service.submissions.submit, caller, body, options)
     if submitted.answer is not None:
-        return json_response(submitted.answer)
+        return json_response(submitted.answer, headers=STORED)
     return await _answered(request, service, caller, submitted.job_id, began)
 
 

@@ -10,19 +10,17 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.examples.tiny import tiny_request
-from penstock.questions.table import QUESTIONS, Question, plain
+from penstock.questions.table import QUESTIONS, Question, json_of
 from penstock.schemas.api.jobs import RequestChecked
 from penstock.schemas.api.placement import PlacementRequest
-from penstock.schemas.api.topology_import import ImportSource, TopologyImport
+from penstock.schemas.api.topology_import import ImportSource, TopologyImport, TopologyImported
 from penstock.schemas.document import Document
 from penstock.schemas.request import PlanRequest
-from penstock.schemas.topology import ClusterTopology
 from penstock.service.http.requests.access import Access, Solver
 from penstock.service.http.requests.bodies import STREAM, json_response, reader, takes
 from penstock.service.http.requests.children import result_of, streamed, wants_events
 from penstock.service.http.requests.once import OnceRoute
 from penstock.service.http.routes.plans import Asked
-from penstock.service.jobs.direct_tasks import json_of
 from penstock.service.problems import problems
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.services import Service
@@ -59,16 +57,18 @@ def _with_agents(service: Service, tenant: str, asked: TopologyImport) -> Topolo
     return asked.model_copy(update={"sources": (*asked.sources, source)})
 
 
-def _stored(service: Service, tenant: str, asked: TopologyImport, answer: Any) -> Any:
+def _stored(service: Service, tenant: str, asked: TopologyImport, answer: bytes) -> bytes:
     """Store the topology of an import, and return the answer with its hash."""
     if not asked.store:
         return answer
-    return {**answer, "hash": service.stores.of(tenant).put(ClusterTopology.parse(answer["topology"]))}
+    imported = TopologyImported.model_validate_json(answer)
+    address = service.stores.of(tenant).put(imported.topology)
+    return imported.model_copy(update={"hash": address}).model_dump_json().encode()
 
 
 BEFORE: dict[str, Callable[[Service, str, Any], Any]] = {"place": _within_limit, "import-topology": _with_agents}
 """What the service adds to a request: its limits, and what only it knows."""
-AFTER: dict[str, Callable[[Service, str, Any, Any], Any]] = {"import-topology": _stored}
+AFTER: dict[str, Callable[[Service, str, Any, bytes], bytes]] = {"import-topology": _stored}
 """What the service does with an answer."""
 
 
@@ -81,15 +81,15 @@ def _inline(service: Service, tenant: str, name: str, asked: Document) -> Docume
     return inline if prepare is None else prepare(service, tenant, inline)
 
 
-async def answer(request: Request, service: Service, tenant: str, name: str, asked: Document) -> Any:
-    """Return the answer to a question as plain data.
+async def answer(request: Request, service: Service, tenant: str, name: str, asked: Document) -> bytes:
+    """Return the answer to a question as JSON.
 
     Raises PenstockError for a refusal, TaskFailed where a child ends without an answer.
     """
     question = QUESTIONS[name]
     inline = await run_sync(_inline, service, tenant, name, asked)
     if question.is_quick:
-        return plain(question.answer, await run_sync(question.here, inline, limiter=service.heavy))
+        return json_of(question.answer, await run_sync(question.here, inline, limiter=service.heavy))
     result = await result_of(request, service, tenant, name, inline)
     if name in AFTER:
         result = await run_sync(AFTER[name], service, tenant, asked, result, limiter=service.heavy)
@@ -105,7 +105,7 @@ def _add(name: str, question: Question) -> None:
         if streams and wants_events(request):
             inline = await run_sync(_inline, service, caller.tenant, name, asked)
             return streamed(service, caller.tenant, name, inline)
-        return json_response(json_of(await answer(request, service, caller.tenant, name, asked)))
+        return json_response(await answer(request, service, caller.tenant, name, asked))
 
     stream = "" if question.event is None else STREAMED.format(question.event[0])
     ask.__name__ = name.replace("-", "_")

@@ -67,7 +67,7 @@ def ask_by_document(
     Example: penstock ask verify plan.json
     """
     from penstock.questions.naming import with_documents, with_ways
-    from penstock.questions.table import QUESTIONS, plain, question_of
+    from penstock.questions.table import QUESTIONS, json_of, question_of
     from penstock.schemas.errors import InvalidDocument
 
     if name is None:
@@ -76,15 +76,11 @@ def ask_by_document(
         return
     question = question_of(name)
     if request is None:
-        print(_as_json(question.example()))
+        print(json.dumps(question.example(), indent=1, ensure_ascii=False))
         return
     data = with_documents(question.request, read_raw(request))
     try:
         document = question.request.parse(data, units=True)
     except InvalidDocument as error:
         raise with_ways(question.request, error) from None
-    print(_as_json(plain(question.answer, ask(name, document, server))))
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False)
+    print(json_of(question.answer, ask(name, document, server), indent=1).decode())

@@ -69,7 +69,7 @@ class AsyncPlans:
         job = await self._connection.document(JobOut, send)
         if not wait:
             return job
-        if on_event is not None and not job.cached:
+        if on_event is not None and job.state not in ENDED:
             async with aclosing(self._jobs.events(job.id)) as events:
                 async for event in events:
                     on_event(event)

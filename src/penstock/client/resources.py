@@ -70,7 +70,7 @@ class Plans:
         job = self._connection.document(JobOut, send)
         if not wait:
             return job
-        if on_event is not None and not job.cached:
+        if on_event is not None and job.state not in ENDED:
             with closing(self._jobs.events(job.id)) as events:
                 for event in events:
                     on_event(event)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 from penstock.planning.sweep import MAX_CASES, answered, cases, refused, with_front
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
@@ -36,7 +35,7 @@ def sweep(
     asked = cases(request, max_cases)
     with executor_of("local") if executor is None else nullcontext(executor) as pool:
         task = partial(solve_case, limits=limits or SolveLimits())
-        futures = {pool.submit(task, case.request.model_dump(mode="json")): n for n, case in enumerate(asked)}
+        futures = {pool.submit(task, case.request): n for n, case in enumerate(asked)}
         rows: dict[int, SweepRow] = {}
         try:
             for number, answer in _answers(futures):
@@ -50,13 +49,10 @@ def sweep(
     return with_front([rows[number] for number in range(len(asked))])
 
 
-def _answers(futures: dict[Future[dict[str, Any]], int]) -> Iterator[tuple[int, ResultOut | ProblemDetails]]:
+def _answers(
+    futures: dict[Future[ResultOut | ProblemDetails], int],
+) -> Iterator[tuple[int, ResultOut | ProblemDetails]]:
     for future in as_completed(futures):
-        if (error := future.exception()) is not None:
-            yield futures[future], crashed(f"the executor lost it: {type(error).__name__}: {error}")
-            continue
-        answer = future.result()
-        if "problem" in answer:
-            yield futures[future], ProblemDetails.model_validate(answer["problem"])
-        else:
-            yield futures[future], ResultOut.model_validate(answer["result"])
+        error = future.exception()
+        lost = None if error is None else crashed(f"the executor lost it: {type(error).__name__}: {error}")
+        yield futures[future], lost or future.result()

@@ -220,10 +220,10 @@ def question_of(name: str) -> Question:
 
 @cache
 def adapter_of(kind: Any) -> TypeAdapter[Any]:
-    """Return what converts values of a type to plain data and back."""
+    """Return what converts values of a type to JSON and back."""
     return TypeAdapter(kind)
 
 
-def plain(kind: Any, value: Any) -> Any:
-    """Return a value of a type as plain data."""
-    return adapter_of(kind).dump_python(value, mode="json")
+def json_of(kind: Any, value: Any, *, indent: int | None = None) -> bytes:
+    """Return a value of a type as JSON."""
+    return adapter_of(kind).dump_json(value, indent=indent)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.coverage import REQUEST_SCOPE
@@ -25,7 +24,7 @@ from penstock.solvers.solve.workers import one_thread
 from penstock.workers.child import Child, InterpreterChild
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.forks import OwnFork
-from penstock.workers.protocol import run_task
+from penstock.workers.protocol import Message, run_task, solve_task
 from penstock.workers.stand_in import StandIn
 
 ENTRY = "penstock.planning.solve:solve_here"
@@ -48,7 +47,7 @@ def solve_apart(
     assert limit_ns is not None
     began, limit_s = time.monotonic(), limit_ns / 1e9
     messages = _Messages(request, problem, began + limit_s, on_incumbent, on_progress)
-    task = {"task": "solve", "entry": ENTRY, "request": request.model_dump(mode="json"), "workers": workers}
+    task = solve_task(ENTRY, request.model_dump_json().encode(), workers)
     try:
         if not is_compiled():
             messages.stand_in.start()
@@ -108,37 +107,37 @@ class _Messages:
         self.result: ResultOut | None = None
         self.compiled = False
 
-    def take(self, message: dict[str, Any]) -> None:
+    def take(self, message: Message) -> None:
         """Take one message of the process that compiles."""
-        match message["kind"]:
+        facts = message.facts
+        match message.kind:
             case "incumbent":
-                plan = Plan.model_validate(message["plan"])
+                plan = Plan.model_validate_json(message.body)
                 if self.best is None or _time_ns(plan) <= _time_ns(self.best):
                     self.stand_in.end()
                     self._offer(plan, stands_in=False)
             case "progress" if self._on_progress is not None:
-                bound = Bound(REQUEST_SCOPE, self._covers, message["bound_ns"], "")
+                bound = Bound(REQUEST_SCOPE, self._covers, facts["bound_ns"], "")
                 best_ns = None if self.best is None else _time_ns(self.best)
-                self._on_progress(Progress(best_ns, bound, tuple(message["working"])))
+                self._on_progress(Progress(best_ns, bound, tuple(facts["working"])))
             case "compiling":
                 self.compiled = True
                 self.stand_in.start()
-                tell(message["kernels"])
+                tell(facts["kernels"])
             case "crash":
-                raise RuntimeError(f"the solver met an error of its own:\n{message['traceback']}")
+                raise RuntimeError(f"the solver met an error of its own:\n{facts['traceback']}")
             case "result":
-                self.result = ResultOut.model_validate(message["result"])
+                self.result = ResultOut.model_validate_json(message.body)
 
     def look(self) -> bool:
         """Take what the process that interprets has said; return True, as the compiled solve is wanted all the same."""
         self.stand_in.look()
         return True
 
-    def _take_of_stand_in(self, message: dict[str, Any]) -> None:
-        found = message["plan"] if message["kind"] == "incumbent" else message.get("result", {}).get("plan")
-        if found is None:
+    def _take_of_stand_in(self, message: Message) -> None:
+        if message.kind not in ("incumbent", "plan"):
             return
-        plan = Plan.model_validate(found)
+        plan = Plan.model_validate_json(message.body)
         if self.best is None or _time_ns(plan) <= _time_ns(self.best):
             self._offer(plan, stands_in=True)
 

@@ -1,4 +1,8 @@
-"""The protocol with a child process: send a task, read its output, end it, and report how it died."""
+"""The protocol with a child process: send a task, read its messages, end it, and report how it died.
+
+A message, also a task, is a line of JSON and then the bytes of a document, whose number the line says. A document that
+is only passed on is not read.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
-from penstock.schemas.api.jobs import ProblemDetails
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.coverage import REQUEST_SCOPE
 from penstock.schemas.errors import Unreachable
 from penstock.workers.child import Child, Spawner
 
@@ -24,11 +29,64 @@ LOOK_S = 0.2
 log = logging.getLogger("penstock.service")
 
 
+class Message(NamedTuple):
+    """A task, or what a child answers: its kind, some facts, and a document as JSON."""
+
+    kind: str
+    facts: dict[str, Any]
+    body: bytes = b""
+
+    def written(self) -> bytes:
+        """Return the message as it is sent."""
+        head = {"kind": self.kind, "bytes": len(self.body), **self.facts}
+        return json.dumps(head).encode() + b"\n" + self.body
+
+
+def read(source: IO[bytes]) -> Message | None:
+    """Return the next message of a file; None at its end."""
+    line = source.readline()
+    if not line:
+        return None
+    message, size = _headed(line)
+    return message._replace(body=source.read(size))
+
+
+def _headed(line: bytes) -> tuple[Message, int]:
+    """Return a message without its document, and the number of the document's bytes."""
+    head = json.loads(line)
+    kind, size = head.pop("kind"), head.pop("bytes")
+    return Message(kind, head), size
+
+
+class Outcome(NamedTuple):
+    """A result in figures. ``bound_ns``: the highest bound of the whole request; ``gap``: the least one."""
+
+    status: str
+    plan_hash: str | None
+    value_ns: int | None
+    bound_ns: int | None
+    gap: float | None
+
+    @classmethod
+    def of(cls, result: ResultOut) -> Outcome:
+        """Return the figures of a result."""
+        prediction = None if result.plan is None else result.plan.prediction
+        value_ns = None if prediction is None else prediction.time_per_global_batch_ns
+        bound_ns = max((each.bound_ns for each in result.certificates if each.scope == REQUEST_SCOPE), default=None)
+        gap = None if result.plan is None else min((each.gap for each in result.certificates), default=None)
+        return cls(result.status, result.plan_hash, value_ns, bound_ns, gap)
+
+
+def solve_task(entry: str, request: bytes, workers: int | None, memory_bytes: int = 0) -> Message:
+    """Return the task to answer a request, given as JSON; ``memory_bytes`` as in ``solve_child``, 0 for no limit."""
+    return Message("solve", {"entry": entry, "workers": workers, "memory_bytes": memory_bytes}, request)
+
+
 def run_task(
     place: Spawner,
-    task: dict[str, Any],
+    task: Message,
     limit_s: float,
-    take: Callable[[dict[str, Any]], None],
+    take: Callable[[Message], None],
     *,
     wanted: Callable[[], bool] = lambda: True,
 ) -> ProblemDetails | None:
@@ -50,9 +108,9 @@ def run_task(
                 chunk = b""
             if not chunk:
                 break
-            for message in lines(buffer, chunk):
+            for message in received(buffer, chunk):
                 problem = failure_of(message, task) or problem
-                done = done or message["kind"] == "result"
+                done = done or message.kind == "result"
                 take(message)
         status = end(child, 0.5)
     finally:
@@ -61,23 +119,23 @@ def run_task(
         return problem
     if time.monotonic() >= deadline:
         return crashed(f"it was not done after {limit_s:.0f} s")
-    return death(status, task.get("memory_bytes", 0))
+    return death(status, task.facts.get("memory_bytes", 0))
 
 
-def failure_of(message: dict[str, Any], task: dict[str, Any]) -> ProblemDetails | None:
+def failure_of(message: Message, task: Message) -> ProblemDetails | None:
     """Return the failure that a child's message reports, or None; a crash's traceback goes to the log."""
-    if message["kind"] == "error":
-        return ProblemDetails.model_validate(message["problem"])
-    if message["kind"] == "crash":
-        log.error("a %s crashed\n%s", task["task"], message["traceback"])
+    if message.kind == "error":
+        return ProblemDetails.model_validate(message.facts["problem"])
+    if message.kind == "crash":
+        log.error("a %s crashed\n%s", task.kind, message.facts["traceback"])
         return crashed("a planner met an error of its own; the service's log has the reason")
     return None
 
 
-def send(child: Child, task: dict[str, Any]) -> None:
+def send(child: Child, task: Message) -> None:
     """Send a child its task; a dead child is noticed on reading."""
     with suppress(BrokenPipeError):
-        child.pipe.sendall(json.dumps(task).encode() + b"\n")
+        child.pipe.sendall(task.written())
 
 
 def end(child: Child, grace_s: float) -> int:
@@ -103,24 +161,37 @@ def _at_end(child: Child) -> bool:
         return True
 
 
-def drain(buffer: bytearray, child: Child) -> Iterator[dict[str, Any]]:
+def drain(buffer: bytearray, child: Child) -> Iterator[Message]:
     """Read what the child has already written when it has to be ended."""
     with suppress(BlockingIOError):
         while chunk := child.pipe.recv(1 << 20, socket.MSG_DONTWAIT):
-            yield from lines(buffer, chunk)
+            yield from received(buffer, chunk)
 
 
-def lines(buffer: bytearray, chunk: bytes) -> Iterator[dict[str, Any]]:
-    """Return the complete lines of a chunk; of incumbents that arrive together, only the last one."""
+def received(buffer: bytearray, chunk: bytes) -> Iterator[Message]:
+    """Yield the complete messages of a chunk; of incumbents that arrive together, only the last one."""
     buffer += chunk
-    *complete, rest = bytes(buffer).split(b"\n")
-    buffer[:] = rest
-    messages: list[dict[str, Any] | None] = [json.loads(line) for line in complete]
+    messages: list[Message | None] = []
+    while (message := _first(buffer)) is not None:
+        messages.append(message)
     for message, following in pairwise([*messages, None]):
         assert message is not None
-        if message["kind"] == "incumbent" and following is not None and following["kind"] == "incumbent":
+        if message.kind == "incumbent" and following is not None and following.kind == "incumbent":
             continue
         yield message
+
+
+def _first(buffer: bytearray) -> Message | None:
+    """Take the first message out of a buffer; None while it is not complete."""
+    start = buffer.find(b"\n") + 1
+    if not start:
+        return None
+    message, size = _headed(bytes(buffer[:start]))
+    if len(buffer) < start + size:
+        return None
+    message = message._replace(body=bytes(buffer[start : start + size]))
+    del buffer[: start + size]
+    return message
 
 
 def out_of_memory(detail: str) -> ProblemDetails:

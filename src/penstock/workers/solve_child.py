@@ -1,16 +1,16 @@
 """One task in one process: the only module that runs planners for the service.
 
-The protocol is one line of JSON in, lines of JSON out, over a pipe. In: ``{"task": one of TASKS, "entry":
-"module:function", …}``. Out: ``incumbent``, ``progress``, ``compiling`` and what a question tells as they come, then
-``result``, or ``error`` with the problem details, or ``crash`` with a traceback for the service's log. The same entry
-serves a child of the forkserver and a new interpreter (``child.InterpreterChild``).
+Messages of ``protocol`` go over a pipe. In: a task, of one of the kinds in TASKS, with its ``entry``, a
+``module:function``, and a request as its document. Out: ``incumbent``, ``progress``, ``compiling`` and what a question
+tells as they come, then ``result``, or ``error`` with the problem details, or ``crash`` with a traceback for the
+service's log; before the result of a solve comes its ``plan`` as it is stored. The same entry serves a child of the
+forkserver and a new interpreter (``child.InterpreterChild``).
 ``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import resource
 import socket
@@ -23,51 +23,60 @@ from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.workers.protocol import Message, Outcome, out_of_memory, read
 
 if TYPE_CHECKING:
     from penstock.solvers.model.result import Progress
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[Message], None]
 
 
 def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     """Read one task, do it, and write its result."""
 
-    def send(message: dict[str, Any]) -> None:
-        sink.write(json.dumps(message).encode() + b"\n")
+    def send(message: Message) -> None:
+        sink.write(message.written())
         sink.flush()
 
-    line = source.readline()
-    if not line:  # the requester is gone, or has withdrawn the task
+    task = read(source)
+    if task is None:  # the requester is gone, or has withdrawn the task
         return
-    task = json.loads(line)
-    limit_memory(task.get("memory_bytes", 0))
+    memory_bytes = task.facts.get("memory_bytes", 0)
+    limit_memory(memory_bytes)
     try:
-        TASKS[task["task"]](_find(task["entry"]), task, send)
+        TASKS[task.kind](_find(task.facts["entry"]), task, send)
     except PenstockError as error:
-        send({"kind": "error", "problem": ProblemDetails.of(error).model_dump(exclude_none=True)})
+        send(_error(ProblemDetails.of(error)))
     except MemoryError:
         limit_memory(0)
-        send({"kind": "error", "problem": _too_big(task.get("memory_bytes", 0)).model_dump(exclude_none=True)})
+        send(_error(_too_big(memory_bytes)))
     except Exception:  # the parent logs it; none of it reaches the client
-        send({"kind": "crash", "traceback": traceback.format_exc()})
+        send(Message("crash", {"traceback": traceback.format_exc()}))
 
 
-def _solve(entry: Callable[..., ResultOut], task: dict[str, Any], send: Send) -> None:
-    request = PlanRequest.model_validate(task["request"])
+def _error(problem: ProblemDetails) -> Message:
+    return Message("error", {"problem": problem.model_dump(exclude_none=True)})
+
+
+def _solve(entry: Callable[..., ResultOut], task: Message, send: Send) -> None:
+    request = PlanRequest.model_validate_json(task.body)
 
     def send_plan(plan: Plan) -> None:
-        send({"kind": "incumbent", "plan": plan.model_dump(mode="json")})
+        assert plan.prediction is not None
+        facts = {"planner": plan.planner, "schedule": plan.schedule.name}
+        value_ns = plan.prediction.time_per_global_batch_ns
+        send(Message("incumbent", {"value_ns": value_ns, **facts}, plan.canonical_json()))
 
     from penstock.solvers.compiled.progress import listening
 
-    with listening(lambda kernels: send({"kind": "compiling", "kernels": kernels})):
-        result = entry(request, send_plan, Steps(send), task.get("workers", 1))
+    with listening(lambda kernels: send(Message("compiling", {"kernels": kernels}))):
+        result = entry(request, send_plan, Steps(send), task.facts.get("workers", 1))
     if result.plan is not None:
         from penstock.planning.judge import refuse_unsound  # the service's parent process does not need the judge
 
         refuse_unsound(PlanFile(plan=result.plan, request=request))
-    send({"kind": "result", "result": result.model_dump(mode="json")})
+        send(Message("plan", {}, result.plan.canonical_json()))
+    send(Message("result", Outcome.of(result)._asdict(), result.model_dump_json().encode()))
 
 
 class Steps:
@@ -89,15 +98,15 @@ class Steps:
             return
         self._value_ns, self._bound_ns = value_ns, bound_ns
         working = list(progress.working)
-        self._send({"kind": "progress", "bound_ns": bound_ns, "working": working})
+        self._send(Message("progress", {"bound_ns": bound_ns, "working": working}))
 
 
-def _ask(entry: Callable[..., Any], task: dict[str, Any], send: Send) -> None:
-    answer = entry(task, lambda kind, message: send({"kind": kind, kind: message}))
-    send({"kind": "result", "result": answer})
+def _ask(entry: Callable[..., bytes], task: Message, send: Send) -> None:
+    answer = entry(task, lambda kind, message: send(Message(kind, {}, message)))
+    send(Message("result", {}, answer))
 
 
-TASKS: dict[str, Callable[[Callable[..., Any], dict[str, Any], Send], None]] = {"solve": _solve, "ask": _ask}
+TASKS: dict[str, Callable[[Callable[..., Any], Message, Send], None]] = {"solve": _solve, "ask": _ask}
 """A request of the queue, and a question of the table, whose entry is ``questions.asking:answer_task``."""
 
 
@@ -116,8 +125,6 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def _too_big(memory_bytes: int) -> ProblemDetails:
-    from penstock.workers.protocol import out_of_memory
-
     allowed = f"more than its limit of {memory_bytes / 2**20:.0f} MiB" if memory_bytes else "more memory than there is"
     return out_of_memory(f"the solver needs {allowed}")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
+from penstock.schemas.api.jobs import ProblemDetails, ResultOut
 from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 from penstock.workers.cut_off import best_so_far
 from penstock.workers.place import here
-from penstock.workers.protocol import run_task
+from penstock.workers.protocol import Message, run_task, solve_task
 
 
 @dataclass(frozen=True)
@@ -24,33 +24,25 @@ class SolveLimits:
     entry: str = "penstock.planning.solve:solve_here"
 
 
-def solve_case(document: dict[str, Any], limits: SolveLimits) -> dict[str, Any]:
-    """Solve a plan request in a process of its own: ``{"result": …}``, or ``{"problem": …}`` as sent on the wire.
+def solve_case(request: PlanRequest, limits: SolveLimits) -> ResultOut | ProblemDetails:
+    """Solve a plan request in a process of its own; return its result or its error.
 
     A solver past its limit is ended, and its best plan is the answer; one whose answer is not needed is ended.
     """
     place, started = here(), time.monotonic()
-    limit_ns = (document.get("termination") or {}).get("time_limit_ns")
+    limit_ns = request.termination.time_limit_ns
     limit_s = limits.solve_s if limit_ns is None else min(limit_ns / 1e9, limits.solve_s)
-    task = {
-        "task": "solve",
-        "entry": limits.entry,
-        "request": document,
-        "workers": limits.processes,
-        "memory_bytes": limits.memory_bytes,
-    }
-    said: dict[str, Any] = {}
+    task = solve_task(limits.entry, request.model_dump_json().encode(), limits.processes, limits.memory_bytes)
+    newest: dict[str, bytes] = {}
 
-    def take(message: dict[str, Any]) -> None:
-        said[message["kind"]] = message
+    def take(message: Message) -> None:
+        newest[message.kind] = message.body
 
     problem = run_task(place, task, limit_s + limits.grace_s, take, wanted=place.wanted)
-    if "result" in said:
-        return {"result": said["result"]["result"]}
+    if "result" in newest:
+        return ResultOut.model_validate_json(newest["result"])
     seconds = time.monotonic() - started
     if problem is not None and seconds < limit_s + limits.grace_s:
-        return {"problem": problem.model_dump(exclude_none=True)}
-    best = Plan.model_validate(said["incumbent"]["plan"]) if "incumbent" in said else None
-    request = PlanRequest.model_validate(document)
-    answer = best_so_far(request, best, f"its limit of {limit_s:g} s was over", seconds)
-    return {"result": answer.model_dump(mode="json")}
+        return problem
+    best = Plan.model_validate_json(newest["incumbent"]) if "incumbent" in newest else None
+    return best_so_far(request, best, f"its limit of {limit_s:g} s was over", seconds)

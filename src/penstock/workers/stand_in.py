@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from penstock.schemas.request import PlanRequest
 from penstock.workers.child import InterpreterChild
-from penstock.workers.protocol import drain, send
+from penstock.workers.protocol import Message, drain, send, solve_task
 
 ENTRY = "penstock.planning.solve:solve_verified"
 SHARE = 2
@@ -25,7 +24,7 @@ log = logging.getLogger("penstock.service")
 class StandIn:
     """The process that interprets; ``take`` is called with what it says, whose plans it has verified."""
 
-    def __init__(self, request: PlanRequest, until: float, take: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, request: PlanRequest, until: float, take: Callable[[Message], None]) -> None:
         self._request, self._until, self._take = request, until, take
         self._child: InterpreterChild | None = None
         self._buffer = bytearray()
@@ -42,12 +41,12 @@ class StandIn:
         limits = self._request.termination.model_copy(update={"time_limit_ns": left_ns})
         asked = self._request.model_copy(update={"termination": limits})
         self._child = InterpreterChild("penstock.workers.stand_in")
-        send(self._child, {"task": "solve", "entry": ENTRY, "request": asked.model_dump(mode="json"), "workers": 0})
+        send(self._child, solve_task(ENTRY, asked.model_dump_json().encode(), 0))
 
     def look(self) -> None:
         """Pass on what it has said since. One that has failed is ended: what it was asked is asked elsewhere too."""
         for message in self._said():
-            if message["kind"] in ("error", "crash"):
+            if message.kind in ("error", "crash"):
                 log.debug("interpreted kernels have failed: %s", message)
                 self.end()
                 return
@@ -60,7 +59,7 @@ class StandIn:
             self._child.close()
             self._child = None
 
-    def _said(self) -> Iterator[dict[str, Any]]:
+    def _said(self) -> Iterator[Message]:
         if self._child is not None:
             yield from drain(self._buffer, self._child)
 

@@ -15,6 +15,7 @@ from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_e
 from penstock.service.db.upkeep.pruning import Pruned, prune
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.queue import JobQueue, NewJob
+from penstock.workers.protocol import Outcome
 
 DAY_MS = 86_400_000
 OTHER = "other"
@@ -39,7 +40,7 @@ def ended_job(database: Database, file: PlanFile) -> tuple[str, str]:
     claim = leases.claim("me")
     assert claim is not None
     result = ResultOut(status="feasible", why=("the best found",), seconds=0.1, plan_hash=plan_hash, plan=file.plan)
-    assert leases.finish(claim, "succeeded", result=result, keep=True)
+    assert leases.finish(claim, "succeeded", result=(Outcome.of(result), result.model_dump_json().encode()), keep=True)
     return job_id, plan_hash
 
 

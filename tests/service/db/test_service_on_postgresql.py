@@ -40,7 +40,7 @@ def test_a_plan_and_its_story(server: Server):
     assert job.state == "succeeded"
     told = [event.data["state"] for event in server.client.jobs.events(job.id) if event.kind == "state"]
     assert told == ["queued", "running", "succeeded"]
-    assert server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe"}), wait=True).cached
+    assert server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe"}), wait=True) == job
     assert server.client.plans.file(job.id).plan == job.result.plan  # type: ignore[union-attr]
 
 

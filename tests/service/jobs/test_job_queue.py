@@ -23,8 +23,10 @@ from penstock.service.jobs.leases import Claim, Leases
 from penstock.service.jobs.queue import JobQueue, NewJob, new_id
 from penstock.service.jobs.worker_registry import WorkerRegistry
 from penstock.service.settings import Settings
+from penstock.workers.protocol import Outcome
 
 RESULT = ResultOut(status="infeasible", why=("too big",), seconds=0.1)
+ENDED = Outcome.of(RESULT), RESULT.model_dump_json().encode()
 HASH = "sha256:" + "0" * 64
 OURS, THEIRS = "ours", "theirs"
 
@@ -60,7 +62,7 @@ def test_the_json_of_a_job_is_that_of_its_document(leases: Leases, queue: JobQue
     """Its result is taken over as it is stored, wherever a text of a client's looks like the place for it."""
     job_id = add(queue, "k", tag='"result":null')
     if ends:
-        leases.finish(claim(leases), "succeeded", result=RESULT)
+        leases.finish(claim(leases), "succeeded", result=ENDED)
     state, body = queue.answer(OURS, job_id)
     known = queue.job(OURS, job_id)
     assert (state, known.result) == (("succeeded", RESULT) if ends else ("queued", None))
@@ -109,7 +111,7 @@ def test_an_answer_is_of_the_code_that_made_it(
     ours = cache_key(HASH)
     add(queue, ours)
     monkeypatch.setattr("penstock.service.db.store.code_digest", lambda: "other code")
-    leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+    leases.finish(claim(leases), "succeeded", result=ENDED, keep=True)
     store = Stores(database).of(OURS)
     assert store.answer(cache_key(HASH)) is not None
     assert store.answer(ours) is None
@@ -144,11 +146,11 @@ def test_with_one_slot_tenants_take_turns(queue: JobQueue, leases: Leases) -> No
     """One that asks twelve times first has one job started before the other's only one."""
     for number in range(12):
         add(queue, f"ours{number}")
-    leases.finish(claim(leases), "succeeded", result=RESULT)
+    leases.finish(claim(leases), "succeeded", result=ENDED)
     theirs = add(queue, "theirs", THEIRS)
     second = claim(leases)
     assert second.job_id == theirs
-    leases.finish(second, "succeeded", result=RESULT)
+    leases.finish(second, "succeeded", result=ENDED)
     later = add(queue, "later", THEIRS)
     assert [claim(leases).tenant, leases.claim("me").tenant] == [OURS, THEIRS]  # type: ignore[union-attr]
     assert queue.job(THEIRS, later).state == "running"
@@ -184,7 +186,7 @@ def test_a_key_has_no_more_jobs_running_than_it_may(database: Database, queue: J
     one, two = claim(leases), claim(leases)
     assert [one.job_id, two.job_id] == [first, other]
     assert leases.claim("me") is None
-    leases.finish(one, "succeeded", result=RESULT)
+    leases.finish(one, "succeeded", result=ENDED)
     assert claim(leases).job_id == second
 
 
@@ -206,14 +208,14 @@ def test_equal_requests_share_a_job_while_it_is_active(queue: JobQueue, leases: 
     running = claim(leases)
     assert running.job_id == first, "the more urgent of equal requests counts"
     assert queue.enqueue(OURS, job("same")) == (first, False)
-    leases.finish(running, "succeeded", result=RESULT)
+    leases.finish(running, "succeeded", result=ENDED)
     assert queue.enqueue(OURS, job("same"))[1]
     assert queue.enqueue(THEIRS, job("same")) == (theirs, False)
 
 
 def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a", planner="dp", tag="night", parent_id="sweep")
-    leases.finish(claim(leases), "succeeded", result=RESULT)
+    leases.finish(claim(leases), "succeeded", result=ENDED)
     found = queue.job(OURS, job_id)
     assert (found.state, found.attempt, found.result) == ("succeeded", 1, RESULT)
     assert (found.planner, found.tag, found.parent_id) == ("dp", "night", "sweep")
@@ -240,7 +242,7 @@ def test_another_tenants_job_is_not_there(queue: JobQueue, leases: Leases):
             ask()
     assert queue.recent(THEIRS, None, 9) == []
     assert queue.job(OURS, job_id).state == "queued"
-    leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+    leases.finish(claim(leases), "succeeded", result=ENDED, keep=True)
 
 
 def test_a_silent_worker_loses_its_job_and_its_right_to_write(queue: JobQueue, leases: Leases, losing: Leases):
@@ -249,10 +251,10 @@ def test_a_silent_worker_loses_its_job_and_its_right_to_write(queue: JobQueue, l
     second = claim(leases)
     assert (second.job_id, second.attempt) == (job_id, 2)
     assert leases.heartbeat(silent) == "lost"
-    assert not leases.finish(silent, "succeeded", result=RESULT)
+    assert not leases.finish(silent, "succeeded", result=ENDED)
     assert queue.job(OURS, job_id).state == "running"
     assert leases.heartbeat(second) is None
-    assert leases.finish(second, "succeeded", result=RESULT)
+    assert leases.finish(second, "succeeded", result=ENDED)
     assert not leases.finish(silent, "failed")
 
 
@@ -343,7 +345,7 @@ def test_a_job_is_tried_again_under_its_own_id(queue: JobQueue, leases: Leases):
     assert (again.id, again.state, again.finished_at) == (job_id, "queued", None)
     running = claim(leases)
     assert leases.heartbeat(running) is None, "the old wish to cancel is forgotten"
-    assert leases.finish(running, "succeeded", result=RESULT)
+    assert leases.finish(running, "succeeded", result=ENDED)
     assert queue.job(OURS, job_id).attempt == running.attempt
 
 
@@ -352,7 +354,7 @@ def test_deleting_forgets_job_story_and_answer(database: Database, queue: JobQue
     with pytest.raises(Conflict, match="is queued"):
         queue.delete(OURS, job_id)
     for _ in range(2):
-        leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+        leases.finish(claim(leases), "succeeded", result=ENDED, keep=True)
     queue.delete(OURS, job_id)
     with pytest.raises(NotFound):
         queue.job(OURS, job_id)
@@ -376,22 +378,22 @@ def test_pages_go_from_the_newest_to_the_oldest(queue: JobQueue, leases: Leases)
 def test_the_best_plan_survives_its_worker_and_is_never_replaced_by_a_worse_one(
     queue: JobQueue, leases: Leases, losing: Leases
 ):
-    request = PlanRequest.parse(tiny_request())
-    worse, better = (solve(request.model_copy(update={"planner": name})).plan for name in ("dp", "gpipe"))
-    assert worse is not None
-    assert better is not None
-    assert worse.prediction is not None
-    assert better.prediction is not None
-    assert better.prediction.time_per_global_batch_ns < worse.prediction.time_per_global_batch_ns
+    plans = [(name, solve(PlanRequest.parse(tiny_request() | {"planner": name})).plan) for name in ("dp", "gpipe")]
+    worse, better = (
+        (plan.prediction.time_per_global_batch_ns, plan.canonical_json(), {"planner": name})
+        for name, plan in plans
+        if plan is not None and plan.prediction is not None
+    )
+    assert better[0] < worse[0]
     job_id = add(queue, "a")
     first = claim(losing)
     assert losing.best_of_earlier_attempts(first) is None
-    losing.report(first, better)
+    losing.report(first, *better)
     second = claim(leases)
-    assert leases.best_of_earlier_attempts(second) == better
-    leases.report(second, worse)
-    losing.report(first, worse)
-    assert queue.incumbent(OURS, job_id) == better
+    assert leases.best_of_earlier_attempts(second) == better[:2]
+    leases.report(second, *worse)
+    losing.report(first, *worse)
+    assert queue.incumbent(OURS, job_id) == plans[1][1]
     told = [event.data["planner"] for event in queue.events(OURS, job_id, 0) if event.kind == "progress"]
     assert told == ["gpipe"]
 
@@ -446,7 +448,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path):
 def test_once_an_hour_what_is_over_for_long_goes(database: Database, queue: JobQueue, leases: Leases):
     old, young, waiting = (add(queue, name, priority=-number) for number, name in enumerate("abc"))
     for _ in range(2):
-        leases.finish(claim(leases), "succeeded", result=RESULT, keep=True)
+        leases.finish(claim(leases), "succeeded", result=ENDED, keep=True)
     with database.write() as connection:
         connection.execute(jobs.update().where(jobs.c.id == old).values(finished_ms=now_ms() - 3 * 86_400_000))
     do_hourly(database, Settings())

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.examples.tiny import tiny_request
-from penstock.questions.solve import solve as solve_request
-from penstock.schemas.plan import Plan
-from penstock.schemas.request import PlanRequest
 from penstock.service.jobs import worker
 from penstock.service.jobs.claimed_solve import Solve
 from penstock.service.jobs.leases import Claim
 from penstock.service.jobs.worker import REPORT_S, Worker
 from penstock.service.settings import Settings
-from penstock.workers.protocol import lines
+from penstock.workers.protocol import Message, read, received
 
 pytestmark = pytest.mark.tier("quick")
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_messages_in_chunks_of_any_size(size: int) -> None:
-    """Whole lines only, in order; of incumbents in one chunk the last one."""
-    sent = [{"kind": "bound", "bound_ns": n} for n in range(5)]
-    text = b"".join(json.dumps(each).encode() + b"\n" for each in sent)
+    """Whole messages only, in order, whatever bytes their documents have."""
+    sent = [Message("bound", {"bound_ns": n}, bytes(range(256)) * n) for n in range(5)]
+    text = b"".join(each.written() for each in sent)
     buffer = bytearray()
-    heard = [message for at in range(0, len(text), size) for message in lines(buffer, text[at : at + size])]
+    heard = [message for at in range(0, len(text), size) for message in received(buffer, text[at : at + size])]
     assert heard == sent
     assert not buffer
+    with BytesIO(text) as source:
+        assert [read(source) for _ in range(6)] == [*sent, None]
 
 
 def test_only_the_last_of_incumbents_that_came_together() -> None:
     """What is overtaken already is not told."""
     kinds = ["incumbent", "incumbent", "bound", "incumbent", "incumbent"]
-    text = b"".join(json.dumps({"kind": kind, "number": n}).encode() + b"\n" for n, kind in enumerate(kinds))
-    assert [message["number"] for message in lines(bytearray(), text)] == [1, 2, 4]
+    text = b"".join(Message(kind, {"number": n}, b"{}\n").written() for n, kind in enumerate(kinds))
+    assert [message.facts["number"] for message in received(bytearray(), text)] == [1, 2, 4]
 
 
 class Reports:
@@ -47,9 +45,9 @@ class Reports:
     def __init__(self) -> None:
         self.all: list[Any] = []
 
-    def report(self, claim: Claim, plan: Plan) -> None:
-        assert plan.prediction is not None
-        self.all.append(plan.prediction.time_per_global_batch_ns)
+    def report(self, claim: Claim, value_ns: float, plan: bytes, facts: dict[str, str]) -> None:
+        assert (plan, facts) == (f"plan of {value_ns}".encode(), {"planner": "dp"})
+        self.all.append(value_ns)
 
     def progress(self, claim: Claim, bound_ns: int, working: list[str]) -> None:
         self.all.append((bound_ns, working))
@@ -63,16 +61,13 @@ def test_reports_of_a_fast_solver_are_limited_and_the_last_one_is_written(monkey
     ours, theirs = socket.socketpair()
     with ours, theirs:
         works = Worker(None, reports, None, None, Settings(slots=0))  # type: ignore[arg-type]
-        claim = Claim("job", "tenant", 1, "hash", 1000)
-        solve = Solve(claim, PlanRequest.parse(tiny_request()), ours, 1000.0, 0.0, 0.0)
-        found = solve_request(PlanRequest.parse(tiny_request())).plan
-        assert found is not None
-        plan = found.model_dump(mode="json") | {"certificates": []}
+        claim = Claim("job", "tenant", 1, "hash", 1000, "auto")
+        solve = Solve(claim, ours, 1000.0, 0.0, 0.0)
 
         def find(value_ns: int) -> None:
-            plan["prediction"]["time_per_global_batch_ns"] = value_ns
-            works._take(solve, {"kind": "incumbent", "plan": plan})
-            works._take(solve, {"kind": "progress", "bound_ns": 1, "working": [str(value_ns)]})
+            facts = {"value_ns": value_ns, "planner": "dp"}
+            works._take(solve, Message("incumbent", facts, f"plan of {value_ns}".encode()))
+            works._take(solve, Message("progress", {"bound_ns": 1, "working": [str(value_ns)]}))
 
         for value_ns in (90, 80, 70, 75):
             find(value_ns)

@@ -57,13 +57,15 @@ def test_a_new_request_is_a_job_and_a_known_one_an_answer(http: httpx.Client):
     body = tiny_request() | {"planner": "gpipe", "global_batch_size": 24}
     first = http.post("/v1/plans", json=body)
     assert first.status_code == 202
+    assert "cache-status" not in first.headers
     assert first.headers["location"] == f"/v1/jobs/{first.json()['id']}"
     done = http.get(first.headers["location"], headers={"Prefer": "wait=60"}).json()
-    assert (done["state"], done["cached"]) == ("succeeded", False)
+    assert done["state"] == "succeeded"
     assert done["result"]["status"] in ("optimal", "feasible")
     known = http.post("/v1/plans", json=body)
     assert known.status_code == 200
-    assert known.json() == done | {"cached": True}
+    assert known.headers["cache-status"] == "penstock; hit"
+    assert known.json() == done
 
 
 @pytest.mark.tier("nightly")

@@ -14,7 +14,7 @@ from service_process import Server
 
 from penstock.cli.main import main
 from penstock.client import Client
-from penstock.questions.table import QUESTIONS, plain, question_of
+from penstock.questions.table import QUESTIONS, json_of, question_of
 from penstock.schemas.errors import UnknownName
 
 pytestmark = pytest.mark.tier("ci")
@@ -33,7 +33,7 @@ def test_every_surface_gives_the_same_answer(
 ) -> None:
     question = QUESTIONS[name]
     request = question.request.parse(question.example())
-    wanted = without_times(plain(question.answer, question.here(request)))
+    wanted = without_times(json.loads(json_of(question.answer, question.here(request))))
     text = json.dumps(question.example())
 
     url = f"{shared_server.url}{question.path}"
@@ -42,11 +42,11 @@ def test_every_surface_gives_the_same_answer(
     assert without_times(over_http.json()) == wanted
 
     method = getattr(client, name.replace("-", "_"))
-    assert without_times(plain(question.answer, method(request))) == wanted
+    assert without_times(json.loads(json_of(question.answer, method(request)))) == wanted
     if question.event is not None:
         heard: list[Any] = []
         listening = method(question.example(), **{f"on_{question.event[0]}": heard.append})
-        assert without_times(plain(question.answer, listening)) == wanted
+        assert without_times(json.loads(json_of(question.answer, listening))) == wanted
         assert heard
 
     file = tmp_path / "request.json"

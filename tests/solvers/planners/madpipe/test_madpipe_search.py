@@ -25,8 +25,8 @@ from penstock.solvers.planners.madpipe.contiguous import (
     Part,
     at_period,
     contiguous_optimum,
-    line_of,
     least_memory,
+    line_of,
 )
 from penstock.solvers.planners.madpipe.grid_kernel import grid
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
