@@ -19,7 +19,7 @@ import numpy as np
 from penstock.solvers.model.problem import MemoryRules, NetworkRules, Problem
 from penstock.solvers.planners.madpipe import planner as madpipe
 from penstock.solvers.planners.madpipe.chain import Chain
-from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum
+from penstock.solvers.planners.madpipe.contiguous import PartsAtPeriod, contiguous_optimum
 from penstock.solvers.planners.madpipe.labels import portfolio
 from penstock.solvers.schedules.periodic import inside_out
 from penstock.solvers.schedules.periodic.ilp import solve
@@ -164,7 +164,7 @@ def line_on(chain: Chain, bounds: Sequence[int], places: Sequence[int]) -> Stage
     )
 
 
-def line_of_found(chain: Chain, found: Found) -> StageLine:
+def line_of_found(chain: Chain, found: PartsAtPeriod) -> StageLine:
     """Of a search: normal stages on processors of their own, special ones on one."""
     own = iter(range(1, len(found.parts) + 1))
     places = [0 if part.special else next(own) for part in found.parts]

@@ -135,6 +135,18 @@ def test_functions_are_short() -> None:
     assert long == []
 
 
+def test_a_name_of_a_class_of_solvers_says_which_one_it_is() -> None:
+    """At most two classes have one name."""
+    names = Counter(
+        node.name
+        for path in _modules().values()
+        if path.is_relative_to(ROOT / "solvers")
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: number for name, number in names.items() if number > 2} == {}
+
+
 def test_files_are_short() -> None:
     """Those of compiled kernels may be longer: what is compiled together is read together."""
     lines = {

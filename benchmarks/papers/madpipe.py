@@ -34,7 +34,7 @@ from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Device, Measured, Problem
 from penstock.solvers.planners.madpipe.chain import Chain
-from penstock.solvers.planners.madpipe.contiguous import Found, Part, at_period, contiguous_optimum, line_of
+from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, at_period, contiguous_optimum, line_of
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, Rounding, special
 from penstock.solvers.planners.madpipe.labels import TOLERANCE, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
@@ -376,11 +376,11 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
     )
 
 
-def _period(found: Found | None) -> int:
+def _period(found: PartsAtPeriod | None) -> int:
     return 0 if found is None else found.period_ns
 
 
-def _pipedream(chain: Chain, by_position: bool) -> Found | None:
+def _pipedream(chain: Chain, by_position: bool) -> PartsAtPeriod | None:
     """PipeDream's straight dynamic program (ALGORITHMS 4.5, 7.4), stages numbered from the last one."""
     n, processors = chain.size, chain.processors
     best = np.full((processors + 1, n + 1), np.inf)
@@ -401,10 +401,10 @@ def _pipedream(chain: Chain, by_position: bool) -> Found | None:
     while k < n:
         parts.append(Part(k, int(choice[p, k]), 0))
         k, p = int(choice[p, k]), p - 1
-    return Found(period, tuple(parts))
+    return PartsAtPeriod(period, tuple(parts))
 
 
-def _line(chain: Chain, found: Found) -> StageLine:
+def _line(chain: Chain, found: PartsAtPeriod) -> StageLine:
     """The stages of an allocation of the paper's own model."""
     forward = [int(chain.forward_ns[part.after] - chain.forward_ns[part.first]) for part in found.parts]
     hops = [int(chain.hop_ns[-1, part.after]) // 2 for part in found.parts[:-1]]

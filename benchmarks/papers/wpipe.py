@@ -31,7 +31,7 @@ from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
-from penstock.solvers.planners.wpipe.cut_search import Found
+from penstock.solvers.planners.wpipe.cut_search import RatedCut
 from penstock.solvers.planners.wpipe.planner import worth_judging
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of, cut
 from penstock.solvers.schedules.gpipe import gpipe
@@ -168,7 +168,7 @@ def planned(problem: Problem, system: str, layout: str = "all", depth: int = 0) 
     return Judged(None) if best is None else Judged(best.value_ns, best.allocation)
 
 
-def _proposal(problem: Problem, system: str, each: Found) -> Proposal:
+def _proposal(problem: Problem, system: str, each: RatedCut) -> Proposal:
     rule, depths = RULES[system], [each.shape.ahead(i) for i in range(each.shape.depth)]
     if system == "wpipe":
         schedule: Any = wpipe(problem, each.allocation, policy=each.shape.policy)

@@ -23,7 +23,7 @@ import penstock.solvers.compiled.by_address  # noqa: F401  how numba passes name
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.compiled.interpreted import interpreted, interpreting
 from penstock.solvers.compiled.on_disk import OnDisk
-from penstock.solvers.compiled.parts import Part
+from penstock.solvers.compiled.parts import InlinedCompiler
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise UnsupportedRequest(
@@ -83,7 +83,7 @@ def _no_collection() -> Iterator[None]:
 def _part(function: Callable[..., Any]) -> Any:
     if interpreting():
         return function
-    kernel = _decorator(_nrt=False, forceinline=True, pipeline_class=Part)(function)
+    kernel = _decorator(_nrt=False, forceinline=True, pipeline_class=InlinedCompiler)(function)
 
     def refuse(*_args: Any, **_kws: Any) -> Any:
         raise TypeError(f"{function.__name__} is a part of kernels, which only they can call")

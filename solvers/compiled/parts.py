@@ -24,7 +24,7 @@ class _Library(CPUCodeLibrary):
         self._finalized = True
 
 
-class Part(Compiler):
+class InlinedCompiler(Compiler):
     """Numba's compiler up to the code that is inlined."""
 
     def __init__(self, *arguments: Any) -> None:

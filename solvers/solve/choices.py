@@ -45,7 +45,7 @@ CAUSES = 3
 """How many choices without a plan a sentence gives the reason for."""
 
 
-class Found(NamedTuple):
+class PlanOfChoice(NamedTuple):
     """A plan and the problem that it is a plan of."""
 
     problem: Problem
@@ -58,7 +58,7 @@ def solve(
     *,
     time_limit_ns: int | None = None,
     effort: str = THOROUGH.name,
-    on_incumbent: Callable[[Found], None] | None = None,
+    on_incumbent: Callable[[PlanOfChoice], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **limits: Any,
 ) -> Result:
@@ -121,7 +121,7 @@ class Search:
     def __init__(
         self,
         setting: Setting,
-        on_incumbent: Callable[[Found], None] | None = None,
+        on_incumbent: Callable[[PlanOfChoice], None] | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.setting, self.problem, self.deadline = setting, setting.problem, setting.deadline
@@ -355,7 +355,7 @@ class Search:
 
         def on_incumbent(plan: JudgedPlan) -> None:
             if self.on_incumbent is not None and (self.best_ns is None or plan.value_ns < self.best_ns):
-                self.on_incumbent(Found(each.problem, plan))
+                self.on_incumbent(PlanOfChoice(each.problem, plan))
 
         def on_progress(progress: Progress) -> None:
             assert self.on_progress is not None

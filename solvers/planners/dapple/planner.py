@@ -14,8 +14,8 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.micro_batches import Batch, candidates, dapple_replicas
 from penstock.solvers.model.options import PAPER
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.dapple.search import Found, Rules, search, straight
-from penstock.solvers.planners.dapple.tables import Shape, shape
+from penstock.solvers.planners.dapple.search import FormulaPlan, Rules, search, straight
+from penstock.solvers.planners.dapple.tables import PlacementTables, shape
 from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.setting import Setting
 
@@ -31,7 +31,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
     problem = setting.problem
     policy = "acr" if PAPER.of(options) else "best"
-    left: list[Found] = []
+    left: list[FormulaPlan] = []
     seen: set[Allocation] = set()
     for plans in _searches(setting, PAPER.of(options)):
         if setting.deadline.passed:
@@ -47,7 +47,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest(problem))
 
 
-def _searches(setting: Setting, paper: bool) -> Iterator[list[Found]]:
+def _searches(setting: Setting, paper: bool) -> Iterator[list[FormulaPlan]]:
     """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
 
     No plan is looked for that is not of interest beside one of ``Setting.upper_bound_ns``. When nothing fits by the
@@ -58,7 +58,7 @@ def _searches(setting: Setting, paper: bool) -> Iterator[list[Found]]:
     base, singles = shape(problem), shape(problem, (1,))
     for lenient in (False, True) if limit_ns is None else (False,):
         rules = Rules(paper=paper, lenient=lenient)
-        best_of: dict[Batch, Found] = {}
+        best_of: dict[Batch, FormulaPlan] = {}
         yield from _every_batch(problem, rules, base, singles, best_of, longest)
         if best_of:
             yield from _by_stages(problem, rules, base, best_of, longest)
@@ -66,8 +66,13 @@ def _searches(setting: Setting, paper: bool) -> Iterator[list[Found]]:
 
 
 def _every_batch(
-    problem: Problem, rules: Rules, base: Shape, singles: Shape, best_of: dict[Batch, Found], longest: int
-) -> Iterator[list[Found]]:
+    problem: Problem,
+    rules: Rules,
+    base: PlacementTables,
+    singles: PlacementTables,
+    best_of: dict[Batch, FormulaPlan],
+    longest: int,
+) -> Iterator[list[FormulaPlan]]:
     """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
     best = longest
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
@@ -82,8 +87,8 @@ def _every_batch(
 
 
 def _by_stages(
-    problem: Problem, rules: Rules, base: Shape, best_of: dict[Batch, Found], longest: int
-) -> Iterator[list[Found]]:
+    problem: Problem, rules: Rules, base: PlacementTables, best_of: dict[Batch, FormulaPlan], longest: int
+) -> Iterator[list[FormulaPlan]]:
     """Plans whose stages hold what P_A keeps in flight, where the plans found so far do not.
 
     The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
@@ -115,7 +120,7 @@ def _limited(rules: Rules, best_ns: int) -> Rules:
     return replace(rules, limit_ns=min(NEVER_NS, best_ns + best_ns // WORTH_JUDGING))
 
 
-def _ascending(plans: Iterable[Found]) -> list[Found]:
+def _ascending(plans: Iterable[FormulaPlan]) -> list[FormulaPlan]:
     return list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
 
 

@@ -28,7 +28,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import search_kernel as kernel
 from penstock.solvers.planners.dapple.kernel_arrays import Layers, Memo, Scratch, Settings
 from penstock.solvers.planners.dapple.latency_kernel import R
-from penstock.solvers.planners.dapple.tables import Shape, layers, shape
+from penstock.solvers.planners.dapple.tables import PlacementTables, layers, shape
 
 STRAIGHT_BEAM = 64
 KEPT_PLANS = 16
@@ -62,7 +62,7 @@ class Rules:
     total_stages: int = 0
 
 
-class Found(NamedTuple):
+class FormulaPlan(NamedTuple):
     """A plan and its latency by DAPPLE's formula (an estimate: the judge gives the plan its number)."""
 
     latency_ns: int
@@ -73,7 +73,7 @@ class Found(NamedTuple):
 class SearchResult:
     """The best plans, ascending, and the best of each number of stages; ``exact``: no memo entry overflowed."""
 
-    plans: tuple[Found, ...]
+    plans: tuple[FormulaPlan, ...]
     exact: bool
 
 
@@ -87,14 +87,16 @@ def channel_of(problem: Problem) -> Channel:
     return "full" if all(duplex) else "half"
 
 
-def search(problem: Problem, batch: Batch, rules: Rules | None = None, base: Shape | None = None) -> SearchResult:
+def search(
+    problem: Problem, batch: Batch, rules: Rules | None = None, base: PlacementTables | None = None
+) -> SearchResult:
     """Return the memoised search over all replications. ``base``: the problem's ``shape``, if at hand."""
     rules = rules or Rules()
     base = base or shape(problem)
     return _run(problem, batch, rules, base, batch.replicas_fed(problem.min_slice))
 
 
-def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> SearchResult:
+def straight(problem: Problem, batch: Batch, rules: Rules, base: PlacementTables) -> SearchResult:
     """The best plans with one device per stage; ``base`` is a shape with ``replicas=(1,)``.
 
     Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
@@ -104,7 +106,7 @@ def straight(problem: Problem, batch: Batch, rules: Rules, base: Shape) -> Searc
 
 
 def _run(
-    problem: Problem, batch: Batch, rules: Rules, base: Shape, most_replicas: int, *, unused: bool = False
+    problem: Problem, batch: Batch, rules: Rules, base: PlacementTables, most_replicas: int, *, unused: bool = False
 ) -> SearchResult:
     table = layers(problem, base, batch)
     settings = _settings(problem, batch, rules, most_replicas, unused or not rules.paper)
@@ -129,7 +131,7 @@ def _run(
     )
     rows = [row for row in (*found.tolist(), *by_length.tolist()) if row[kernel.KEY] != kernel.NONE]
     plans = dict.fromkeys(
-        Found(row[kernel.VALUE], _trace(problem, batch, base, memo, row, settings.total)) for row in rows
+        FormulaPlan(row[kernel.VALUE], _trace(problem, batch, base, memo, row, settings.total)) for row in rows
     )
     exact = not memo.overflow[0] and settings.labels and beam > 1
     return SearchResult(tuple(sorted(plans, key=lambda plan: plan.latency_ns)), bool(exact))
@@ -176,7 +178,7 @@ def _memo(keys: int, width: int, num_layers: int, beam: int, labels: bool) -> Me
     return memo
 
 
-def _scratch(problem: Problem, base: Shape, table: Layers, settings: Settings) -> Scratch:
+def _scratch(problem: Problem, base: PlacementTables, table: Layers, settings: Settings) -> Scratch:
     devices, resources = problem.num_devices, len(base.routes.bandwidth)
     length = 2 * settings.max_stages + 4
     return Scratch(
@@ -190,7 +192,9 @@ def _scratch(problem: Problem, base: Shape, table: Layers, settings: Settings) -
     )
 
 
-def _trace(problem: Problem, batch: Batch, base: Shape, memo: Memo, row: Sequence[int], total: int) -> Allocation:
+def _trace(
+    problem: Problem, batch: Batch, base: PlacementTables, memo: Memo, row: Sequence[int], total: int
+) -> Allocation:
     """The stages of a found plan, their devices named by following the servers through the transitions."""
     steps = [(row[kernel.STEP], row[kernel.END])]
     key, cut, slot = row[kernel.KEY], row[kernel.CUT], row[kernel.SLOT]

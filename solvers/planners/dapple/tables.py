@@ -23,7 +23,7 @@ MAX_SET_KEYS = 4_000
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class PlacementTables:
     """What does not depend on the micro-batches. ``restricted``: not every replica count or policy is searched."""
 
     geometry: Geometry
@@ -38,7 +38,7 @@ class Shape:
 
 
 @per_problem
-def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True) -> Shape:
+def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True) -> PlacementTables:
     """Return placements and network of a problem.
 
     ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
@@ -53,7 +53,7 @@ def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True)
     before = found.states[found.source]
     static = static_between(problem, np.arange(problem.num_layers + 1))
     whole = np.broadcast_to(np.asarray(sizes), found.states.shape)
-    return Shape(
+    return PlacementTables(
         geometry=found,
         places=_places(problem, found, by_set and len(found.source) <= MAX_SET_KEYS),
         routes=routes_of(problem),
@@ -160,7 +160,7 @@ def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, 
     return tuple((kind, sum(group), len(group), min(group), max(group)) for kind, group in sorted(groups.items()))
 
 
-def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
+def layers(problem: Problem, base: PlacementTables, batch: Batch) -> Layers:
     """Costs of the largest micro-batch, for the largest slice of every number of replicas."""
     devices = problem.num_devices
     shares = [largest_slice(batch.most_rows, r) for r in range(1, devices + 1)]
@@ -200,7 +200,7 @@ def layers(problem: Problem, base: Shape, batch: Batch) -> Layers:
     )
 
 
-def _least_stages(problem: Problem, base: Shape) -> np.ndarray:
+def _least_stages(problem: Problem, base: PlacementTables) -> np.ndarray:
     """Stages that the layers from each one on need at least, whatever runs: their fixed bytes on the roomiest device.
 
     States are counted shared by all devices where the request shares them. More than there are layers: they never fit.

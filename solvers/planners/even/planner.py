@@ -50,7 +50,7 @@ Saved = tuple[int, int]
 """The time of recomputation in ns, and the bytes that it frees of a micro-batch's stash."""
 
 
-class Layout(NamedTuple):
+class EvenLayout(NamedTuple):
     """A plan that recomputes in one of the ways of even stages, by its number: an alternative of a race.
 
     Before it is asked what it has to recompute to fit, it ``fits`` for all that is known, with as little as may be: no
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     way: int
     even: Even
 
-    def raised(self, _below_ns: float) -> Layout | None:
+    def raised(self, _below_ns: float) -> EvenLayout | None:
         """Return the layout with as little recomputation as may fit; None: none can."""
         return self if self.fits else self.even.layout(0)
 
@@ -87,17 +87,17 @@ class Even:
         return self.cut.problem
 
     @cached_property
-    def plain(self) -> Layout:
+    def plain(self) -> EvenLayout:
         """The layout with the least recomputation, whether it fits or not."""
-        return Layout(self.bound_ns(0), False, self.number, 0, self)
+        return EvenLayout(self.bound_ns(0), False, self.number, 0, self)
 
-    def layout(self, least: int) -> Layout | None:
+    def layout(self, least: int) -> EvenLayout | None:
         """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
         if not self.holds_states:
             return None
         for number, way in enumerate(self.ways[least:], least):
             if self._may_fit(way):
-                return Layout(self.bound_ns(way), True, self.number, number, self)
+                return EvenLayout(self.bound_ns(way), True, self.number, number, self)
         return None
 
     def bound_ns(self, way: Way) -> int:
@@ -248,7 +248,7 @@ class Layouts:
         race, spent = self._race.copy(), 0
         found: list[JudgedPlan] = []
 
-        def limit_ns(_layout: Layout) -> int:
+        def limit_ns(_layout: EvenLayout) -> int:
             return found[-1].value_ns if len(found) == kept else below_ns
 
         while spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS):

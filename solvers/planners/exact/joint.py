@@ -45,7 +45,7 @@ class Improvement(NamedTuple):
     bound_ns: int
 
 
-class Item(NamedTuple):
+class OpenPlan(NamedTuple):
     """A plan that may be better than the best: its bound, a number that breaks ties, and itself."""
 
     bound_ns: int
@@ -82,18 +82,18 @@ class BestFirstSearch:
 
         Yields None after every counted piece of work, so that the caller can stop.
         """
-        survivors: list[Item] = []
+        survivors: list[OpenPlan] = []
         yield from self._judge_all(survivors)
         survivors.sort()
         yield from self._optimise_all(survivors)
         if self.best is not None:
             yield Improvement(self.best, min([self.best.value_ns, *self.open]))
 
-    def _judge_all(self, survivors: list[Item]) -> Iterator[Improvement | None]:
+    def _judge_all(self, survivors: list[OpenPlan]) -> Iterator[Improvement | None]:
         """Judge plans by rising bound; ``survivors`` gets those whose best order is above their bound."""
         bounds, blocks = self._bounds()
         ahead = np.argsort(bounds, kind="stable")
-        refined: list[Item] = []
+        refined: list[OpenPlan] = []
         at, number = 0, 0
         for turn in count(1):
             if turn % PIECE == 0:
@@ -104,7 +104,7 @@ class BestFirstSearch:
             if not refined or following < refined[0].bound_ns:
                 for allocation in self._variants(self._allocation(int(ahead[at]), blocks)):
                     bound_ns = schedule_bound(self.space.problem, allocation, WHOLE_BACKWARDS).bound_ns
-                    heapq.heappush(refined, Item(max(following, bound_ns), number, allocation))
+                    heapq.heappush(refined, OpenPlan(max(following, bound_ns), number, allocation))
                     number += 1
                 at += 1
                 continue
@@ -155,7 +155,7 @@ class BestFirstSearch:
                 if shortage_of(problem, variant, (1,) * len(stages)) is None:
                     yield variant
 
-    def _optimise_all(self, survivors: list[Item]) -> Iterator[Improvement | None]:
+    def _optimise_all(self, survivors: list[OpenPlan]) -> Iterator[Improvement | None]:
         """Ask CP-SAT for every plan that may still be better, the most promising first."""
         for at, item in enumerate(survivors):
             if item.bound_ns >= self.value_ns:
@@ -174,7 +174,7 @@ class BestFirstSearch:
                 rest = (each.bound_ns for each in survivors[at + 1 :])
                 yield Improvement(self.best, min([optimised.value_ns, *self.open, *rest]))
 
-    def _optimise_order(self, item: Item) -> OptimisedOrder:
+    def _optimise_order(self, item: OpenPlan) -> OptimisedOrder:
         problem, effort = self.space.problem, min(EFFORT, self.effort)
         overlap = problem.rules.overlap_all_reduce
         optimised = optimise_order(

@@ -22,7 +22,7 @@ class Part(NamedTuple):
     special: bool = False
 
 
-class Found(NamedTuple):
+class PartsAtPeriod(NamedTuple):
     """An allocation that the search at ``period_ns`` promises; its actual period may be smaller."""
 
     period_ns: int
@@ -42,13 +42,13 @@ def line_of(chain: Chain) -> Line:
     )
 
 
-def at_period(chain: Chain, period_ns: int) -> Found | None:
+def at_period(chain: Chain, period_ns: int) -> PartsAtPeriod | None:
     """A contiguous allocation of this period whose stages fit under 1F1B*; None when there is none."""
     stages = contiguous(line_of(chain), period_ns).tolist()
-    return Found(period_ns, tuple(Part(*stage) for stage in stages)) if stages else None
+    return PartsAtPeriod(period_ns, tuple(Part(*stage) for stage in stages)) if stages else None
 
 
-def contiguous_optimum(chain: Chain) -> Found | None:
+def contiguous_optimum(chain: Chain) -> PartsAtPeriod | None:
     """The smallest period of a contiguous allocation; None when none fits at any period."""
     best = at_period(chain, chain.longest_period_ns())
     if best is None:
@@ -70,10 +70,10 @@ def contiguous_optimum(chain: Chain) -> Found | None:
     return best
 
 
-def ladder(chain: Chain, period_ns: int, steps: int, longest_ns: int | None = None) -> list[Found]:
+def ladder(chain: Chain, period_ns: int, steps: int, longest_ns: int | None = None) -> list[PartsAtPeriod]:
     """Other allocations at longer periods, where stages keep fewer micro-batches; each once, the shortest first."""
     longest = chain.longest_period_ns() if longest_ns is None else longest_ns
-    found: dict[tuple[Part, ...], Found] = {}
+    found: dict[tuple[Part, ...], PartsAtPeriod] = {}
     for i in range(1, steps + 1):
         period = period_ns + (longest - period_ns) * i * i // (steps * steps)
         better = at_period(chain, period)
@@ -82,7 +82,7 @@ def ladder(chain: Chain, period_ns: int, steps: int, longest_ns: int | None = No
     return list(found.values())
 
 
-def least_memory(chain: Chain) -> Found | None:
+def least_memory(chain: Chain) -> PartsAtPeriod | None:
     """At the longest period the allocation that needs least memory, to 1/1000; None where none fits."""
     longest = chain.longest_period_ns()
     best = at_period(chain, longest)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.solvers.planners.madpipe.chain import Chain
-from penstock.solvers.planners.madpipe.contiguous import Found, Part, line_of
+from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, line_of
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, SPECIAL, TOO_MANY, Rounding, special
 
 LABELS = 100_000
@@ -37,7 +37,7 @@ class Searched(NamedTuple):
     """Allocations at the periods at which the search found one, the shortest period first; ``least_ns``: no
     allocation has a shorter period (by this memory model); ``exact``: no label was rounded."""
 
-    found: tuple[Found, ...]
+    found: tuple[PartsAtPeriod, ...]
     least_ns: int
     exact: bool
     labels: int
@@ -51,7 +51,7 @@ class _Decisions:
         self.tight = tight
         self.level = 0
         self.labels = 0
-        self.found: dict[tuple[Part, ...], Found] = {}
+        self.found: dict[tuple[Part, ...], PartsAtPeriod] = {}
 
     def at(self, period_ns: int) -> bool:
         """Whether an allocation of this period was found; it is kept."""
@@ -67,7 +67,7 @@ class _Decisions:
             return False
         parts = tuple(Part(k, j, how % SPECIAL, how >= SPECIAL) for k, j, how in stages.tolist())
         if parts not in self.found or self.found[parts].period_ns > period_ns:
-            self.found[parts] = Found(period_ns, parts)
+            self.found[parts] = PartsAtPeriod(period_ns, parts)
         return True
 
     def _rounding(self, period_ns: int) -> Rounding:
@@ -119,7 +119,7 @@ def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
     if searches[0].labels <= FEW_LABELS:
         less = [replace(chain, available_bytes=int(chain.available_bytes * share)) for share in SHARES]
         searches += [special_optimum(each, below_ns=below_ns, extra=LOOSER) for each in less]
-    distinct: dict[tuple[Part, ...], Found] = {}
+    distinct: dict[tuple[Part, ...], PartsAtPeriod] = {}
     for search in searches:
         for found in search.found:
             distinct.setdefault(found.parts, found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners.madpipe.chain import Chain
-from penstock.solvers.planners.madpipe.contiguous import Found, Part, line_of
+from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, line_of
 from penstock.solvers.planners.madpipe.grid_kernel import grid
 from penstock.solvers.planners.madpipe.label_kernel import FOUND, SPECIAL, TOO_MANY
 
@@ -15,7 +15,7 @@ ITERATIONS = 10
 MOST_STATES = 2**26
 
 
-def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[Found]:
+def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[PartsAtPeriod]:
     """The distinct allocations met, the one of the smallest max(T, T̂) first; none where the grid finds none.
 
     Raises ``UnsupportedRequest`` where the grid's states would not fit in memory.
@@ -40,4 +40,4 @@ def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[Found]:
         high = min(high, max(period, target))
         target = (low + high) / 2
     ranked = sorted(met.items(), key=lambda item: item[1])
-    return [Found(int(-(-period // 1)), parts) for parts, period in ranked]
+    return [PartsAtPeriod(int(-(-period // 1)), parts) for parts, period in ranked]

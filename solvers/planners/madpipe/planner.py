@@ -28,7 +28,7 @@ from penstock.solvers.model.options import PAPER, Option
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.planners.madpipe.chain import Chain, Group
-from penstock.solvers.planners.madpipe.contiguous import Found, contiguous_optimum, ladder, least_memory
+from penstock.solvers.planners.madpipe.contiguous import PartsAtPeriod, contiguous_optimum, ladder, least_memory
 from penstock.solvers.planners.madpipe.labels import LOOSER, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.planners.proposal import Proposal, in_order
@@ -91,7 +91,7 @@ class SecondPhase:
             self.best_ns = min(self.best_ns, plan.expected_ns)
             yield plan
 
-    def solved(self, setup: Setup, found: Iterable[Found], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
+    def solved(self, setup: Setup, found: Iterable[PartsAtPeriod], halves: int = ALL_BUFFERS) -> Iterator[Plan]:
         """Shorter patterns than those known, the least loaded allocations first; the first one may be of any length.
 
         Every allocation that was tried is among them, as ``max_plans`` counts them all.
@@ -210,10 +210,10 @@ def _plans(problem: Problem, setups: list[Setup], second: SecondPhase) -> Iterat
             yield from _by_promise(_made(problem, setup, ladder(setup.chain, contiguous.period_ns, STEPS)))
 
 
-def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
+def _contiguous(setups: list[Setup]) -> list[tuple[Setup, PartsAtPeriod | None]]:
     """Chains that may be worth it, each with its contiguous optimum, the best first, those without one last."""
     best: int | None = None
-    known: list[tuple[Setup, Found | None]] = []
+    known: list[tuple[Setup, PartsAtPeriod | None]] = []
     for setup in setups:
         least = setup.time_ns(setup.chain.least_period_ns())
         if best is not None and least > best + best // WORTH_SEARCHING:
@@ -226,7 +226,9 @@ def _contiguous(setups: list[Setup]) -> list[tuple[Setup, Found | None]]:
     return sorted(known, key=lambda pair: 2**62 if pair[1] is None else pair[0].time_ns(pair[1].period_ns))
 
 
-def _with_fewer_buffers(problem: Problem, setup: Setup, contiguous: Found | None) -> Iterator[tuple[int, list[Found]]]:
+def _with_fewer_buffers(
+    problem: Problem, setup: Setup, contiguous: PartsAtPeriod | None
+) -> Iterator[tuple[int, list[PartsAtPeriod]]]:
     """Yield what may fit as its buffers are not all there at once, which the judge knows: shorter periods than so far.
 
     The best allocation so far is among it, at the shortest period that fewer buffers let it have.
@@ -257,7 +259,7 @@ def _by_promise(plans: list[Plan]) -> list[Plan]:
     return sorted(plans, key=lambda plan: plan.expected_ns)[:MAX_JUDGED]
 
 
-def _made(problem: Problem, setup: Setup, found: list[Found], halves: int = ALL_BUFFERS) -> list[Plan]:
+def _made(problem: Problem, setup: Setup, found: list[PartsAtPeriod], halves: int = ALL_BUFFERS) -> list[Plan]:
     """The allocations with the shortest patterns that there are for them, memory counted as ``buffer_bytes`` says."""
     plans = []
     for each in found:
@@ -289,7 +291,7 @@ def _outwards(problem: Problem, plan: Plan) -> Plan:
     return plan if pattern is None else plan._replace(pattern=pattern)
 
 
-def allocated(setup: Setup, found: Found) -> Allocation:
+def allocated(setup: Setup, found: PartsAtPeriod) -> Allocation:
     """Stages on processors in the order in which the chain reaches them; the special one keeps its first place."""
     cuts, again = setup.chain.cuts, setup.chain.again
     stages: list[Stage] = []

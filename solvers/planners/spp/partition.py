@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, WORD, Chain, Masks, possible, trace
+from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, WORD, ChainArrays, Masks, possible, trace
 
 SWEEP_WORK = 2 * 10**9
 """Steps of all sweeps of one search; a sweep counts V R L for each word of its table."""
@@ -27,7 +27,7 @@ FINE = 1024
 MAX_TABLE_BYTES = 2**29
 
 
-class Part(NamedTuple):
+class ReplicatedPart(NamedTuple):
     """One stage: layers [first, end), the number of devices of the order, its way to run (1: recomputing)."""
 
     first: int
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     way: int
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[ReplicatedPart, ...]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Partition:
     @property
     def parts(self) -> tuple[Parts, ...]:
         """The plans, each once; the first has the smallest W."""
-        return tuple(dict.fromkeys(tuple(Part(*row) for row in plan.tolist()) for plan in self.plans))
+        return tuple(dict.fromkeys(tuple(ReplicatedPart(*row) for row in plan.tolist()) for plan in self.plans))
 
     @property
     def exact(self) -> bool:
@@ -76,7 +76,7 @@ def stages_that_fit(layers: int, devices: int, replica_counts: int) -> int:
 class ThresholdSearch:
     """The search over thresholds on one chain."""
 
-    chain: Chain
+    chain: ChainArrays
     most_stages: int
     found: dict[int, Partition] = field(default_factory=dict)
     work: int = 0
@@ -184,7 +184,7 @@ class ThresholdSearch:
 
 
 def search(
-    chain: Chain,
+    chain: ChainArrays,
     most_stages: int,
     limit_ns: int = LONGEST_NS,
     worth: Callable[[Parts], int] = lambda _parts: LONGEST_NS,

@@ -24,7 +24,7 @@ from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.spp.ordering import ORIENTATIONS, dense_bandwidths, device_order, graph_of
 from penstock.solvers.planners.spp.partition import pruned_replicas
-from penstock.solvers.planners.spp.plans import Found, partitioned
+from penstock.solvers.planners.spp.plans import RatedPlan, partitioned
 from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS
 from penstock.solvers.planners.spp.tables import Windows, windows
 
@@ -38,7 +38,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     problem = setting.problem
     paper = PAPER.of(options)
     lines = list(_orders(problem, paper))
-    left: list[Found] = []
+    left: list[RatedPlan] = []
     best = LONGEST_NS
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
         plans = _plans(problem, lines, batch, paper, best)
@@ -53,18 +53,18 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         yield from (_proposal(problem, allocation, paper) for allocation in thinnest(problem))
 
 
-def _limits(problem: Problem, found: Found) -> bool:
+def _limits(problem: Problem, found: RatedPlan) -> bool:
     """Whether slower plans are not worth finding: it fits, on devices that the pins allow."""
     return found.fits and broken_pin(problem, found.allocation) is None
 
 
-def _by_pins(problem: Problem, plans: list[Found]) -> list[list[Found]]:
+def _by_pins(problem: Problem, plans: list[RatedPlan]) -> list[list[RatedPlan]]:
     """Those that keep the pins, and those whose devices have to change places for it."""
     kept = [found for found in plans if broken_pin(problem, found.allocation) is None]
     return [kept, [found for found in plans if found not in kept]] if problem.pins else [plans]
 
 
-def _rank(found: Found) -> tuple[bool, int]:
+def _rank(found: RatedPlan) -> tuple[bool, int]:
     return not found.fits, found.estimate_ns
 
 
@@ -110,10 +110,10 @@ def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...])
     return bandwidth[np.ix_(index, index)].tobytes(), facts
 
 
-def _plans(problem: Problem, lines: Iterable[Windows], batch: Batch, paper: bool, best: int) -> list[Found]:
+def _plans(problem: Problem, lines: Iterable[Windows], batch: Batch, paper: bool, best: int) -> list[RatedPlan]:
     """Return plans of every number of stages on every order, those that fit first, then the most promising."""
     counts = tuple(range(1, problem.num_devices + 1)) if paper else pruned_replicas(problem)
-    plans: dict[Allocation, Found] = {}
+    plans: dict[Allocation, RatedPlan] = {}
     for line in lines:
         for found in partitioned(problem, line, batch, counts, unused=not paper, best_ns=best):
             plans.setdefault(found.allocation, found)

@@ -10,7 +10,7 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.spp.estimate import estimate_ns
-from penstock.solvers.planners.spp.partition import Part, Parts, search, stages_that_fit
+from penstock.solvers.planners.spp.partition import Parts, ReplicatedPart, search, stages_that_fit
 from penstock.solvers.planners.spp.tables import Depth, Windows, chain_of
 
 WORTH_JUDGING = 8
@@ -18,7 +18,7 @@ WORTH_JUDGING = 8
 FEW_STAGES = 8
 
 
-class Found(NamedTuple):
+class RatedPlan(NamedTuple):
     """A plan with what it is expected to take, and whether its stages hold what P_A keeps in flight."""
 
     estimate_ns: int
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 def partitioned(
     problem: Problem, line: Windows, batch: Batch, replicas: Sequence[int], *, unused: bool = True, best_ns: int
-) -> list[Found]:
+) -> list[RatedPlan]:
     """Run PRM without regard to memory; if its best plan is short of it, with stages that fit, then with any that do.
 
     ``best_ns``: the best estimate known. W counts all of an all-reduce, so one stage on
@@ -43,9 +43,9 @@ def partitioned(
     def worth(parts: Parts) -> int:
         return _limit(found_of(problem, line, batch, parts).estimate_ns)
 
-    plans: list[Found] = []
+    plans: list[RatedPlan] = []
     if problem.rules.overlap_all_reduce:
-        plans.append(found_of(problem, line, batch, (Part(0, problem.num_layers, fed[-1], 0),)))
+        plans.append(found_of(problem, line, batch, (ReplicatedPart(0, problem.num_layers, fed[-1], 0),)))
     for depths in ((), _depths(most, batch), (Depth(most, 1),)):
         chain = chain_of(problem, line, batch, fed, most, unused=unused, depths=depths)
         for partition in search(chain, most, _limit(best_ns), worth).values():
@@ -66,7 +66,7 @@ def _depths(most: int, batch: Batch) -> tuple[Depth, ...]:
     return tuple(Depth(end, min(end + 1, batch.num_micro_batches)) for end in ends)
 
 
-def found_of(problem: Problem, line: Windows, batch: Batch, parts: Parts) -> Found:
+def found_of(problem: Problem, line: Windows, batch: Batch, parts: Parts) -> RatedPlan:
     """Parts as stages on the devices of the order."""
     stages, place = [], 0
     for part in parts:
@@ -78,4 +78,6 @@ def found_of(problem: Problem, line: Windows, batch: Batch, parts: Parts) -> Fou
     allocation = single_pipeline(tuple(stages), batch.num_micro_batches)
     wanted = (min(len(stages) - n, batch.num_micro_batches) for n in range(len(stages)))
     held = (micro_batches_that_fit(problem, stage, batch.most_rows) for stage in stages)
-    return Found(estimate_ns(problem, allocation), allocation, all(h >= w for h, w in zip(held, wanted, strict=True)))
+    return RatedPlan(
+        estimate_ns(problem, allocation), allocation, all(h >= w for h, w in zip(held, wanted, strict=True))
+    )

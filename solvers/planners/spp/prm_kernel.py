@@ -29,7 +29,7 @@ LONGEST_NS = 2**51
 
 
 @Fields.register
-class Chain(NamedTuple):
+class ChainArrays(NamedTuple):
     """L layers, V devices in order, R replica counts, C classes of stage devices, K ways to run, G depths.
 
     ``stage_of`` (V, R): class of the devices from i on, -1 where there are none; ``spent_ns`` (K, C, L + 1) and
@@ -78,13 +78,13 @@ class Masks(NamedTuple):
 
 
 @compiled
-def possible(chain: Chain, masks: Masks, most_ns: int) -> int:
+def possible(chain: ChainArrays, masks: Masks, most_ns: int) -> int:
     """Fill the table for a threshold; how many of its words may hold bits."""
     return _possible(chain, masks, most_ns)
 
 
 @loop
-def _possible(chain: Chain, masks: Masks, most_ns: int) -> int:
+def _possible(chain: ChainArrays, masks: Masks, most_ns: int) -> int:
     _fill_begin(chain.least_ns, masks.begin, most_ns)
     _fill_reach(chain, masks.reach, masks.widest, most_ns)
     for w in range(masks.table.shape[0]):
@@ -94,7 +94,7 @@ def _possible(chain: Chain, masks: Masks, most_ns: int) -> int:
 
 
 @loop
-def _fill_reach(chain: Chain, reach: np.ndarray, widest: np.ndarray, most_ns: int) -> None:
+def _fill_reach(chain: ChainArrays, reach: np.ndarray, widest: np.ndarray, most_ns: int) -> None:
     """The last end of a stage that begins at each layer: under the threshold and within memory, some way to run."""
     ways, classes, places = chain.spent_ns.shape
     widest[:] = 0
@@ -125,7 +125,7 @@ def _fill_begin(least_ns: np.ndarray, begin: np.ndarray, most_ns: int) -> None:
 
 
 @loop
-def _sweep(chain: Chain, masks: Masks, most_ns: int, w: int) -> bool:
+def _sweep(chain: ChainArrays, masks: Masks, most_ns: int, w: int) -> bool:
     """One word of the table; whether a next word is needed. A stage has a device and a layer at least."""
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
@@ -158,7 +158,7 @@ def _sweep(chain: Chain, masks: Masks, most_ns: int, w: int) -> bool:
 
 @inner
 def _stages(
-    chain: Chain, masks: Masks, w: int, i: int, a: int, low: int, high: int, first: int, last: int, ends: bool
+    chain: ChainArrays, masks: Masks, w: int, i: int, a: int, low: int, high: int, first: int, last: int, ends: bool
 ) -> bool:
     """The masks of a first stage on ``replicas[a]`` devices from i; ``ends``: it may be the only one."""
     c = chain.stage_of[i, a]
@@ -229,7 +229,7 @@ def _carry(
 
 
 @inner
-def _successors(chain: Chain, masks: Masks, most_ns: int, w: int, i: int, a: int, first: int, last: int) -> None:
+def _successors(chain: ChainArrays, masks: Masks, most_ns: int, w: int, i: int, a: int, first: int, last: int) -> None:
     """Stage counts after each cut in ``first`` … ``last``, in row 0 of ``spread``; row t joins 2^t of them."""
     j = i + chain.replicas[a]
     rate, hop_ns = chain.worst_rate[i, a], chain.worst_hop_ns[i, a]
@@ -263,7 +263,7 @@ def _join(out: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
 
 
 @inner
-def channel_ns(chain: Chain, i: int, a: int, q: int, x: int) -> int:
+def channel_ns(chain: ChainArrays, i: int, a: int, q: int, x: int) -> int:
     """What a step sends over the cut before layer x, from a stage at device i to the next on ``replicas[q]``."""
     if chain.moved[x] == 0.0:
         return 0
@@ -272,7 +272,7 @@ def channel_ns(chain: Chain, i: int, a: int, q: int, x: int) -> int:
 
 
 @compiled
-def trace(chain: Chain, masks: Masks, most_ns: int, num_stages: int, late: bool, out: np.ndarray) -> int:
+def trace(chain: ChainArrays, masks: Masks, most_ns: int, num_stages: int, late: bool, out: np.ndarray) -> int:
     """Read one plan of ``num_stages`` stages out of the table; what its slowest stage or channel takes.
 
     ``out`` (num_stages, 4): first layer, end, replica count, way to run. At each stage the fewest replicas, then the
@@ -282,7 +282,7 @@ def trace(chain: Chain, masks: Masks, most_ns: int, num_stages: int, late: bool,
 
 
 @loop
-def _trace(chain: Chain, masks: Masks, most_ns: int, num_stages: int, late: bool, out: np.ndarray) -> int:
+def _trace(chain: ChainArrays, masks: Masks, most_ns: int, num_stages: int, late: bool, out: np.ndarray) -> int:
     layers = chain.least_ns.size - 1
     a, i, at, slowest = 0, 0, 0, 0
     while not _has(masks, 0, a, 0, num_stages):
@@ -318,7 +318,7 @@ def _has(masks: Masks, i: int, a: int, at: int, stages: int) -> bool:
 
 @inner
 def _next(
-    chain: Chain, masks: Masks, most_ns: int, i: int, a: int, at: int, reach: int, stages: int, late: bool
+    chain: ChainArrays, masks: Masks, most_ns: int, i: int, a: int, at: int, reach: int, stages: int, late: bool
 ) -> tuple[int, int]:
     """Where the stage from layer l ends, and the replicas (as an index) of the next of ``stages`` stages."""
     j = i + chain.replicas[a]

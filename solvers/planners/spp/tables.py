@@ -23,7 +23,7 @@ from penstock.solvers.model.micro_batches import Batch, largest_slice, row_class
 from penstock.solvers.model.pins import last_ends
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.spp.ordering import dense_bandwidths
-from penstock.solvers.planners.spp.prm_kernel import WORD, Chain
+from penstock.solvers.planners.spp.prm_kernel import WORD, ChainArrays
 from penstock.solvers.planners.spp.rates_kernel import adjacent_rates, sliced_rates
 
 MODES = {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}
@@ -88,7 +88,7 @@ def chain_of(
     *,
     unused: bool,
     depths: Sequence[Depth] = (),
-) -> Chain:
+) -> ChainArrays:
     """The kernel's arrays. ``depths``: micro-batches that stages hold in flight; none: memory is ignored."""
     counts = np.asarray(replicas, dtype=np.int64)
     devices = problem.num_devices
@@ -118,7 +118,7 @@ def chain_of(
         stage_of[i, a] = classes[key]
     rate, hop_ns = _rates(problem, line, batch, counts)
     cut = np.concatenate(([True], problem.cuttable, [True]))
-    return Chain(
+    return ChainArrays(
         replicas=counts,
         stage_of=stage_of,
         spent_ns=np.stack(spent, axis=1),

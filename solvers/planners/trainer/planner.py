@@ -59,7 +59,7 @@ MOVED, MOVES = 3, 90
 """Of each schedule, the shapes that are cut again, and the effort for each."""
 
 
-class Shape(NamedTuple):
+class RankShape(NamedTuple):
     """Rank r is on ``places[r]``; ``rank_of``: the rank of each part, ``chunks`` of them on each.
 
     ``expected_ns``: what an even cut takes, more or less; no cut takes less than ``least_ns``.
@@ -102,7 +102,7 @@ class ShapeSearch:
         cuts.setflags(write=False)
         self.cut = replace(problem, cuttable=cuts)
         self.best: JudgedPlan | None = None
-        self.found: list[tuple[int, Shape, JudgedPlan]] = []
+        self.found: list[tuple[int, RankShape, JudgedPlan]] = []
         self.effort = 0.0
         self.nearest = 0
         self.unpinned: Allocation | None = None
@@ -117,7 +117,7 @@ class ShapeSearch:
         for _value, shape, trial in sorted(self.found, key=lambda each: each[0])[:MOVED]:
             yield from self._moved(shape, trial)
 
-    def _tried(self, shape: Shape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
+    def _tried(self, shape: RankShape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
         best: JudgedPlan | None = None
         for allocation in allocations:
             if self.deadline.passed:
@@ -203,7 +203,7 @@ class ShapeSearch:
         wanted = self.problem.recompute
         return wanted == "auto" or way.method == ("none" if wanted == "never" else "uniform")
 
-    def _shapes(self) -> Iterator[Shape]:
+    def _shapes(self) -> Iterator[RankShape]:
         blocks = self.cut.num_blocks
         for world in worlds(self.problem):
             for places, batch in even_shapes(self.problem, world, blocks):
@@ -211,7 +211,7 @@ class ShapeSearch:
                     continue
                 for chunks in self._chunks(len(places), blocks, batch.num_micro_batches):
                     rank_of = ranks_of_stages(self.schedule, len(places), chunks)
-                    yield Shape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
+                    yield RankShape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
 
     def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
         found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
@@ -228,7 +228,7 @@ class ShapeSearch:
         size = int(self.problem.owned_bytes[-1]) // ranks
         return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
 
-    def _cuts(self, shape: Shape) -> Iterator[Allocation]:
+    def _cuts(self, shape: RankShape) -> Iterator[Allocation]:
         """The even cut by time and by parameters, or all of them where they are few; one that keeps the pins."""
         parts = len(shape.rank_of)
         places = [int(i) for i in np.flatnonzero(self.cut.cuttable)]
@@ -244,16 +244,16 @@ class ShapeSearch:
         if kept is not None:
             yield self._allocation(shape, kept)
 
-    def _kept_cut(self, shape: Shape) -> list[int] | None:
+    def _kept_cut(self, shape: RankShape) -> list[int] | None:
         """Return the cut with the shortest longest part whose parts the devices of their ranks may hold."""
         ends = [last_ends(self.problem, shape.places[rank]) for rank in shape.rank_of]
         return smallest_largest_on([np.diff(self.problem.sample_ns)] * len(ends), self.cut.cuttable, ends)
 
-    def _allocation(self, shape: Shape, bounds: Sequence[int]) -> Allocation:
+    def _allocation(self, shape: RankShape, bounds: Sequence[int]) -> Allocation:
         stages = stages_on([shape.places[rank] for rank in shape.rank_of], bounds)
         return single_pipeline(stages, shape.batch.num_micro_batches)
 
-    def _moved(self, shape: Shape, trial: JudgedPlan) -> Iterator[Proposal]:
+    def _moved(self, shape: RankShape, trial: JudgedPlan) -> Iterator[Proposal]:
         """Move one cut, or neighbouring ones together, by one place, as long as that helps."""
         places = cut_places(self.cut).tolist()
         cuts = [places.index(stage.first) for stage in trial.allocation.stages] + [len(places) - 1]

@@ -22,7 +22,7 @@ from penstock.solvers.costs.transfer import transfers_ns
 from penstock.solvers.grid.places import Layout, check_depth, layouts, least_pass_ns
 from penstock.solvers.model.micro_batches import Batch, batch_of, candidates, evenly, largest_slice
 from penstock.solvers.model.problem import Problem
-from penstock.solvers.planners.wpipe.cut_search import Found, improved_cuts, priced, rank
+from penstock.solvers.planners.wpipe.cut_search import RatedCut, improved_cuts, priced, rank
 from penstock.solvers.planners.wpipe.shape import Shape, cut
 from penstock.solvers.planners.wpipe.throughput import Links
 from penstock.solvers.schedules.periodic.wpipe import WarmUp, least_micro_batches
@@ -51,9 +51,9 @@ class Wanted(NamedTuple):
     by_group: bool = True
 
 
-def exhaustive(problem: Problem, wanted: Wanted) -> list[Found]:
+def exhaustive(problem: Problem, wanted: Wanted) -> list[RatedCut]:
     """Every configuration, the most promising of those that fit first, then the others by what they lack."""
-    found: list[Found] = []
+    found: list[RatedCut] = []
     for pair in pairs(problem, wanted):
         fitting = [each.period_ns for each in found if each.missing_bytes <= 0]
         limit_ns = min(fitting, default=NEVER_NS)
@@ -61,14 +61,14 @@ def exhaustive(problem: Problem, wanted: Wanted) -> list[Found]:
     return _ranked(found, problem)
 
 
-def climb(problem: Problem, wanted: Wanted) -> list[Found]:
+def climb(problem: Problem, wanted: Wanted) -> list[RatedCut]:
     """The configurations of the d:w where the paper's rule comes to rest, or of the nearest deeper one that fits."""
     every = [(d, w) for d, w in pairs(problem, wanted) if d * w == problem.num_devices]
     every = sorted(pair for pair in every if _batches(problem, *pair, "A"))
     if not every:
         return []
     at = resting_place(problem, wanted, every)
-    found: list[Found] = []
+    found: list[RatedCut] = []
     for depth, width in every[at:] + every[:at][::-1]:
         found += _configurations(problem, wanted, depth, width)
         if any(each.missing_bytes <= 0 for each in found):
@@ -131,7 +131,7 @@ def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
 
 def _configurations(
     problem: Problem, wanted: Wanted, depth: int, width: int, limit_ns: int = NEVER_NS
-) -> Iterator[Found]:
+) -> Iterator[RatedCut]:
     found = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
     for policy in wanted.policies if depth > 1 else wanted.policies[:1]:
         for batch in _short(_batches(problem, depth, width, policy), wanted.groups * depth):
@@ -150,7 +150,7 @@ def _recomputing(
     layout: Layout,
     links: Links,
     cuts: dict[object, tuple[int, ...]],
-) -> Iterator[Found]:
+) -> Iterator[RatedCut]:
     """The least recomputation that fits; all that there is where none does. Alike places are cut once (``cuts``)."""
     places = layout.places
     alike = tuple(tuple(sorted({_like(problem, d) for d in devices})) for devices in places)
@@ -202,10 +202,10 @@ def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[B
     return fed if problem.micro_batch_sizes else evenly(fed, MAX_BATCHES)
 
 
-def _ranked(found: list[Found], problem: Problem) -> list[Found]:
+def _ranked(found: list[RatedCut], problem: Problem) -> list[RatedCut]:
     """Return the configurations by estimate, also the best of the first few kinds of shapes with improved cuts."""
     found = sorted(found, key=rank)
-    kinds: dict[tuple[object, ...], Found] = {}
+    kinds: dict[tuple[object, ...], RatedCut] = {}
     for each in found:
         kinds.setdefault((each.shape._replace(batch=ANY_BATCH), each.layout), each)
     better = [improved_cuts(problem, each) for each in list(kinds.values())[:MAX_IMPROVED]]

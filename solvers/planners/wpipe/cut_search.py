@@ -20,7 +20,7 @@ from penstock.solvers.planners.wpipe.throughput import Links, period_ns
 MAX_MOVES = 160
 
 
-class Found(NamedTuple):
+class RatedCut(NamedTuple):
     """A configuration with its promise.
 
     ``missing_bytes``: what its tightest place lacks for certain (at most 0: it may fit); ``buffers_missing_bytes``:
@@ -35,21 +35,23 @@ class Found(NamedTuple):
     allocation: Allocation
 
 
-def priced(problem: Problem, shape: Shape, layout: str, places: Places, bounds: tuple[int, ...], links: Links) -> Found:
+def priced(
+    problem: Problem, shape: Shape, layout: str, places: Places, bounds: tuple[int, ...], links: Links
+) -> RatedCut:
     """A configuration with what it promises and needs."""
     allocation = allocation_of(shape, bounds, places)
     least, most = (max(missing_bytes(problem, shape, bounds, places, careful)) for careful in (False, True))
-    return Found(period_ns(problem, shape, allocation, links), least, most, shape, layout, allocation)
+    return RatedCut(period_ns(problem, shape, allocation, links), least, most, shape, layout, allocation)
 
 
-def rank(found: Found) -> tuple[object, ...]:
+def rank(found: RatedCut) -> tuple[object, ...]:
     """What fits before what does not, the faster before the slower; of equals fewer devices first, then by cuts."""
     used = found.shape.depth * found.shape.width
     starts = tuple(stage.first for stage in found.allocation.stages)
     return max(0, found.missing_bytes), found.period_ns, used, found.shape, found.layout, starts
 
 
-def improved_cuts(problem: Problem, found: Found) -> Found:
+def improved_cuts(problem: Problem, found: RatedCut) -> RatedCut:
     """Return the configuration after local search: the first better move is taken, at most ``MAX_MOVES`` are tried."""
     stages = found.allocation.stages
     places = tuple(stage.devices for stage in stages[: found.shape.depth])
@@ -69,7 +71,7 @@ def improved_cuts(problem: Problem, found: Found) -> Found:
     return best
 
 
-def _needs(found: Found) -> tuple[int, int, int]:
+def _needs(found: RatedCut) -> tuple[int, int, int]:
     return max(0, found.missing_bytes), max(0, found.buffers_missing_bytes), found.period_ns
 
 

@@ -14,7 +14,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.proposal import Proposal, in_order
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive
-from penstock.solvers.planners.wpipe.cut_search import Found, priced, rank
+from penstock.solvers.planners.wpipe.cut_search import RatedCut, priced, rank
 from penstock.solvers.planners.wpipe.throughput import Links
 from penstock.solvers.schedules.periodic.wpipe import wpipe
 
@@ -35,7 +35,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
         yield in_order(problem, each.allocation, pattern, "double_grouped")
 
 
-def configurations(problem: Problem, options: Mapping[str, object], groups: int) -> Iterator[Found]:
+def configurations(problem: Problem, options: Mapping[str, object], groups: int) -> Iterator[RatedCut]:
     """Yield the configurations to judge; the paper climbs, with its warm-up, and recomputes everything or nothing."""
     depth = DEPTH.of(options)
     if PAPER.of(options):
@@ -45,11 +45,11 @@ def configurations(problem: Problem, options: Mapping[str, object], groups: int)
     yield from worth_judging(keeping(problem, found))
 
 
-def keeping(problem: Problem, found: list[Found]) -> list[Found]:
+def keeping(problem: Problem, found: list[RatedCut]) -> list[RatedCut]:
     """The same on devices that keep the pins, some of them cut again; without those that cannot keep them."""
     if not problem.pins:
         return found
-    kept: dict[Allocation, Found] = {}
+    kept: dict[Allocation, RatedCut] = {}
     links = lru_cache(maxsize=None)(lambda places: Links(problem, places))
     for each in found:
         stages, depth = each.allocation.stages, each.shape.depth
@@ -63,7 +63,7 @@ def keeping(problem: Problem, found: list[Found]) -> list[Found]:
     return sorted(kept.values(), key=rank)
 
 
-def worth_judging(found: list[Found]) -> Iterator[Found]:
+def worth_judging(found: list[RatedCut]) -> Iterator[RatedCut]:
     """The most promising that may fit, and some that fit for certain; else those that lack least, for a reason.
 
     After ``MAX_OPERATIONS`` in one period of all of them only the next that fits for certain.

@@ -54,7 +54,7 @@ class Contradiction(NamedTuple):
     detail: str
 
 
-class Found(NamedTuple):
+class PlanOfChoice(NamedTuple):
     """A plan, and who found it."""
 
     planner: str
@@ -104,7 +104,7 @@ class Audit:
         self.problem: Problem = request_of(seed)
         self.tally = Tally(requests=1, small=int(is_small(seed)))
         self.results: dict[str, Result] = {}
-        self.found: list[Found] = []
+        self.found: list[PlanOfChoice] = []
         self.claims: dict[str, Claim] = {}
         self._features: dict[int, Covers] = {}
 
@@ -118,7 +118,7 @@ class Audit:
         if is_small(self.seed):
             for plan in plans_of(self.problem, self.seed, self.effort.listed):
                 self.tally.listed += 1
-                self.found.append(Found("listed", plan))
+                self.found.append(PlanOfChoice("listed", plan))
         self.tally.plans = len(self.found)
         self._match()
         for each in self.found:
@@ -156,7 +156,7 @@ class Audit:
         self.results[name] = result
         if result.best is not None:
             told.append(result.best)
-        self.found += [Found(name, plan) for plan in told]
+        self.found += [PlanOfChoice(name, plan) for plan in told]
         for bound in result.bounds:
             self._claim(name, bound)
 
@@ -271,7 +271,7 @@ class Audit:
                 continue
             rivals = [each for each in self.found if same_operations(each.plan, best)]
             if is_small(self.seed) and self.problem.within is None:
-                rivals += [Found("listed", p) for p in orders_of(self.problem, best, rng, self.effort.orders)]
+                rivals += [PlanOfChoice("listed", p) for p in orders_of(self.problem, best, rng, self.effort.orders)]
             for each in rivals:
                 self.tally.comparisons += 1
                 if each.plan.value_ns < bound.bound_ns and self._is_plan(each):
@@ -279,7 +279,7 @@ class Audit:
                     self._contradict("order", planner, f"{said}; {each.planner} has {describe(each.plan)}")
                     break
 
-    def _is_plan(self, found: Found) -> bool:
+    def _is_plan(self, found: PlanOfChoice) -> bool:
         """Whether a plan really is one: it verifies, and its time is that of a steady state that repeats."""
         if not self._settled(found.plan):
             self.tally.unsettled += 1

@@ -20,7 +20,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, SCHEDULE_SCOPE, JudgedPlan, Result, Status
 from penstock.solvers.model.unroll import unroll
 from penstock.solvers.model.update_rules import PERIODIC_RULES
-from penstock.solvers.solve.choices import Found, solve
+from penstock.solvers.solve.choices import PlanOfChoice, solve
 
 pytestmark = pytest.mark.tier("ci")
 
@@ -67,7 +67,7 @@ def listed(seed: int, *, experts: bool = False, sharded: bool = False) -> Listed
     """The request of a seed, its answer by a planner, and what there is."""
     problem = open_request(seed, experts=experts, sharded=sharded)
     able = [name for rule in sorted(problem.update_rules) for name in PLANNERS[rule]]
-    told: list[Found] = []
+    told: list[PlanOfChoice] = []
     try:
         result = solve(problem, able[seed % len(able)], max_plans=3, workers=1, on_incumbent=told.append)
     except UnsupportedRequest:

@@ -26,7 +26,7 @@ from penstock.solvers.planners.hetpipe.partitions import Partitions
 from penstock.solvers.planners.many_devices.device_line import line_of
 from penstock.solvers.planners.many_devices.stage_costs import Pieces
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.planners.trainer.planner import Shape, ShapeSearch
+from penstock.solvers.planners.trainer.planner import RankShape, ShapeSearch
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 from penstock.solvers.solve.driver import solve
 
@@ -183,7 +183,7 @@ def test_a_targets_ranks_get_the_shortest_longest_part_that_their_devices_may_ho
     none = 0
     for seed in range(40):
         problem = replace(drawn(seed, layers=8), within=limits)
-        shape = Shape(0, 0, places, chunks, rank_of, batch_of(problem, 2))
+        shape = RankShape(0, 0, places, chunks, rank_of, batch_of(problem, 2))
         found = ShapeSearch(Setting(problem), limits, schedule)._kept_cut(shape)
         own = [places[rank] for rank in rank_of]
         values = [_longest(problem, bounds) for bounds in cuts(problem, len(rank_of)) if kept(problem, bounds, own)]

@@ -225,7 +225,7 @@ def test_limits_are_kept(limit_s: float) -> None:
         tuple(Choice(*each) for each in ((d, s) for d in (ONE, TWO, FOUR) for s in ("none", "optimizer"))),  # type: ignore[arg-type]
         nodes=(4, 4, 4, 4),
     )
-    found: list[choices.Found] = []
+    found: list[choices.PlanOfChoice] = []
     result = choices.solve(
         problem, "auto", time_limit_ns=int(limit_s * 1e9), on_incumbent=found.append, workers=0, options={}
     )
@@ -486,7 +486,7 @@ def test_what_lacks_much_memory_does_not_go_on_where_others_have_plans() -> None
 
 def test_incumbents_get_better_and_say_their_choice() -> None:
     problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=2)
-    found: list[choices.Found] = []
+    found: list[choices.PlanOfChoice] = []
     told = []
     result = choices.solve(problem, "dapple", max_plans=4, on_incumbent=found.append, on_progress=told.append)
     values = [each.plan.value_ns for each in found]

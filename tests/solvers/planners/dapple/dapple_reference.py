@@ -20,7 +20,7 @@ from penstock.solvers.model.allocation import Stage, single_pipeline
 from penstock.solvers.model.micro_batches import Batch, largest_slice
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple.search import Rules, channel_of
-from penstock.solvers.planners.dapple.tables import Shape
+from penstock.solvers.planners.dapple.tables import PlacementTables
 
 
 class Times(NamedTuple):
@@ -53,7 +53,7 @@ class Plain:
     problem: Problem
     batch: Batch
     rules: Rules
-    base: Shape
+    base: PlacementTables
 
     def memoised(self) -> int | None:
         """The best latency that the memoised search with one prefix per entry finds; None when it finds no plan."""

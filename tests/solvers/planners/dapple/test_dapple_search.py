@@ -19,7 +19,7 @@ from penstock.solvers.model.micro_batches import Batch, batch_of
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.dapple import cost_kernel as dapple_costs
 from penstock.solvers.planners.dapple.search import Rules, SearchResult, search, straight
-from penstock.solvers.planners.dapple.tables import Shape, layers, shape
+from penstock.solvers.planners.dapple.tables import PlacementTables, layers, shape
 
 ROUNDING_NS = 2_000
 
@@ -208,7 +208,7 @@ def test_stage_tables_are_the_memory_model() -> None:
                 assert code == wanted
 
 
-def _fits(problem: Problem, base: Shape, batch: Batch, i: int, j: int, replicas: int) -> int:
+def _fits(problem: Problem, base: PlacementTables, batch: Batch, i: int, j: int, replicas: int) -> int:
     from penstock.solvers.planners.dapple.search import _settings
 
     table = layers(problem, base, batch)

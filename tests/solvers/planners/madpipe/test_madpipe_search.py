@@ -21,8 +21,8 @@ from penstock.solvers.model.micro_batches import batch_of
 from penstock.solvers.planners.madpipe import paper
 from penstock.solvers.planners.madpipe.chain import NEVER_NS, Chain
 from penstock.solvers.planners.madpipe.contiguous import (
-    Found,
     Part,
+    PartsAtPeriod,
     at_period,
     contiguous_optimum,
     least_memory,
@@ -167,7 +167,7 @@ def test_the_thinnest_of_a_few_bytes_is_found() -> None:
     assert 20 < seen < 60
 
 
-def _fits(chain: Chain, available_bytes: int, period_ns: int) -> Found | None:
+def _fits(chain: Chain, available_bytes: int, period_ns: int) -> PartsAtPeriod | None:
     return at_period(replace(chain, available_bytes=available_bytes), period_ns)
 
 
@@ -264,7 +264,7 @@ def test_paper_example_takes_the_two_ends_together() -> None:
     found = special_optimum(example(6), tight=False).found[0]
     assert found.parts == (Part(0, 1, 0, True), Part(1, 2, 0, False), Part(2, 3, 0, True))
     contiguous = contiguous_optimum(example(6))
-    assert contiguous == Found(8 * SECOND, (Part(0, 1, 0), Part(1, 3, 0)))
+    assert contiguous == PartsAtPeriod(8 * SECOND, (Part(0, 1, 0), Part(1, 3, 0)))
 
 
 def test_the_grid_is_never_better_than_the_exact_search() -> None:

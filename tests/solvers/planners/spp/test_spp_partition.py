@@ -24,7 +24,7 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Pin, Problem
 from penstock.solvers.planners.spp import partition as prm
 from penstock.solvers.planners.spp.partition import (
-    Part,
+    ReplicatedPart,
     ThresholdSearch,
     pruned_replicas,
     search,
@@ -65,7 +65,7 @@ def chain_for(problem: Problem, most: int, replicas: tuple[int, ...] = (), **mor
     )
 
 
-def every_plan(problem: Problem, stages: int, unused: bool) -> Iterator[tuple[Part, ...]]:
+def every_plan(problem: Problem, stages: int, unused: bool) -> Iterator[tuple[ReplicatedPart, ...]]:
     """All partitions into so many stages on consecutive devices."""
     cuts = [i + 1 for i in range(problem.num_layers - 1) if problem.cuttable[i]]
     devices = problem.num_devices
@@ -75,12 +75,12 @@ def every_plan(problem: Problem, stages: int, unused: bool) -> Iterator[tuple[Pa
             for joints in combinations(range(1, total), stages - 1):
                 held = (*joints, total)
                 yield tuple(
-                    Part(0 if s == 0 else ends[s - 1], ends[s], held[s] - (0 if s == 0 else held[s - 1]), 0)
+                    ReplicatedPart(0 if s == 0 else ends[s - 1], ends[s], held[s] - (0 if s == 0 else held[s - 1]), 0)
                     for s in range(stages)
                 )
 
 
-def as_allocation(problem: Problem, parts: tuple[Part, ...]) -> Any:
+def as_allocation(problem: Problem, parts: tuple[ReplicatedPart, ...]) -> Any:
     place, stages = 0, []
     for part in parts:
         again = ((part.first, part.end - 1),) if part.way or problem.recompute == "always" else ()

@@ -20,7 +20,7 @@ from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
 from penstock.solvers.planners.wpipe.configurations import Wanted, climb, exhaustive, pairs, resting_place
-from penstock.solvers.planners.wpipe.cut_search import Found
+from penstock.solvers.planners.wpipe.cut_search import RatedCut
 from penstock.solvers.planners.wpipe.shape import Shape, allocation_of
 from penstock.solvers.schedules.periodic.eager import eager
 from penstock.solvers.schedules.periodic.wpipe import least_micro_batches, wpipe
@@ -210,7 +210,7 @@ def test_recomputation_starts_with_the_group_that_holds_most() -> None:
     assert paper[0].shape.recompute == (True, True)
 
 
-def best(found: list[Found]) -> tuple[int, int]:
+def best(found: list[RatedCut]) -> tuple[int, int]:
     return found[0].shape.depth, found[0].shape.width
 
 
