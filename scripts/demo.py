@@ -173,16 +173,17 @@ def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopo
 
 def _show(log: Log, file: PlanFile) -> None:
     """The plan with its bound, and its timeline."""
-    from penstock.cli.show import prediction_lines, shown_devices
+    from penstock.cli.show import prediction_lines
     from penstock.planning.judge import judge
     from penstock.report.drawing.timeline_text import render_timeline
+    from penstock.report.gists import some
     from penstock.schemas.amounts import ranges
 
     judgement = judge(file)
     plan = judgement.plan
     assert judgement.timeline is not None
     for number, stage in enumerate(plan.pipelines[0].stages):
-        log.quote(f"stage {number}: layers {ranges(stage.layers)} on {shown_devices(stage.devices)}")
+        log.quote(f"stage {number}: layers {ranges(stage.layers)} on {some(stage.devices)}")
     log.quote("\n".join(prediction_lines(plan)))
     width = min(log.screen.out.width, 130) - 11
     log.quote(render_timeline(judgement.problem, judgement.timeline, width=width, colour=log.screen.colour))
@@ -231,16 +232,11 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> None:
     """Trace, Chrome trace and report."""
-    from penstock.planning.judge import judge
-    from penstock.report.page import html_report
-    from penstock.report.plan_files import write_comparison
+    from penstock.report.plan_files import page, write_comparison
 
     trace.write(directory / "trace.json")
     write_comparison(file, trace, directory / "chrome-trace.json")
-    judgement = judge(file)
-    assert judgement.timeline is not None
-    page = html_report(file, judgement.plan, judgement.problem, judgement.timeline, trace=trace)
-    (directory / "report.html").write_text(page, encoding="utf-8")
+    (directory / "report.html").write_text(page(file, trace), encoding="utf-8")
     log.say(f"written: plan.json, trace.json, chrome-trace.json and report.html in {directory}")
 
 

@@ -16,7 +16,6 @@ from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
-from penstock.schemas.api.words import alternative_words
 from penstock.schemas.document import OTHER_VERSION
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, PenstockError
 from penstock.schemas.plan import PlanFile
@@ -140,17 +139,19 @@ def on_job(sources: Sources, job_id: str, verb: JobVerb) -> None:
 
 def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
     """What a plan's page shows; None for a job that has no plan (yet). Raises NotFound and InvalidPlan."""
+    from penstock.report.view import compared_degrees, search  # the judge comes with it
+
     try:
         address = sources.plan_hash(plan_or_job)
     except Conflict:
         return None
     shown = timelines.plan_view(sources, address)
-    answer = sources.answer_with(plan_or_job, address, shown["plan"].request_hash)
+    answer = sources.answer_with(plan_or_job, address, shown["request_hash"])
     return {
         **shown,
         "id": address,
-        "found_how": answer.why if answer else (),
-        "alternatives": [(alternative_words(each), each) for each in answer.alternatives] if answer else [],
+        "search": [search(answer.why)] if answer and answer.why else [],
+        "alternatives": [compared_degrees(answer.alternatives)] if answer and answer.alternatives else [],
         "timeline": fetched_figure(f"/plans/{address}/timeline"),
     }
 
@@ -175,6 +176,8 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
 
     Raises NotFound and Conflict; what cannot be tried is said on the page.
     """
+    from penstock.report.explained import what_ifs_table, why_not_table
+
     address = sources.plan_hash(plan_or_job)
     file = sources.store.plan_file(address)
     asked = [text for change in changes for text in change.split()]
@@ -197,6 +200,8 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
         "found": found,
         "error": error,
         "changes": CHANGES,
+        "what_ifs_table": what_ifs_table,
+        "why_not_table": why_not_table,
     }
 
 

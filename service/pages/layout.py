@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from penstock.schemas.amounts import amount, duration, number, percent, ranges
 from penstock.schemas.errors import PenstockError, Unauthenticated
@@ -130,7 +130,7 @@ def readable(value: object) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("penstock.service.pages"),
+        loader=ChoiceLoader([PackageLoader("penstock.service.pages"), PackageLoader("penstock.report")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

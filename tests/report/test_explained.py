@@ -38,7 +38,13 @@ def test_the_path_is_marked_where_it_runs(made: PlanFile, found: Explanation) ->
 
 def test_the_tables_stand_on_the_page(made: PlanFile, found: Explanation) -> None:
     text = page(made)
-    for words in ("What the time is made of", "Critical path", "Bubble", "Effect of single changes", "marked in red"):
+    for words in (
+        "What the time is made of",
+        "Critical path",
+        "Idle time by cause",
+        "Effect of single changes",
+        "marked in red",
+    ):
         assert words in text
     for each in found.sensitivities:
         assert each.sentence in text

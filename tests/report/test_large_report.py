@@ -36,9 +36,9 @@ def address(report: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_equal_devices_are_counted_and_idle_ones_named(report: str) -> None:
-    assert "4 stages on 992 devices; 32 of the cluster&#x27;s 1,024 stay idle" in report
+    assert "4 stages on 992 devices; 32 of the cluster&#39;s 1,024 stay idle" in report
     assert "32 of 1,024 devices stay idle: node124 … node127." in report
-    assert report.count("<td>node0/0 ×248</td>") == 1 + 8, "a row of devices, and one for each operation"
+    assert report.count("<th scope=row>node0/0 ×248</th>") == 1 + 8, "a row of devices, and one for each operation"
     assert "<title>stage 3: node93 … node123 (248 devices)</title>" in report
     assert "<title>not used: node124 … node127 (32 devices)</title>" in report
     lanes: list[dict[str, Any]] = json.loads(_parts(report).scripts["timeline-data"])["lanes"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.report.cluster_map import cluster_map, traffic_table
+from penstock.report.cluster_map import cluster_map, traffic_blocks
+from penstock.report.tables import Folded, Table, Text
 from penstock.report.traffic import traffic
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.topology import ClusterTopology
@@ -51,22 +52,24 @@ def test_the_map_has_every_flow(file: PlanFile, problem: Problem) -> None:
     drawn = cluster_map(file.plan, topology, flows)
     assert drawn.count('<path class="flow') == len(flows) == 6
     assert "node0/0 to node0/2: 1 B per global batch (activations 1 B)" in drawn
-    table = traffic_table(file.plan, flows, [device.name for device in problem.devices])
-    assert table.count("<tr>") == 1 + len(flows)
-    assert " style=" not in drawn + table, "the service's pages allow no inline style"
+    (folded,) = traffic_blocks(file.plan, flows, [device.name for device in problem.devices])
+    assert isinstance(folded, Folded)
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    assert len(table.rows) == len(flows)
+    assert " style=" not in drawn, "the service's pages allow no inline style"
 
 
 def test_what_moves_within_a_stage_is_said_not_to_be_drawn(file: PlanFile) -> None:
     """GPUs that share layers exchange more than stages do: no data at all would be untrue."""
     shared = file.plan.model_copy(update={"degrees": Degrees(tensor=2), "sharding": "parameters"})
-    assert traffic_table(file.plan, (), ()) == "<p>No data is sent between devices.</p>"
-    assert traffic_table(shared, (), ()) == (
-        "<p>No stage sends data to another.</p>"
-        '<p class="hint">What the GPUs of a stage exchange (TP 2, parameters sharded) is part of its computing, not '
-        "drawn.</p>"
-    )
+    assert traffic_blocks(file.plan, (), ()) == (Text("No data is sent between devices."),)
+    inside = "What the GPUs of a stage exchange (TP 2, parameters sharded) is part of its computing, not drawn."
+    assert traffic_blocks(shared, (), ()) == (Text("No stage sends data to another."), Text(inside, "hint"))
     only = file.plan.model_copy(update={"sharding": "optimizer"})
-    assert "No data is sent" in traffic_table(only, (), ()), "these are reduced as gradients are, which is drawn"
+    assert traffic_blocks(only, (), ()) == traffic_blocks(file.plan, (), ()), (
+        "these are reduced as gradients are, which is drawn"
+    )
 
 
 def test_labels_stand_above_all_lines(file: PlanFile, problem: Problem) -> None:

@@ -18,18 +18,19 @@ from rich.text import Text
 
 from penstock.planning.bound_sentences import bound_sentences
 from penstock.planning.sentences import recomputed_modules
-from penstock.schemas.amounts import amount, duration, percent, ranges
-from penstock.schemas.api.words import alternative_words, choice_words, chosen_words, recomputed
+from penstock.schemas.amounts import amount, duration, percent
+from penstock.schemas.api.words import choice_words, chosen_words
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
+    from penstock.report.tables import Table as Rows
     from penstock.schemas.api.jobs import PlanComparison, ResultOut
-    from penstock.schemas.plan import Plan, Stage
-    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.plan import Plan
     from penstock.schemas.request import PlanRequest
 
 PLAIN_WIDTH = 110
-MAX_STAGES = 40
+MAX_ROWS = 40
+"""The number of rows of a table that fit a terminal."""
 
 
 PROGRESS_S = 4.0
@@ -176,24 +177,33 @@ def _show_nothing(screen: Screen, result: ResultOut) -> None:
             screen.say(f"  try: {result.infeasibility.remedy}")
 
 
+def rich_table(rows: Rows, most: int = MAX_ROWS) -> Table:
+    """Return rows as a table of the terminal; of more than ``most`` the first and the last ones."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    brief = rows.brief()
+    for column in brief.columns:
+        table.add_column(
+            column.head, justify="right" if column.numeric else "left", no_wrap=column.numeric, overflow="fold"
+        )
+    texts = [[cell.text for cell in row] for row in brief.rows]
+    half, left_out = most // 2, rows.total - most
+    for row in texts if left_out <= 0 else texts[:half]:
+        table.add_row(*row)
+    if left_out > 0:
+        table.add_row("…", f"{left_out:,} more")
+        for row in texts[-half:]:
+            table.add_row(*row)
+    return table
+
+
 def show_alternatives(screen: Screen, result: ResultOut) -> None:
     """Show a row for each choice of degrees that was compared, the best one first."""
+    from penstock.report.rows import alternatives_table
+
     if not result.alternatives:
         screen.say("no degrees were compared: the request leaves none open (--tensor auto)")
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head, justify in (("degrees", "left"), ("time", "right"), ("peak memory", "right"), ("at least", "right")):
-        table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("why not", overflow="fold")
-    for row in result.alternatives:
-        table.add_row(
-            alternative_words(row),
-            "–" if row.time_ns is None else duration(row.time_ns),
-            "–" if row.peak_memory_bytes is None else amount(row.peak_memory_bytes),
-            "–" if row.bound_ns is None else duration(row.bound_ns),
-            row.why or "the answer",
-        )
-    screen.table(table)
+    screen.table(rich_table(alternatives_table(result.alternatives), len(result.alternatives)))
 
 
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
@@ -214,6 +224,7 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
 def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     """Stages, prediction and bounds."""
     from penstock.planning.sentences import used
+    from penstock.report.rows import stages_table
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
     from penstock.solvers.model.plan_shape import micro_batches
@@ -224,53 +235,9 @@ def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     screen.say(used(plan, request.topology))
     batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
     screen.say(f"global batch {plan.global_batch_size} in {batches}")
-    screen.table(stage_table(plan, request.profile))
+    screen.table(rich_table(stages_table(plan, request.profile, most=None)))
     for line in prediction_lines(plan):
         screen.say(line)
-
-
-def stage_table(plan: Plan, profile: ModelProfile) -> Table:
-    """A row per stage."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head, justify in (
-        ("stage", "right"), ("layers", "left"), ("devices", "left"), ("parameters", "right"), ("computing", "right"),
-        ("peak memory", "right"), ("of", "right"),
-    ):  # fmt: skip
-        table.add_column(head, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    uses = {use.device: use for use in plan.prediction.devices} if plan.prediction else {}
-    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    for number, stage in enumerate(stages[:MAX_STAGES]):
-        first, last = stage.layers
-        held = [uses[device] for device in stage.devices if device in uses]
-        size = profile.held_bytes(first, last)
-        total = plan.prediction.time_per_global_batch_ns if plan.prediction else 0
-        worst = max(held, key=lambda use: use.peak_memory_bytes, default=None)
-        table.add_row(
-            str(number),
-            ranges(stage.layers) + _recomputed(stage),
-            shown_devices(stage.devices),
-            amount(size),
-            percent(max(use.busy_ns for use in held) / total) if held and total else "–",
-            amount(worst.peak_memory_bytes) if worst else "–",
-            amount(worst.memory_bytes) if worst else "–",
-        )
-    if len(stages) > MAX_STAGES:
-        table.add_row("…", f"{len(stages) - MAX_STAGES} more", "", "", "", "", "")
-    return table
-
-
-def _recomputed(stage: Stage) -> str:
-    if stage.recompute == "none":
-        return ""
-    modules = f" {recomputed(stage)}" if not isinstance(stage.recompute, str | tuple) else ""
-    return f" (recomputed{modules and ':'}{modules})"
-
-
-def shown_devices(devices: Sequence[str]) -> str:
-    """``4: node0/0 … node0/3`` for many, all of them for few."""
-    if len(devices) <= 3:
-        return " ".join(devices)
-    return f"{len(devices)}: {devices[0]} … {devices[-1]}"
 
 
 def prediction_lines(plan: Plan) -> list[str]:

@@ -9,7 +9,7 @@ from math import hypot
 from typing import NamedTuple
 
 from penstock.report.rack_map import rack_map
-from penstock.report.tables import table
+from penstock.report.tables import Block, Cell, Column, Folded, Table, Text
 from penstock.report.traffic import SORTS, Flow
 from penstock.schemas.amounts import amount, percent
 from penstock.schemas.plan import Plan
@@ -93,27 +93,25 @@ def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequ
     )
 
 
-def traffic_table(plan: Plan, flows: Sequence[Flow], names: Sequence[str]) -> str:
-    """Return a table of the largest flows, as the map draws them. ``names`` of all devices in order."""
-    if within := _exchanged_within(plan):
-        hint = f'<p class="hint">What the GPUs of a stage exchange ({within}) is part of its computing, not drawn.</p>'
-    else:
-        hint = ""
+def traffic_blocks(plan: Plan, flows: Sequence[Flow], names: Sequence[str]) -> tuple[Block, ...]:
+    """Return the largest flows, as the map draws them, in a table. ``names`` of all devices in order."""
+    within = _exchanged_within(plan)
+    hint = Text(f"What the GPUs of a stage exchange ({within}) is part of its computing, not drawn.", "hint")
+    remarks = (hint,) if within else ()
     if not flows:
-        nothing = "No stage sends data to another." if within else "No data is sent between devices."
-        return f"<p>{nothing}</p>{hint}"
-    rows = [
-        [names[f.source], names[f.target], *(amount(size) for size in (*f.sizes, f.bytes)), percent(f.utilisation)]
-        for f in flows[:MAX_FLOW_ROWS]
-    ]
-    more = (
-        f'<p class="hint">The largest {MAX_FLOW_ROWS} of {len(flows):,} are shown.</p>'
-        if len(flows) > len(rows)
-        else ""
+        return (Text("No stage sends data to another." if within else "No data is sent between devices."), *remarks)
+    heads = (Column("from"), Column("to"), *(Column(sort, True) for sort in SORTS), Column("per global batch", True))
+    rows = (
+        (
+            Cell(names[flow.source]),
+            Cell(names[flow.target]),
+            *(Cell(amount(size), size) for size in (*flow.sizes, flow.bytes)),
+            Cell(percent(flow.utilisation), flow.utilisation),
+        )
+        for flow in flows
     )
-    heads = ["from", "to", *SORTS, "per global batch", "its busiest link is used"]
-    shown = table(heads, rows, numeric=range(2, len(heads)))
-    return f"{hint}<details><summary>Traffic as a table</summary>{shown}{more}</details>"
+    table = Table.of((*heads, Column("its busiest link is used", True)), rows, most=MAX_FLOW_ROWS)
+    return (*remarks, Folded("Traffic as a table", (table,)))
 
 
 def _exchanged_within(plan: Plan) -> str:

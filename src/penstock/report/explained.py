@@ -1,20 +1,31 @@
-"""The page's section on what determines the plan's time, and the critical path as marks on the timeline."""
+"""The causes of a plan's time: critical path, idle time and single changes as tables, and marks on the timeline."""
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Sequence
 
 from penstock.report.drawing.payload import Mark
 from penstock.report.drawing.picture import Picture, stage_devices
 from penstock.report.gists import alike_devices, some
-from penstock.report.parts import part
-from penstock.report.tables import table
-from penstock.schemas.amounts import duration, percent
-from penstock.schemas.api.explanation import Explanation, Path, PathShare
+from penstock.report.tables import Bullets, Cell, Column, Columns, Folded, Section, Table, Text
+from penstock.schemas.amounts import amount, duration, percent
+from penstock.schemas.api.explanation import (
+    DifferenceOut,
+    Explanation,
+    IdleOut,
+    LayoutSide,
+    Path,
+    PathSegment,
+    PathShare,
+    SensitivityOut,
+    WhatIf,
+    WhyNot,
+)
 from penstock.schemas.plan import Plan
 
-MAX_ROWS = 60
+MAX_ROWS = 100
 MAX_SHARES = 10
+NONE = "–"
 SPANS = {
     "step": "one step",
     "iteration": "one iteration",
@@ -64,13 +75,33 @@ def as_sentence(words: str) -> str:
 def in_words(found: Explanation) -> str:
     """Return what binds, and what would help."""
     helps = f" Of the changes that were tried, this helps most: {found.helps}." if found.helps else ""
-    return f"{found.binds[:1].upper()}{found.binds[1:]}.{helps}"
+    return f"{as_sentence(found.binds)}{helps}"
 
 
-def explained(found: Explanation) -> str:
-    """Return the part on what the time is made of: the critical path, the bubble and the effect of each change."""
-    body = f"<p>{escape(in_words(found))}</p>{_path(found.path)}{_idle(found)}{_sensitivities(found)}"
-    return part("explained", "What the time is made of", path_words(found), body)
+def explained(found: Explanation) -> Section:
+    """Return the section on what the time is made of: the critical path, idle time and the effect of each change."""
+    path = found.path
+    batches = f", {path.global_batches} global batches" if path.global_batches > 1 else ""
+    links = f"The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up to "
+    chain = (
+        Text("Critical path", "h3"),
+        Text(f"{links}{duration(path.length_ns)}{batches}."),
+        shares_table(path),
+    )
+    changes = Text(as_sentence(found.untried)) if found.untried else changes_table(found.sensitivities)
+    return Section(
+        "explained",
+        "What the time is made of",
+        path_words(found),
+        (
+            Text(in_words(found)),
+            Folded("In sentences", (Bullets(found.sentences),)),
+            Columns((chain, (Text("Effect of single changes", "h3"), changes))),
+            Text("Idle time by cause", "h3"),
+            idle_table(found.idle),
+            Folded("The critical path, operation by operation", (segments_table(path.segments),)),
+        ),
+    )
 
 
 def largest_shares(path: Path) -> list[tuple[str, int, float]]:
@@ -90,51 +121,110 @@ def path_words(found: Explanation) -> str:
     return "" if largest is None else f"{percent(largest.share)} of the critical path is {share_name(largest)}"
 
 
-def _path(path: Path) -> str:
-    batches = f", {path.global_batches} global batches" if path.global_batches > 1 else ""
-    shares = [[name, duration(length_ns), percent(share)] for name, length_ns, share in largest_shares(path)]
-    rows = [
-        [
-            duration(s.start_ns),
-            duration(s.length_ns),
-            f"stage {s.stage}" + (f" ({some(s.devices)})" if s.devices else ""),
-            s.text,
-            s.because,
-        ]
-        for s in path.segments[:MAX_ROWS]
-    ]
-    more = (
-        f'<p class="hint">{MAX_ROWS} of {len(path.segments)} parts are shown.</p>'
-        if len(path.segments) > MAX_ROWS
-        else ""
+def shares_table(path: Path) -> Table:
+    """Return a row for each of the largest parts of the critical path."""
+    rows = (
+        (name, Cell(duration(length_ns), length_ns), Cell(percent(share), share))
+        for name, length_ns, share in largest_shares(path)
     )
-    heads = ["from", "for", "where", "what", "not earlier, because"]
+    return Table.of((Column("part"), Column("time", True), Column("share", True)), rows)
+
+
+def segments_table(segments: Sequence[PathSegment]) -> Table:
+    """Return a row for each link of the critical path."""
+    heads = Column("from", True), Column("for", True), Column("where"), Column("what"), Column("not earlier, because")
+    rows = (
+        (
+            Cell(duration(each.start_ns), each.start_ns),
+            Cell(duration(each.length_ns), each.length_ns),
+            f"stage {each.stage}" + (f" ({some(each.devices)})" if each.devices else ""),
+            each.text,
+            each.because,
+        )
+        for each in segments
+    )
+    return Table.of(heads, rows, most=MAX_ROWS)
+
+
+def idle_table(idle: Sequence[IdleOut]) -> Table:
+    """Return a row for each group of devices with the same work; a cause that is nowhere has no column."""
+    parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in idle)]
+    heads = (Column("devices"), Column("computing", True), *(Column(PARTS[part], True) for part in parts))
+    rows = (
+        (Cell(alike_devices(each.devices, each.num_gpus)), *(_share(each, part) for part in ("busy", *parts)))
+        for each in idle
+    )
+    return Table.of(heads, rows, "Shares of the whole time.", most=MAX_ROWS)
+
+
+def _share(each: IdleOut, part: str) -> Cell:
+    share = getattr(each, f"{part}_ns") / max(1, each.whole_ns)
+    return Cell(percent(share), share)
+
+
+def changes_table(changes: Sequence[SensitivityOut]) -> Table:
+    """Return a row for each single change of the plan's inputs, with the time of the same plan."""
+    heads = Column("change"), Column("time", True), Column("of this plan's", True), Column("how")
+    rows = (
+        (each.sentence, Cell(duration(each.time_ns), each.time_ns), Cell(percent(each.ratio), each.ratio), each.how)
+        for each in changes
+    )
+    return Table.of(heads, rows)
+
+
+def what_ifs_table(rows: Sequence[WhatIf]) -> Table:
+    """Return a row for each changed request, with the best that was found for it."""
+    heads = (
+        Column("change"),
+        Column("time", True),
+        Column("of this plan's", True),
+        Column("room left", True),
+        Column("bound", True),
+        Column("how"),
+        Column("plan", brief=False),
+    )
+    caption = (
+        "Times are of one global batch; room left is the least of a device, and no plan takes less than the bound."
+    )
+    return Table.of(heads, (_what_if(row) for row in rows), caption)
+
+
+def _what_if(row: WhatIf) -> tuple[Cell | str, ...]:
     return (
-        f"<h3>Critical path</h3><p>The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up "
-        f"to {duration(path.length_ns)}{batches}.</p>"
-        + table(["part", "time", "share"], shares, numeric=(1, 2))
-        + f"<details><summary>Link by link</summary>{table(heads, rows, numeric=(0, 1))}{more}</details>"
+        row.sentence,
+        NONE if row.time_ns is None else Cell(duration(row.time_ns), row.time_ns),
+        NONE if row.ratio is None else Cell(percent(row.ratio), row.ratio),
+        NONE if row.headroom_bytes is None else Cell(amount(row.headroom_bytes), row.headroom_bytes),
+        Cell(duration(row.bound_ns), row.bound_ns),
+        NONE if row.time_ns is None else row.how,
+        f"{row.shape}{' ' if row.shape and row.why else ''}{row.why}",
     )
 
 
-def _idle(found: Explanation) -> str:
-    parts = [part for part in PARTS if any(getattr(each, f"{part}_ns") for each in found.idle)]
-    rows = [
-        [
-            alike_devices(each.devices, each.num_gpus),
-            percent(each.busy_ns / max(1, each.whole_ns)),
-            *(percent(getattr(each, f"{part}_ns") / max(1, each.whole_ns)) for part in parts),
-        ]
-        for each in found.idle[:MAX_ROWS]
+def why_not_table(other: WhyNot) -> Table:
+    """Return the time of another choice and of the plan, and both by parts."""
+    rows = [("time", other.time_ns or 0, sum(each.ours_ns for each in other.differences))]
+    rows += [(each.name, each.theirs_ns, each.ours_ns) for each in other.differences]
+    bound = ("no plan at this choice takes less than", Cell(duration(other.bound_ns), other.bound_ns), "")
+    caption = f"Means over the GPU groups in use. Theirs is the best that planner {other.planner} found: {other.shape}."
+    return Table.of(_SIDES, [*(_side_by_side(*row) for row in rows), bound], caption)
+
+
+def layout_table(theirs: LayoutSide, ours: LayoutSide, differences: Sequence[DifferenceOut]) -> Table:
+    """Return the figures of a layout and of the plan side by side."""
+    rows: list[tuple[Cell | str, ...]] = [
+        _side_by_side("time", theirs.time_ns, ours.time_ns),
+        ("bubble", percent(theirs.bubble), percent(ours.bubble)),
+        ("peak memory", amount(theirs.peak_memory_bytes), amount(ours.peak_memory_bytes)),
+        ("memory left", amount(theirs.headroom_bytes), amount(ours.headroom_bytes)),
+        _side_by_side("no order takes less than", theirs.bound_ns, ours.bound_ns),
+        *(_side_by_side(f"on the path: {each.name}", each.theirs_ns, each.ours_ns) for each in differences),
     ]
-    heads = ["devices", "computing", *(PARTS[part] for part in parts)]
-    return "<h3>Bubble</h3><p>Idle time by cause.</p>" + table(heads, rows, numeric=range(1, len(heads)))
+    return Table.of(_SIDES, rows)
 
 
-def _sensitivities(found: Explanation) -> str:
-    if found.untried:
-        return f"<h3>Effect of single changes</h3><p>{escape(as_sentence(found.untried))}</p>"
-    rows = [[each.sentence, duration(each.time_ns), percent(each.ratio), each.how] for each in found.sensitivities]
-    return "<h3>Effect of single changes</h3>" + table(
-        ["change", "time", "of this plan's", "how"], rows, numeric=(1, 2)
-    )
+_SIDES = (Column(""), Column("theirs", True), Column("ours", True))
+
+
+def _side_by_side(name: str, theirs_ns: int, ours_ns: int) -> tuple[Cell | str, ...]:
+    return name, *(Cell(duration(each), each) for each in (theirs_ns, ours_ns))

@@ -1,19 +1,128 @@
-"""HTML tables; all cell contents are escaped."""
+"""Tables and the other blocks that a plan's page is made of: values, which pages and the terminal render."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """Return a table that scrolls sideways where it is too wide; columns ``numeric`` are aligned to the right."""
+class Cell(NamedTuple):
+    """A cell's text, the number by which its column is sorted, and a title that is shown under the pointer."""
 
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if i in numeric else ''}>{escape(value)}</{tag}>" for i, value in enumerate(values)
-        )
+    text: str
+    value: float | None = None
+    title: str = ""
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    head = f"<thead><tr>{cells('th', heads)}</tr></thead>"
-    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{body}</tbody></table></div>'
+
+class Column(NamedTuple):
+    """A column's heading. ``numeric``: aligned to the right; ``brief``: also where there is little room."""
+
+    head: str
+    numeric: bool = False
+    brief: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; ``total``: how many rows there are, of which these are the first."""
+
+    kind: ClassVar[str] = "table"
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    total: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[Cell | str]],
+        caption: str = "",
+        *,
+        most: int | None = None,
+    ) -> Table:
+        """Return a table of at most ``most`` rows; a cell that is a text has no other value."""
+        cells = [tuple(each if isinstance(each, Cell) else Cell(each) for each in row) for row in rows]
+        return cls(tuple(columns), tuple(cells[:most]), caption, len(cells))
+
+    @property
+    def more(self) -> str:
+        """Return how many rows are shown, where there are more; else an empty text."""
+        return f"{len(self.rows):,} of {self.total:,} rows are shown." if self.total > len(self.rows) else ""
+
+    def brief(self) -> Table:
+        """Return the table with the columns that are shown where there is little room."""
+        kept = [i for i, column in enumerate(self.columns) if column.brief]
+        rows = tuple(tuple(row[i] for i in kept) for row in self.rows)
+        return Table(tuple(self.columns[i] for i in kept), rows, self.caption, self.total)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; ``style``: ``hint`` for a remark, ``h3`` for a heading."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """Sentences of a list."""
+
+    kind: ClassVar[str] = "bullets"
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values."""
+
+    kind: ClassVar[str] = "facts"
+    entries: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture as markup, with its caption."""
+
+    kind: ClassVar[str] = "drawing"
+    markup: str
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks that are shown on demand, below a summary."""
+
+    kind: ClassVar[str] = "folded"
+    summary: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Groups of blocks, side by side where there is room."""
+
+    kind: ClassVar[str] = "columns"
+    groups: tuple[tuple[Block, ...], ...]
+
+
+Block = Table | Text | Bullets | Facts | Drawing | Folded | Columns
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page with its heading and a gist, one line that is always seen; the blocks are opened on demand."""
+
+    name: str
+    title: str
+    gist: str
+    blocks: tuple[Block, ...]
+    opened: bool = False
+
+
+def paragraphs(*blocks: Block | None) -> tuple[Block, ...]:
+    """Return the blocks that have something to show."""
+    return tuple(each for each in blocks if each is not None)
