@@ -29,8 +29,8 @@ class Notifier:
         self._wake_all()
 
     def publish(self, topic: str) -> None:
-        """Wake the listeners of a topic, from any thread."""
-        if self._loop is not None and not self._loop.is_closed():
+        """Wake the listeners of a topic, from any thread; who begins to listen later reads the state after that."""
+        if topic in self._listeners and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, topic)
 
     def publish_all(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from penstock.service.db.database import Database
 from penstock.service.db.tables.telling import CHANGES, CHANNEL
 
 POLL_S = 0.1
+TOGETHER_S = 0.01
+"""The least time between two polls: commits that follow each other faster are read together."""
 AGAIN_S = 1.0
 """From a connection that broke off to the next one."""
 
@@ -77,9 +80,12 @@ class Relay:
         version = connection.execute("PRAGMA data_version").fetchone()
         last = connection.execute(newest).fetchone()[0]
         self._began()
+        polled = 0.0
         while not self._end.is_set():
             self._database.committed.wait(POLL_S)
+            self._end.wait(polled + TOGETHER_S - time.monotonic())
             self._database.committed.clear()
+            polled = time.monotonic()
             if (now := connection.execute("PRAGMA data_version").fetchone()) == version:
                 continue
             version = now

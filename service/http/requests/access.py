@@ -55,7 +55,12 @@ async def scraper(request: Request) -> Principal:
     return await needs("admin")(request)
 
 
-Access = Annotated[Service, Depends(service_of)]
+async def _service(request: Request) -> Service:
+    """Return the service; asynchronous, as FastAPI calls other dependencies in a thread."""
+    return service_of(request)
+
+
+Access = Annotated[Service, Depends(_service)]
 Reader = Annotated[Principal, Depends(needs("read"))]
 Solver = Annotated[Principal, Depends(needs("solve"))]
 Runner = Annotated[Principal, Depends(needs("run"))]
