@@ -28,7 +28,7 @@ from penstock.convert import to_problem
 from penstock.convert.answers import to_prediction
 from penstock.examples.catalogue import cluster, profile, shape
 from penstock.layouts.even import Even
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.questions.solve import solve
 from penstock.schemas.api.fits import Module
 from penstock.schemas.errors import InvalidDocument

@@ -34,8 +34,8 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
 from penstock.convert import to_problem
 from penstock.examples import llama
+from penstock.executor.divided.crossing_tensors import divided_shapes
 from penstock.executor.divided.division import Division
-from penstock.executor.divided.layout import divided_shapes
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain, TensorShape

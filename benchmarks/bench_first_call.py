@@ -20,7 +20,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 LIMIT_S, COLD_LIMIT_S = 1.0, 25.0
 CHILD = """
 import sys, time
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.inputs import find_profile, find_topology
 from numba.core import event
 from penstock.convert import to_problem
 from penstock.schemas.request import PlanRequest, UpdateRule

@@ -29,7 +29,7 @@ from typing import Any
 
 from penstock.convert import to_problem
 from penstock.examples.catalogue import SHAPES, cluster, profile
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.planning.solve import solve_problem
 from penstock.schemas.request import PlanRequest, Termination
 from penstock.solvers.explanation.changes import MOST, with_network

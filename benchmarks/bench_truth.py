@@ -32,9 +32,9 @@ import truth_sailor
 import truth_times
 
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
+from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
-from penstock.shapes.memory import memory_of_stages
 
 GIB = 2**30
 MOST_ERROR, MOST_CONTEXT_ERROR, MOST_EXPERTS_ERROR = 0.02, 0.03, 0.05

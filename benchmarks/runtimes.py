@@ -21,7 +21,7 @@ from torch.nn import functional
 from penstock.convert import to_problem
 from penstock.convert.torch_csv import to_csv
 from penstock.examples import gpt
-from penstock.executor.node.store import listen
+from penstock.executor.node.tcp_store import listen
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.job import LayerSpec, SimpleJob

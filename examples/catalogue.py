@@ -137,7 +137,7 @@ def _counts(name: str, nodes: str | None, devices: int) -> tuple[int, int]:
 def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
     from penstock.facts.device_table import device_facts
     from penstock.importers.cluster import hardware
-    from penstock.importers.cluster.collectives import rows_of
+    from penstock.importers.cluster.collective_rows import rows_of
 
     node = hardware.usual(device_facts(kind).kind)
     fabric = Fabric(

@@ -12,7 +12,7 @@ from penstock.schemas.errors import UnsupportedRequest
 
 if TYPE_CHECKING:
     from penstock.executor.run.local import RunReport
-    from penstock.executor.run.work import Work
+    from penstock.executor.run.rank_programs import Work
     from penstock.executor.runtime.interface import Runtime
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
@@ -123,7 +123,7 @@ class Machine:
 
     def timed_run(self, file: PlanFile, precision: str = "fp32") -> tuple[RunReport, Trace]:
         """Train with a plan of the larger model; what was measured, as a trace document too."""
-        from penstock.planning.programs.work import work_after
+        from penstock.planning.programs.segment_programs import work_after
         from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.trace import Trace
 

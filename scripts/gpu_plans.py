@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from penstock.convert import to_problem
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import Job
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.questions.answer import plan
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile

@@ -6,7 +6,7 @@ import re
 from textwrap import dedent, indent, wrap
 from typing import Any, get_args
 
-from penstock.questions.documents import DOCUMENTS
+from penstock.questions.json_schemas import DOCUMENTS
 from penstock.questions.table import QUESTIONS, Question
 
 TABLE = re.compile(r"^\| question \|.*?(?=\n\n)", re.MULTILINE | re.DOTALL)

@@ -14,10 +14,10 @@ from anyio.to_thread import run_sync
 
 from penstock.schemas.machine.processors import available_processors
 from penstock.service.db.database import Database, DatabaseAway
+from penstock.service.db.document_store import Stores
 from penstock.service.db.gauges import DatabaseCollector
 from penstock.service.db.notifier import Notifier
 from penstock.service.db.relay import Relay
-from penstock.service.db.store import Stores
 from penstock.service.idempotency import Idempotency
 from penstock.service.jobs import judging
 from penstock.service.jobs.judging import ProgramCache
@@ -32,8 +32,8 @@ from penstock.service.runs.listening import ListeningClock
 from penstock.service.runs.recovery import Recovery
 from penstock.service.runs.runs import Runs
 from penstock.service.security.authenticator import Authenticator
+from penstock.service.security.child_places import Places
 from penstock.service.security.held_bytes import HeldBytes
-from penstock.service.security.places import Places
 from penstock.service.security.sizes import Sizes
 from penstock.service.settings import Settings
 from penstock.workers.forkserver import Forkserver

@@ -181,7 +181,7 @@ class Cluster:
     def ranks(self, name: str) -> list[psutil.Process]:
         """The rank processes of an agent, in the order in which it started them."""
         children = psutil.Process(self.processes[name].pid).children()
-        ranks = [child for child in children if "penstock.executor.run.rank" in child.cmdline()]
+        ranks = [child for child in children if "penstock.executor.run.rank_main" in child.cmdline()]
         return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
     def wait_until_gone(self, agent: str) -> None:

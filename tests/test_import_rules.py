@@ -101,7 +101,7 @@ def test_the_agent_loads_no_torch() -> None:
 
 def test_ranks_load_no_documents_but_their_program_and_options() -> None:
     """Those of plans, runs and agents take a tenth of a rank's start."""
-    loaded = _loaded(["penstock.executor.run.rank"])
+    loaded = _loaded(["penstock.executor.run.rank_main"])
     assert {"penstock.schemas.program", "penstock.schemas.api.run_options"} <= loaded
     assert not loaded & {"penstock.schemas.plan", "penstock.schemas.profile", "penstock.schemas.api.agents"}
 

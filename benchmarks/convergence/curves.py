@@ -8,7 +8,7 @@ import torch
 from tasks import BATCH, TASKS, Task
 
 from penstock.executor.run.chain import Chain
-from penstock.executor.run.reference import Model, Recipe, ReferenceTrainer
+from penstock.executor.run.plain_training import Model, Recipe, ReferenceTrainer
 
 STAGES = 4
 MICRO_BATCHES = 4

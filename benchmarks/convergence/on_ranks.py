@@ -12,7 +12,7 @@ from tasks import BATCH, TASKS, Task
 from penstock.convert import to_problem
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.local import run_locally
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.schemas.profile import BoundaryTensor, Layer, LayerMeasurement, Measurement, ModelProfile, ProfileSource
 from penstock.schemas.program import Program
 from penstock.schemas.request import PlanRequest

@@ -25,7 +25,7 @@ from penstock.executor.checkpoints.checkpoint_state import are_finite, refuse_un
 from penstock.executor.checkpoints.index import index_text
 from penstock.executor.checkpoints.outputs import Outputs
 from penstock.executor.program.interpreter import Interpreter
-from penstock.executor.run.work import batches_per_step
+from penstock.executor.run.rank_programs import batches_per_step
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 
 SAVE_LIMIT = timedelta(minutes=30)

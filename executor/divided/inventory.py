@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from penstock.executor.divided.layout import TracedLayer, TracedParameter, sizes_of, traced_layers
+from penstock.executor.divided.crossing_tensors import TracedLayer, TracedParameter, sizes_of, traced_layers
 from penstock.executor.divided.tensor_group import LocalMode
 from penstock.executor.profiling.tracing import CollectiveKind, Sent
 from penstock.executor.stage.reduction import are_even

@@ -20,13 +20,13 @@ from torch.distributed import DistError
 from penstock.executor.checkpoints.shutdown import ShutdownRequested
 from penstock.executor.devices import number_by_bus, place_among, visible_numbers
 from penstock.executor.launched.environment import Launch
-from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
+from penstock.executor.launched.rank_places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.rendezvous import Rendezvous, bind_to
 from penstock.executor.launched.report import check_failure, launch_report
 from penstock.executor.node.agent_state import lost_a_peer
 from penstock.executor.program.interpreter import InstructionFailed
 from penstock.executor.program.neighbours import awaited
-from penstock.executor.run.rank import Rank
+from penstock.executor.run.rank_main import Rank
 from penstock.executor.runtime.cuda import gpu_count
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import PenstockError

@@ -22,8 +22,8 @@ from torch.distributed import DistError, DistStoreError
 
 from penstock.executor.interfaces import address_towards, interface_of, is_loopback
 from penstock.executor.launched.environment import Launch
-from penstock.executor.launched.places import Presence
-from penstock.executor.node.store import join_address
+from penstock.executor.launched.rank_places import Presence
+from penstock.executor.node.tcp_store import join_address
 from penstock.executor.runtime.hardware import machine
 from penstock.schemas.errors import Unreachable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.executor.launched.places import Presence
+from penstock.executor.launched.rank_places import Presence
 from penstock.executor.run.local import other_training
 from penstock.schemas.errors import RunFailed
 from penstock.schemas.quantities import spell

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from penstock.executor.links.link_fit import fit
 from penstock.executor.links.peer_ranks import ranks_here, serve_store
-from penstock.executor.node.store import join_address
+from penstock.executor.node.tcp_store import join_address
 from penstock.schemas.api.agents import AgentDevice
 from penstock.schemas.errors import InvalidDocument, PenstockError, RunFailed, Unreachable
 from penstock.schemas.topology import Fabric

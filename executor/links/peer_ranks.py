@@ -18,7 +18,7 @@ PROBE = "penstock.executor.links.collective_probe"
 
 def serve_store(connection: socket.socket) -> None:
     """Say where a new store listens, on the interface of the connection; it ends with the connection."""
-    command = [sys.executable, "-m", "penstock.executor.node.store", connection.getsockname()[0]]
+    command = [sys.executable, "-m", "penstock.executor.node.tcp_store", connection.getsockname()[0]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as store:
         assert store.stdin is not None
         assert store.stdout is not None

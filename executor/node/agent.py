@@ -48,7 +48,7 @@ from penstock.executor.node.stimuli import (
     Stop,
     Synced,
 )
-from penstock.executor.node.store import join_address
+from penstock.executor.node.tcp_store import join_address
 from penstock.executor.program.mark import marked_instruction, write_mark
 from penstock.schemas.api.agents import LogRequest, LogTail, SyncReply, SyncRequest
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable
@@ -66,7 +66,7 @@ Command = Callable[[Process], list[str]]
 
 def penstock_command(process: Process) -> list[str]:
     """How a child is started: this interpreter, and the module that does its work."""
-    module = {"check": "node.check_model", "store": "node.store", "rank": "run.rank"}[process.kind]
+    module = {"check": "node.check_model", "store": "node.tcp_store", "rank": "run.rank_main"}[process.kind]
     return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
 
 

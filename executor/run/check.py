@@ -25,7 +25,7 @@ from torch import Tensor
 
 from penstock.executor.program.interpreter import Interpreter
 from penstock.executor.run.chain import Chain
-from penstock.executor.run.reference import Recipe, ReferenceTrainer, Slices
+from penstock.executor.run.plain_training import Recipe, ReferenceTrainer, Slices
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.held_stage import HeldStage

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.executor.node.store import join_address, listen
+from penstock.executor.node.tcp_store import join_address, listen
 from penstock.executor.program.mark import read_mark, write_mark
 from penstock.executor.run.rank_process import RankProcess
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import (
     InvalidDocument,
@@ -233,7 +233,7 @@ def _start(assignment: RankAssignment, variables: Mapping[str, str]) -> RankProc
     environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     environment.setdefault("OMP_NUM_THREADS", "1")
     popen = subprocess.Popen(
-        [sys.executable, "-P", "-m", "penstock.executor.run.rank"],
+        [sys.executable, "-P", "-m", "penstock.executor.run.rank_main"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

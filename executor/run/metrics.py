@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.executor.checkpoints.outputs import Outputs
-from penstock.executor.run.work import batches_per_step
+from penstock.executor.run.rank_programs import batches_per_step
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
 from penstock.schemas.quantities import spell
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.executor.checkpoints.checkpoint import Checkpoint, newest
 from penstock.executor.run.local import RunReport, run_locally
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, NonfiniteLoss, RunFailed
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch.distributed as dist
 
-from penstock.executor.run.work import common_transports
+from penstock.executor.run.rank_programs import common_transports
 from penstock.executor.runtime.interface import Runtime
 from penstock.executor.transport.gloo import GlooTransport
 from penstock.executor.transport.nccl import NcclTransport, connect_edges

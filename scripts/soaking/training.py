@@ -251,7 +251,7 @@ class Soak:
         self._newest = step
 
     def _ranks(self) -> list[int]:
-        return [pid for pid in marked() if "penstock.executor.run.rank" in command_of(pid)]
+        return [pid for pid in marked() if "penstock.executor.run.rank_main" in command_of(pid)]
 
     def _refuse_other_losses(self, run: RunOut) -> None:
         known = {step: float(loss) for step, loss in enumerate(run.losses) if loss is not None}

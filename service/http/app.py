@@ -40,7 +40,7 @@ from penstock.service.http.routes import (
     sweeps,
 )
 from penstock.service.jobs import judging
-from penstock.service.security import answers, wire
+from penstock.service.security import refusals, wire
 from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 from penstock.service.services import Service
 from penstock.service.settings import Settings
@@ -98,7 +98,7 @@ def create_app(settings: Settings | None = None, forkserver: Forkserver | None =
     app.state.service = service
     problems.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES, compresslevel=4)
-    answers.install(app, service.authenticator, service.settings)
+    refusals.install(app, service.authenticator, service.settings)
     openapi.install(app)
     app.add_middleware(Observing, service=service)
     routers = [routes.router for routes in ROUTES]

@@ -19,7 +19,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.trace import Trace
 
 if TYPE_CHECKING:
-    from penstock.service.db.store import Stores
+    from penstock.service.db.document_store import Stores
     from penstock.solvers.model.options import Option
 
 LOOK_S = 1.0

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from penstock.schemas.api.jobs import JobState, ProblemDetails
 from penstock.service import metrics
 from penstock.service.db.database import Database
-from penstock.service.db.store import cache_key
+from penstock.service.db.document_store import cache_key
 from penstock.service.db.tables import answers, api_keys, jobs, now_ms
 from penstock.service.jobs.job_rows import job_body, record_event
 from penstock.workers.protocol import Outcome

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
-from penstock.service.db.store import Stores
+from penstock.service.db.document_store import Stores
 from penstock.service.jobs.submit import JobOptions, Planning, Submitted
 from penstock.service.parsing import parse
 from penstock.service.security.principals import Principal

@@ -10,7 +10,7 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.service import metrics
 from penstock.service.db.database import Note
-from penstock.service.db.store import Filed, Store, Stores, cache_key
+from penstock.service.db.document_store import Filed, Store, Stores, cache_key
 from penstock.service.db.tables import ACTIVE
 from penstock.service.jobs import judging
 from penstock.service.jobs.queue import JobQueue, NewJob

@@ -17,7 +17,7 @@ from penstock.schemas.api.jobs import JobOut, ProblemDetails
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, NotFound, QuotaExceeded, UnsupportedRequest
 from penstock.service.db.database import Database, Note
-from penstock.service.db.store import Stores
+from penstock.service.db.document_store import Stores
 from penstock.service.db.tables import ACTIVE, jobs, now_ms, sweeps
 from penstock.service.jobs.job_rows import new_id
 from penstock.service.jobs.queue import MIN_PRIORITY, RETRY_AFTER_S, JobQueue

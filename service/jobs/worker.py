@@ -25,7 +25,7 @@ from penstock.schemas.machine.processors import available_processors
 from penstock.schemas.plan import Plan
 from penstock.service import metrics
 from penstock.service.db.database import Database, DatabaseAway
-from penstock.service.db.store import Stores
+from penstock.service.db.document_store import Stores
 from penstock.service.db.upkeep.clocks import set_right
 from penstock.service.jobs.claimed_solve import Incumbent, Solve
 from penstock.service.jobs.duties import do_hourly

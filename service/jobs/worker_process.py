@@ -13,8 +13,8 @@ from prometheus_client import start_http_server
 from penstock.schemas.errors import InvalidDocument, Unreachable
 from penstock.service import logs, metrics
 from penstock.service.db.database import Database
+from penstock.service.db.document_store import Stores
 from penstock.service.db.relay import Relay
-from penstock.service.db.store import Stores
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.worker import Worker
 from penstock.service.settings import Settings

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from fastapi import Request
 
-from penstock.planning.documents import with_open_degrees, with_quick_planner
+from penstock.planning.inputs import with_open_degrees, with_quick_planner
 from penstock.report.drawing.figure import fetched_figure
 from penstock.schemas.amounts import exact
 from penstock.schemas.api.explanation import Explanation

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.examples import catalogue
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.schemas.errors import InvalidDocument, NotFound
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_topology
-from penstock.planning.documents import find_profile
+from penstock.planning.inputs import find_profile
 from penstock.questions.naming import ROUTED
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes

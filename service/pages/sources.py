@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from penstock.examples import catalogue
-from penstock.questions.asking import task_of
+from penstock.questions.in_child import task_of
 from penstock.schemas.api.agents import AgentOut
 from penstock.schemas.api.explanation import ExplainRequest, Explanation
 from penstock.schemas.api.jobs import JobEvent, JobOut, JobState, ResultOut, RunEvent, RunOut
@@ -24,7 +24,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
-from penstock.service.db.store import Store, cache_key
+from penstock.service.db.document_store import Store, cache_key
 from penstock.service.db.tables import ACTIVE, is_alive, iso, jobs, workers
 from penstock.service.runs.live_topology import living_topology
 from penstock.service.security.principals import Principal

@@ -18,7 +18,7 @@ from penstock.solvers.degrees.contract import with_times
 from penstock.solvers.degrees.inner_times import STATED, TimeFactors
 from penstock.solvers.degrees.shares import COLLECTIVES, without_collectives
 from penstock.solvers.explanation.idle import idle_split
-from penstock.solvers.explanation.layout import Difference
+from penstock.solvers.explanation.other_layout import Difference
 from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import retime
 from penstock.solvers.judge.simulate import makespan_ns

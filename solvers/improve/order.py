@@ -30,7 +30,7 @@ from penstock.solvers.model.result import Bound
 from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.model.update_rules import UpdateRule
-from penstock.solvers.schedules.support.fitting import judged
+from penstock.solvers.schedules.support.fitting_orders import judged
 
 FEW, MANY = 160, 5_000
 STATES = 600_000

@@ -25,9 +25,9 @@ from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.program import WORDS, Instruction, Program, Transport
 from penstock.solvers.lowering.checks import check, codes_of
 from penstock.solvers.lowering.kernels import Wiring, emit
-from penstock.solvers.lowering.layout import layouts
 from penstock.solvers.lowering.loops import Length, folded, length
 from penstock.solvers.lowering.meshes import of_gpus, refuse_untrained
+from penstock.solvers.lowering.rank_parts import layouts
 from penstock.solvers.lowering.receives import posted_as_sent
 from penstock.solvers.lowering.rows import RankRow, rows_of_ranks
 from penstock.solvers.lowering.transports import TransportChoice, transports_to_try

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.program import UNSHIFTED, WORDS, Instruction, Program
-from penstock.solvers.lowering.layout import own_micro_batches
+from penstock.solvers.lowering.rank_parts import own_micro_batches
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.schedule import Pattern
 from penstock.solvers.model.unroll import depth, whole_rounds

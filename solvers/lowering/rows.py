@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
 from penstock.schemas.program import KINDS, Held, Program
-from penstock.solvers.lowering.layout import own_micro_batches
+from penstock.solvers.lowering.rank_parts import own_micro_batches
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders
 

@@ -22,8 +22,8 @@ from penstock.solvers.lowering.kernels import (
     HELD_NUM_BUCKETS,
     Wiring,
 )
-from penstock.solvers.lowering.layout import own_micro_batches
 from penstock.solvers.lowering.participants import participants_of
+from penstock.solvers.lowering.rank_parts import own_micro_batches
 from penstock.solvers.model.problem import prefix_sums
 
 _WAYS = ("forward", "backward")

@@ -24,7 +24,7 @@ from penstock.solvers.model.result import JudgedPlan, Result, Status
 from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import proposed
 from penstock.solvers.solve import choices
-from penstock.solvers.solve.asking import QUICK
+from penstock.solvers.solve.eligible import QUICK
 from penstock.solvers.solve.searched import Searched, choices_of, least_of
 
 

@@ -30,8 +30,8 @@ from penstock.solvers.planners.effort import LARGE, THOROUGH, effort_of
 from penstock.solvers.planners.even.planner import Layouts
 from penstock.solvers.planners.proposal import Proposal, proposed_again
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.solve import asking, driver, incumbent
-from penstock.solvers.solve.asking import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, excluding, left_out
+from penstock.solvers.solve import driver, eligible, incumbent
+from penstock.solvers.solve.eligible import LISTED, NO_PLAN, QUICK, ROUNDS, excluded_by, excluding, left_out
 from penstock.solvers.solve.searched import MOST_RAISED, Searched, choices_of, kinds_apart, least_of, same_cells
 from penstock.solvers.solve.tasks import LocalSearch, Selective
 from penstock.solvers.solve.why import alternatives, at, idle, spared, why_best
@@ -235,14 +235,14 @@ class Search:
             return
         times: dict[Choice, int] = {}
         for each in left:
-            far = each.load_ns > asking.NEAR * min(times.values(), default=NEVER_NS)
+            far = each.load_ns > eligible.NEAR * min(times.values(), default=NEVER_NS)
             times[each.choice] = NEVER_NS if far else self._quick_ns(each)
-        limit_ns = asking.NEAR * min(times.values())
+        limit_ns = eligible.NEAR * min(times.values())
         ranked = sorted(left, key=lambda each: times[each.choice])
         near = [each for each in ranked if times[each.choice] <= limit_ns]
         self._round(near, self.setting, final=True)
         for each in ranked[len(near) :]:
-            each.dropped = f"planner {QUICK} has no plan there within {asking.NEAR:g} times its best"
+            each.dropped = f"planner {QUICK} has no plan there within {eligible.NEAR:g} times its best"
             if self.best is None:
                 self._round([each], self.setting, final=True)
 
@@ -335,7 +335,7 @@ class Search:
         found: list[Searched] = []
         for each in ranked:
             most = self._most // 2 if self._ends_planners and each.value_ns is None else self._most
-            if found and len(found) + 1 > asking.most_comparable(self.deadline):
+            if found and len(found) + 1 > eligible.most_comparable(self.deadline):
                 each.dropped = "the limit left no time to compare them"
             elif found and self._spent + (each.size if each.is_one else 0) >= most:
                 each.dropped = f"the sizes of better ones add up to {most:,} already"
@@ -386,7 +386,7 @@ class Search:
 
         With an effort that ends planners none that is exact is asked: it goes on for its proof whatever it has found.
         """
-        proofs = asking.EXACT if self._ends_planners else ()
+        proofs = eligible.EXACT if self._ends_planners else ()
         others = dict.fromkeys(PHASES) | dict.fromkeys(proofs, Reason("proofs are looked for at the best choice alone"))
         return replace(excluding(self.setting, others), workers=1)
 

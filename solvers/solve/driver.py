@@ -23,7 +23,7 @@ from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.planners.effort import THOROUGH, effort_of
 from penstock.solvers.planners.proposal import Proposal
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.solve.asking import not_asked
+from penstock.solvers.solve.eligible import not_asked
 from penstock.solvers.solve.incumbent import State, certified
 from penstock.solvers.solve.judging import Judge
 from penstock.solvers.solve.tasks import Remedy, Task, first_tasks, rounds

@@ -23,7 +23,7 @@ from penstock.solvers.planners.proposal import Proposal, recompute_variants, unr
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.catalogue import ScheduleRow, schedule_row
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
-from penstock.solvers.schedules.support.fitting import Vector, lowered, may_lack
+from penstock.solvers.schedules.support.fitting_orders import Vector, lowered, may_lack
 from penstock.solvers.solve.incumbent import Incumbent, Obstacles, Outcome, Proofs, key_of
 
 MOST_FUTILE = 16

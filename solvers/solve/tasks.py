@@ -47,7 +47,7 @@ from penstock.solvers.planners.proposal import Proposal, in_order, proposed
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.planners.simple.candidates import first_plans, last_plans, simplest_plans
 from penstock.solvers.schedules.catalogue import tried_with
-from penstock.solvers.solve.asking import chosen, excluded_by, why_unsearched
+from penstock.solvers.solve.eligible import chosen, excluded_by, why_unsearched
 from penstock.solvers.solve.incumbent import OrderBound, Outcome, State, with_timeline
 from penstock.solvers.solve.judging import Judge, Link
 

@@ -28,7 +28,7 @@ from penstock.solvers.model.result import (
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.early_backward import ACR_THRESHOLD, activation_communication_ratio
-from penstock.solvers.solve.asking import NO_PLAN, ROUNDS, not_asked
+from penstock.solvers.solve.eligible import NO_PLAN, ROUNDS, not_asked
 from penstock.solvers.solve.incumbent import State
 from penstock.solvers.solve.searched import Searched
 

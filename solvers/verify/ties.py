@@ -18,7 +18,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Interval, Track
 from penstock.solvers.verify.clock import Clock
-from penstock.solvers.verify.collectives import reduction_ns
+from penstock.solvers.verify.reduction_times import reduction_ns
 
 
 class Copies(NamedTuple):

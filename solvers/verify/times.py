@@ -14,7 +14,7 @@ from penstock.solvers.costs.transfer import Transfer, transfer
 from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.timeline import Track
 from penstock.solvers.verify.clock import Clock
-from penstock.solvers.verify.collectives import reduction_ns
+from penstock.solvers.verify.reduction_times import reduction_ns
 from penstock.solvers.verify.ties import summed_in, unreachable_copies
 from penstock.solvers.verify.updates import groups_of, reduced_in
 

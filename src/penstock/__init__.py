@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.questions.layouts import import_layout as import_layout
     from penstock.questions.solve import solve as solve
     from penstock.questions.sweep import sweep as sweep
-    from penstock.solvers.explanation.layout import Layout as Layout
+    from penstock.solvers.explanation.other_layout import Layout as Layout
 
 _API = {
     **dict.fromkeys(("Answer", "plan"), "penstock.questions.answer"),
@@ -45,7 +45,7 @@ _API = {
     **dict.fromkeys(("EvenLayout", "even_layout"), "penstock.layouts.even"),
     "import_layout": "penstock.questions.layouts",
     "layout_text": "penstock.exporting.layouts",
-    "Layout": "penstock.solvers.explanation.layout",
+    "Layout": "penstock.solvers.explanation.other_layout",
     "sweep": "penstock.questions.sweep",
 }
 """Where each name of the Python API is."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.calibration.calibrate import Calibration, answer, calibrate
-from penstock.calibration.fitting import fit
+from penstock.calibration.cost_fit import fit
 from penstock.cli.main import main
 from penstock.cli.measure.calibrating import calibrated_lines
 from penstock.convert import to_plan, to_problem

@@ -15,7 +15,7 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.layouts.even import even_layout
 from penstock.planning.judge import judge
-from penstock.questions.asking import answer_task, task_of
+from penstock.questions.in_child import answer_task, task_of
 from penstock.schemas.api.throughput import ThroughputOut, ThroughputRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile

@@ -7,7 +7,7 @@ from problems import early_backward, make_problem, straight
 
 from penstock.convert.explanations import most_helpful, to_layout
 from penstock.solvers.explanation.binding import Sensitivity
-from penstock.solvers.explanation.layout import Layout, compare_layout
+from penstock.solvers.explanation.other_layout import Layout, compare_layout
 from penstock.solvers.explanation.what_if import Row
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.problem import Problem

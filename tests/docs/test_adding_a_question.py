@@ -31,7 +31,7 @@ sys.path.insert(0, sys.argv[1])
 
 from fastapi.testclient import TestClient
 from penstock.cli.main import main
-from penstock.questions.documents import DOCUMENTS
+from penstock.questions.json_schemas import DOCUMENTS
 from penstock.service.http.app import create_app
 from penstock.service.settings import Settings
 import questions

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from simulated_cuda.ranks import SimulatedRank
 
 from penstock.executor.divided.inventory import Inventory as Inventory  # loads DTensor before processes are forked
-from penstock.executor.run.rank import Rank
+from penstock.executor.run.rank_main import Rank
 from penstock.schemas.ranks.assignment import RankAssignment
 
 

@@ -14,7 +14,7 @@ from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import READ
 from penstock.layouts.megatron.other_flags import CHANGING, HARMLESS
 from penstock.layouts.models import profile_said
-from penstock.planning.documents import find_shape
+from penstock.planning.inputs import find_shape
 from penstock.questions.layouts import import_layout, plan_file
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest

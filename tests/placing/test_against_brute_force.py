@@ -9,8 +9,8 @@ import pytest
 from random_clusters import request
 
 from penstock.placing import answer
-from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
+from penstock.placing.job_problem import Job
 from penstock.planning.judge import judge
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.topology import ClusterTopology

@@ -10,7 +10,7 @@ import penstock
 from penstock.cli.main import main
 from penstock.convert import to_problem
 from penstock.examples import catalogue
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.schemas.api.placement import Placement
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link

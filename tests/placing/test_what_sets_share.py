@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.examples import catalogue
-from penstock.placing.answers import with_open_jobs
-from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
+from penstock.placing.job_placement import with_open_jobs
+from penstock.placing.job_problem import Job
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.degrees.contract import Known, contract

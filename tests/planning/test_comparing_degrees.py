@@ -9,11 +9,11 @@ import pytest
 
 import penstock
 from penstock.cli.main import main
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.request_options import request_of
 from penstock.errors import InvalidDocument, UnsupportedRequest
 from penstock.examples import catalogue
 from penstock.layouts.plain import written_layout
-from penstock.planning.documents import with_open_degrees, with_quick_planner
+from penstock.planning.inputs import with_open_degrees, with_quick_planner
 from penstock.planning.sweep import with_front
 from penstock.schemas.api.jobs import PlanComparison
 from penstock.schemas.api.sweep import SweepRequest, SweepRow

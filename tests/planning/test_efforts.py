@@ -8,7 +8,7 @@ import pytest
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_request
-from penstock.planning.documents import with_effort
+from penstock.planning.inputs import with_effort
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.request import PlanRequest
 from penstock.service.pages.commands import command, python

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.examples import catalogue
-from penstock.planning.documents import find_profile, find_shape
+from penstock.planning.inputs import find_profile, find_shape
 from penstock.schemas.errors import InvalidDocument, NotFound, UnsupportedRequest
 from penstock.shapes.profiles import computed_profile
 

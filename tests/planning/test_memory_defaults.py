@@ -13,7 +13,7 @@ from penstock.examples import catalogue
 from penstock.executor.profiling.analytic import analytic_profile
 from penstock.executor.run.job import load_job
 from penstock.executor.stage.reduction import Summed
-from penstock.planning.documents import RESERVE, with_open_degrees
+from penstock.planning.inputs import RESERVE, with_open_degrees
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import MemoryModel, PlanRequest

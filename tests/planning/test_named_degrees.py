@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock.convert import to_problem
-from penstock.convert.degrees import named_degrees
 from penstock.convert.plans import from_plan
+from penstock.convert.requested_degrees import named_degrees
 from penstock.layouts.plain import written_layout
 from penstock.schemas.coverage import SCHEDULE_SCOPE
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, UnsupportedRequest

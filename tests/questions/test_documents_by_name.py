@@ -12,7 +12,7 @@ from repository import ROOT
 
 from penstock import schemas
 from penstock.cli.main import main
-from penstock.questions.documents import DOCUMENTS, schema_of
+from penstock.questions.json_schemas import DOCUMENTS, schema_of
 from penstock.schemas.document import Document
 from penstock.schemas.errors import UnknownName
 

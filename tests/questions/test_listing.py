@@ -9,7 +9,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.examples import catalogue
 from penstock.facts.device_table import DEVICES
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.inputs import find_profile, find_topology
 from penstock.questions.listing import LISTS
 from penstock.solvers.planners.catalogue import PLANNERS, resolve
 from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from drawn_request import RULES, Document, drawn
 from paper_models import MODELS, profile
 
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.inputs import find_profile, find_topology
 from penstock.schemas.request import PlanRequest
 
 DRAWN = 29

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser
 from test_page import _parts
 
 from penstock.report.drawing.picture import Lane, Picture, Strip
-from penstock.report.memory import peaks
+from penstock.report.memory_curves import peaks
 from penstock.report.plan_files import page
 
 MOST_PX = 3000

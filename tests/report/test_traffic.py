@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.report.blocks import Folded, Table, Text
 from penstock.report.cluster_map import cluster_map, traffic_blocks
-from penstock.report.tables import Folded, Table, Text
 from penstock.report.traffic import traffic
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.topology import ClusterTopology

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.documents import read_raw
+from penstock.cli.input_files import read_raw
 from penstock.importers.cluster.node.xml_tree import read_xml
 from penstock.importers.lines import Faults
 from penstock.schemas.bounded.yaml_text import load_yaml

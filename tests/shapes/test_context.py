@@ -24,9 +24,9 @@ from penstock.shapes.activations import context_buffers, per_token
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of
 from penstock.shapes.flops import flops_per_sample
+from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
-from penstock.shapes.memory import memory_of_stages
 from penstock.shapes.profiled_degrees import Asked, usual_context
 from penstock.shapes.profiles import profile_of
 

@@ -20,9 +20,9 @@ from penstock.shapes.activations import per_token
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.flops import flops_per_sample
+from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
-from penstock.shapes.memory import memory_of_stages
 from penstock.shapes.profiled_degrees import Asked
 from penstock.shapes.profiles import profile_of
 

@@ -15,8 +15,8 @@ from penstock.examples.shapes import SHAPES
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.activations import per_token
+from penstock.shapes.gpu_memory import in_flight, memory_of_stages
 from penstock.shapes.layout import FULL, SHARDINGS, Layout
-from penstock.shapes.memory import in_flight, memory_of_stages
 
 GIB = 2**30
 LLAMA_70B = SHAPES["llama-3-70b"].model_copy(update={"layers": 12, "sequence_length": 4096})

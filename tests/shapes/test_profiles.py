@@ -19,8 +19,8 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
+from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.layout import Layout, layers_of_stages
-from penstock.shapes.memory import memory_of_stages
 from penstock.shapes.profiled_degrees import LEAST_TOKENS, Asked
 from penstock.shapes.profiles import profile_of, with_variants
 from penstock.solvers.degrees.contract import contract

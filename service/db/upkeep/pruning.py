@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.service.db.database import Database
-from penstock.service.db.store import TOPOLOGIES_KEPT, stored_before
+from penstock.service.db.document_store import TOPOLOGIES_KEPT, stored_before
 from penstock.service.db.tables import (
     ACTIVE,
     answers,

@@ -9,13 +9,13 @@ from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.requests import ClientDisconnect
 
-from penstock.questions.asking import task_of
+from penstock.questions.in_child import task_of
 from penstock.questions.table import QUESTIONS
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.document import Document
 from penstock.service.jobs.direct_tasks import messages, unless_gone
 from penstock.service.problems import TaskFailed
-from penstock.service.security.places import NoPlace
+from penstock.service.security.child_places import NoPlace
 from penstock.service.services import Service
 from penstock.workers.protocol import Message
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_request, tiny_topology
-from penstock.questions.documents import schema_text
+from penstock.questions.json_schemas import schema_text
 from penstock.schemas.api.jobs import DocumentPage, DocumentStored, ExampleOut, PlannerOut
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology

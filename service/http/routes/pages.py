@@ -14,9 +14,9 @@ from penstock.schemas.quantities import MAX_WIRE_INTEGER
 from penstock.service.http.requests.access import Access, Reader, Runner, Solver
 from penstock.service.http.requests.bodies import json_response
 from penstock.service.http.routes import questions
-from penstock.service.pages import acting, asking, assets, comparison, fitting, overview, timelines
-from penstock.service.pages.layout import PageRoute, found_page, page
+from penstock.service.pages import acting, assets, comparison, fits_page, overview, question_page, timelines
 from penstock.service.pages.sources import Sources
+from penstock.service.pages.templating import PageRoute, found_page, page
 from penstock.service.problems import TaskFailed
 
 router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute, default_response_class=HTMLResponse)
@@ -55,14 +55,14 @@ async def submit_sweep(request: Request, service: Access, who: Solver) -> Respon
 @router.get("/fits")
 async def fits(request: Request, service: Access, who: Reader) -> Response:
     """Which degrees of parallelism are legal and fit, by the fields of the address."""
-    shown = await run_sync(fitting.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
+    shown = await run_sync(fits_page.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
     return page(request, "fits.html", **shown)
 
 
 @router.get("/questions")
 def question_form(request: Request, who: Solver, name: str | None = None) -> Response:
     """List the questions with an immediate answer, or show the form of one."""
-    return page(request, "questions.html", **asking.form(name))
+    return page(request, "questions.html", **question_page.form(name))
 
 
 @router.post("/questions")
@@ -72,13 +72,13 @@ async def ask(request: Request, service: Access, who: Solver, name: str) -> Resp
     result: Any = None
     error: ProblemDetails | None = None
     try:
-        document = await run_sync(asking.read, service.sizes, name, text)
+        document = await run_sync(question_page.read, service.sizes, name, text)
         result = await questions.answer(request, service, who.tenant, name, document)
     except PenstockError as refused:
         error = ProblemDetails.of(refused)
     except TaskFailed as failed:
         error = failed.problem
-    shown = asking.form(name, text, result, error)
+    shown = question_page.form(name, text, result, error)
     return page(request, "questions.html", 200 if error is None else error.status, **shown)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
-from penstock.service.http import reference
-from penstock.service.pages.layout import PageRoute, page
+from penstock.service.http import readable_api
+from penstock.service.pages.templating import PageRoute, page
 
 router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRoute, default_response_class=HTMLResponse)
 
@@ -15,4 +15,4 @@ router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRout
 def docs(request: Request) -> Response:
     """All routes with their parameters and answers, and examples that can be sent unchanged."""
     url = str(request.base_url).rstrip("/")
-    return page(request, "reference.html", groups=reference.groups(request.app.openapi(), url))
+    return page(request, "reference.html", groups=readable_api.groups(request.app.openapi(), url))

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 from penstock.schemas.amounts import exact
 from penstock.schemas.errors import PenstockError
 from penstock.service.http.requests.access import Access
-from penstock.service.pages.layout import page
+from penstock.service.pages.templating import page
 from penstock.service.problems import TooLarge
 from penstock.service.security.sessions import COOKIE
 

@@ -16,7 +16,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from penstock.schemas.program import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-from penstock.solvers.improve.job_shop.memory import Limit, Room, in_flight_limits, rooms
+from penstock.solvers.improve.job_shop.memory_limits import Limit, Room, in_flight_limits, rooms
 from penstock.solvers.improve.job_shop.reductions import BucketChain, chains
 from penstock.solvers.improve.job_shop.shop import Operation, Shop
 

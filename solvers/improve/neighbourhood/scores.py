@@ -22,7 +22,7 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import judged
+from penstock.solvers.schedules.support.fitting_orders import judged
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 MOST_SIMULATED = 160

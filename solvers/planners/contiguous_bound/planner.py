@@ -31,7 +31,7 @@ from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.proposal import Proposal, proposed, under, unreachable
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.schedules.support.fitting import best_order
+from penstock.solvers.schedules.support.fitting_orders import best_order
 
 EFFORT = Option("effort", 30, "labels times grid points of all searches together, in millions", low=1)
 OPTIONS = (EFFORT,)

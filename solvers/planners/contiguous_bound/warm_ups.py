@@ -12,7 +12,7 @@ from itertools import accumulate
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import judged
+from penstock.solvers.schedules.support.fitting_orders import judged
 
 CHANGES = (1, -1, 2, -2, 4, -4)
 

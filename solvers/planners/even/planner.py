@@ -37,7 +37,7 @@ from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.schedules.support.fitting import judged
+from penstock.solvers.schedules.support.fitting_orders import judged
 from penstock.solvers.schedules.trainer_orders import order_of
 
 KEPT = 3

@@ -30,7 +30,7 @@ from penstock.solvers.model.pins import broken_pin
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS, ChainTables
 from penstock.solvers.planners.proposal import unreachable
-from penstock.solvers.schedules.support.fitting import best_order
+from penstock.solvers.schedules.support.fitting_orders import best_order
 
 EFFORT = 1.0
 """Effort of optimising the order of one plan."""

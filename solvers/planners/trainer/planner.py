@@ -37,7 +37,7 @@ from penstock.solvers.model.trainer_limits import Recomputing, Within
 from penstock.solvers.planners.proposal import Proposal, in_order, proposed, unreachable
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.catalogue import schedule_row
-from penstock.solvers.schedules.support.fitting import Judged, judged
+from penstock.solvers.schedules.support.fitting_orders import Judged, judged
 from penstock.solvers.schedules.trainer_orders import chunks_of, order_of, ranks_of_stages
 
 TRANSFORMER = Option(

@@ -17,13 +17,13 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from penstock.calibration.comparing import measured_note
-from penstock.calibration.fitting import fit
+from penstock.calibration.cost_fit import fit
 from penstock.calibration.links import changed, changes
 from penstock.calibration.observations import Observations, StageTime, StepTime, observe
 from penstock.calibration.scaling import followed, scaled, with_times
 from penstock.calibration.trust import refuse_large, refuse_other_hardware, with_factor_stated
 from penstock.convert import from_plan, to_problem
-from penstock.convert.degrees import at_choice_of
+from penstock.convert.requested_degrees import at_choice_of
 from penstock.planning.judge import judge
 from penstock.schemas.api.calibration import CalibratedRun, CalibrationOut, CalibrationRequest
 from penstock.schemas.api.terms import NO_TERMS, Terms

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penstock.calibration.scaling import scaled, with_kind
 from penstock.calibration.trust import refuse_large, with_factor_stated
 from penstock.convert import from_plan, to_problem
-from penstock.convert.degrees import at_choice_of
+from penstock.convert.requested_degrees import at_choice_of
 from penstock.schemas.amounts import duration
 from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.api.throughput import PredictedPlan, ThroughputOut, ThroughputRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from penstock.cli import completion
-from penstock.cli.degrees import axes_of, numbers_of
+from penstock.cli.degree_options import axes_of, numbers_of
 from penstock.cli.durations import METAVAR, between
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import read_raw
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import read_raw
 from penstock.cli.kernels import one_thread
 from penstock.cli.panels import PLAN
 from penstock.cli.service.remote import Server, connect, refuse_here

@@ -23,7 +23,7 @@ from penstock.schemas.api.words import choice_words, chosen_words
 
 if TYPE_CHECKING:
     from penstock.planning.judge import Judgement
-    from penstock.report.tables import Table as Rows
+    from penstock.report.blocks import Table as Rows
     from penstock.schemas.api.jobs import PlanComparison, ResultOut
     from penstock.schemas.plan import Plan
     from penstock.schemas.request import PlanRequest
@@ -198,7 +198,7 @@ def rich_table(rows: Rows, most: int = MAX_ROWS) -> Table:
 
 def show_alternatives(screen: Screen, result: ResultOut) -> None:
     """Show a row for each choice of degrees that was compared, the best one first."""
-    from penstock.report.rows import alternatives_table
+    from penstock.report.plan_tables import alternatives_table
 
     if not result.alternatives:
         screen.say("no degrees were compared: the request leaves none open (--tensor auto)")
@@ -224,7 +224,7 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
 def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
     """Stages, prediction and bounds."""
     from penstock.planning.sentences import used
-    from penstock.report.rows import stages_table
+    from penstock.report.plan_tables import stages_table
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology
     from penstock.solvers.model.plan_shape import micro_batches

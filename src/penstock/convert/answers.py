@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from penstock.convert.degrees import to_degrees
 from penstock.convert.plans import home_stages
+from penstock.convert.requested_degrees import to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.schemas import plan as wire
 from penstock.schemas.api.jobs import Alternative as AlternativeOut

@@ -13,7 +13,7 @@ from penstock.solvers.bounds.schedule_bound import schedule_bound
 from penstock.solvers.explanation.binding import Sensitivity
 from penstock.solvers.explanation.critical_path import CriticalPath, PathLink, critical_path
 from penstock.solvers.explanation.idle import Idle
-from penstock.solvers.explanation.layout import Compared, Difference
+from penstock.solvers.explanation.other_layout import Compared, Difference
 from penstock.solvers.explanation.run import Because
 from penstock.solvers.explanation.what_if import Row, headroom
 from penstock.solvers.explanation.why_not import MOST, Planned, Turn, differences, turns

@@ -9,8 +9,8 @@ from typing import get_args
 
 import numpy as np
 
-from penstock.convert.degrees import choices_of, copied_bytes, variants_of
 from penstock.convert.layer_roles import transformer_of
+from penstock.convert.requested_degrees import choices_of, copied_bytes, variants_of
 from penstock.convert.trainers import recomputable, within_of
 from penstock.schemas import topology as wire
 from penstock.schemas.amounts import exact

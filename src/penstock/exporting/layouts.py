@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import get_args
 
-from penstock.convert.degrees import degrees_of, refuse_divided
 from penstock.convert.layer_roles import roles_of, transformer_of
+from penstock.convert.requested_degrees import degrees_of, refuse_divided
 from penstock.convert.trainers import within_of
 from penstock.layouts import deepspeed, ranges
 from penstock.layouts.drawn import Expressed

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron import bridge, written
 from penstock.layouts.torchtitan import torchtitan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import degrees_of, to_degrees
+from penstock.convert.requested_degrees import degrees_of, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.layouts.drawn import Drawn, wrong
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest

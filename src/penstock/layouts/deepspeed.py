@@ -20,8 +20,8 @@ import numpy as np
 import re2
 
 from penstock.importers.lines import Faults
-from penstock.layouts.degrees import degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
+from penstock.layouts.stated_degrees import degrees_in
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.degrees import IN_ONE_STAGE, Sharding
 from penstock.solvers.model.trainer_limits import Recomputing

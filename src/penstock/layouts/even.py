@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from penstock.convert import to_plan, to_problem
-from penstock.convert.degrees import refuse_several_stages, to_degrees
 from penstock.convert.layer_roles import roles_of
+from penstock.convert.requested_degrees import refuse_several_stages, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.convert.trainers import within_of
 from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, get_args
 
-from penstock.convert.degrees import degrees_of
+from penstock.convert.requested_degrees import degrees_of
 from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.manifests.layout import Layout, layout_of
+from penstock.manifests.plan_nodes import Layout, layout_of
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
@@ -114,7 +114,7 @@ class Job:
 
     def facts(self) -> list[str]:
         """Return the plan's assignment, a line per node, for the comments of a file. Names must have been checked."""
-        from penstock.manifests.layout import spans
+        from penstock.manifests.plan_nodes import spans
 
         lines = [f"Plan {self.plan_hash}: {self.layout.num_ranks} ranks on {len(self.layout.nodes)} nodes."]
         for node in self.layout.nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.manifests import pods
 from penstock.manifests.additions import Manifest
 from penstock.manifests.job import File, Job
-from penstock.manifests.layout import Group
+from penstock.manifests.plan_nodes import Group
 
 KUEUE = "kueue.x-k8s.io"
 NUMBER = "JOB_COMPLETION_INDEX"

@@ -16,8 +16,8 @@ import yaml
 
 from penstock.manifests.additions import Manifest, container_additions, merged, pod_additions
 from penstock.manifests.job import BUNDLE, File, Job
-from penstock.manifests.layout import Group
 from penstock.manifests.names import legal, refuse_kubernetes_nodes
+from penstock.manifests.plan_nodes import Group
 from penstock.schemas.amounts import amount
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.manifests import pods
 from penstock.manifests.additions import Manifest
 from penstock.manifests.job import File, Job
-from penstock.manifests.layout import Group
+from penstock.manifests.plan_nodes import Group
 
 NUMBER = "VC_TASK_INDEX"
 """The variable that the plugin ``env`` sets."""

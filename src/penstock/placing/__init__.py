@@ -3,9 +3,9 @@
 ``penstock.place(...)`` is the Python API; the service and the command line call ``answer``.
 
 May import: `schemas`, `solvers`, `importers`, `convert`, `planning`.
-Start reading at `answers.py`.
+Start reading at `job_placement.py`.
 """
 
-from penstock.placing.answers import Best, answer, place
+from penstock.placing.job_placement import Best, answer, place
 
 __all__ = ["Best", "answer", "place"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.placing.asking import Job
+from penstock.placing.job_problem import Job
 from penstock.schemas.amounts import amount, doubtful_memory, duration, percent, shortage
 from penstock.schemas.api.placement import PlacementRow
 from penstock.solvers.bounds.stage_times import StageTimes

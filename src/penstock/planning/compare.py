@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import to_degrees
+from penstock.convert.requested_degrees import to_degrees
 from penstock.layouts.plain import Written, written_layout
 from penstock.planning.solve import solve_problem
 from penstock.schemas.amounts import duration, exact

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.convert.degrees import choice_of
 from penstock.convert.explanations import (
     most_helpful,
     to_idle,
@@ -20,6 +19,7 @@ from penstock.convert.explanations import (
     to_what_if,
     to_why_not,
 )
+from penstock.convert.requested_degrees import choice_of
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.sentences import sentences
 from penstock.planning.why_not import Found, other_choices
@@ -34,7 +34,7 @@ from penstock.solvers.explanation.changes import Change, change, default_changes
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.hints import MAX_OPERATIONS
 from penstock.solvers.explanation.idle import Piece, idle_pieces, idle_split
-from penstock.solvers.explanation.layout import Layout, compare_layout
+from penstock.solvers.explanation.other_layout import Layout, compare_layout
 from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import Replan, lacks, what_if
 from penstock.solvers.explanation.why_not import Planned

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.planning.documents import find_shape, find_topology, read_config
+from penstock.planning.inputs import find_shape, find_topology, read_config
 from penstock.schemas.api.fits import Degree, FitsAnswer, FitsRequest, FitsRow, MemoryParts, RefusedLayouts
 from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
@@ -20,10 +20,10 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ALONE, Module
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.gpu_memory import Memory, memory_of_stages, vocabulary_rows
 from penstock.shapes.hugging_face import remarks
 from penstock.shapes.layout import FULL, SHARDINGS, Layout, divisors, layouts, uneven_said
 from penstock.shapes.legality import Broken, broken
-from penstock.shapes.memory import Memory, memory_of_stages, vocabulary_rows
 from penstock.shapes.routing import Routing
 
 MOST_LAYOUTS = 4096

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock.convert import from_plan, to_prediction, to_problem
 from penstock.convert.answers import certificates_of
-from penstock.convert.degrees import at_choice_of, choice_of
+from penstock.convert.requested_degrees import at_choice_of, choice_of
 from penstock.layouts.limits import faults as faults_beyond
 from penstock.schemas.api.jobs import Simulation, Verdict
 from penstock.schemas.api.terms import NO_TERMS, Terms

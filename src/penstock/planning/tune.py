@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from penstock.convert import from_plan, to_plan, to_problem
-from penstock.convert.degrees import at_choice_of
+from penstock.convert.requested_degrees import at_choice_of
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.solvers.judge.simulate import simulate

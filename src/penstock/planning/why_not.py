@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 from penstock.convert import to_problem
-from penstock.convert.degrees import degrees_with, refuse_sharding, to_degrees
+from penstock.convert.requested_degrees import degrees_with, refuse_sharding, to_degrees
 from penstock.convert.requests import inline_documents
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.profile import WITH_DEGREES, ModelProfile
@@ -28,7 +28,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Result, Status
 from penstock.solvers.planners.catalogue import EXCLUDE, PHASES
 from penstock.solvers.solve import driver
-from penstock.solvers.solve.asking import QUICK
+from penstock.solvers.solve.eligible import QUICK
 
 NEXT = "next"
 """Names the best of the other degrees that the request allows, or of what else may be sharded at the same ones."""

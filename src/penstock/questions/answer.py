@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from penstock.convert.degrees import named_degrees
-from penstock.planning.documents import find_profile, find_topology, nanoseconds_of, with_effort, with_open_degrees
+from penstock.convert.requested_degrees import named_degrees
+from penstock.planning.inputs import find_profile, find_topology, nanoseconds_of, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut

@@ -43,7 +43,7 @@ from penstock.solvers.bounds.coverage import allowed, features_of, whatever_is_p
 from penstock.solvers.bounds.schedule_bound import MOST_LABELLED, one_pipeline_bound, request_bound, schedule_bound
 from penstock.solvers.bounds.trainer import within_bounds
 from penstock.solvers.costs.memory import shortages, static_bytes
-from penstock.solvers.explanation.layout import compared
+from penstock.solvers.explanation.other_layout import compared
 from penstock.solvers.explanation.reordering import BestOrder
 from penstock.solvers.judge.simulate import simulate
 from penstock.solvers.model.allocation import Allocation

@@ -195,7 +195,7 @@ def _places(model: type[BaseModel], data: Any, pointer: str = "") -> Iterator[tu
 
 def _routed(routing: dict[str, Any], name: str) -> ModelProfile:
     """Return the profile of a mixture of experts with routed tokens. Raises PenstockError for what is impossible."""
-    from penstock.planning.documents import find_profile
+    from penstock.planning.inputs import find_profile
     from penstock.shapes.routing import Routing
 
     return find_profile(catalogue.known_profile(name), routing=Routing(**routing))

@@ -8,8 +8,8 @@ from html import escape
 from math import hypot
 from typing import NamedTuple
 
+from penstock.report.blocks import Block, Cell, Column, Folded, Table, Text
 from penstock.report.rack_map import rack_map
-from penstock.report.tables import Block, Cell, Column, Folded, Table, Text
 from penstock.report.traffic import SORTS, Flow
 from penstock.schemas.amounts import amount, percent
 from penstock.schemas.plan import Plan

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.report.blocks import Bullets, Cell, Column, Columns, Folded, Section, Table, Text
 from penstock.report.drawing.payload import Mark
 from penstock.report.drawing.picture import Picture, stage_devices
 from penstock.report.gists import alike_devices, some
-from penstock.report.tables import Bullets, Cell, Column, Columns, Folded, Section, Table, Text
 from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.explanation import (
     DifferenceOut,

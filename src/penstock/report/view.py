@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from penstock.calibration.comparing import compared
 from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
 from penstock.planning.sentences import pace, subtitle
+from penstock.report.blocks import Bullets, Drawing, Facts, Section, Text, paragraphs
 from penstock.report.cluster_map import cluster_map, traffic_blocks
 from penstock.report.device_names import idle_sentence
 from penstock.report.drawing.picture import Picture, rows_in_words
 from penstock.report.explained import explained, in_words
 from penstock.report.gists import cluster_words, devices_words, stages_words
-from penstock.report.memory import fullest, peaks
-from penstock.report.rows import alternatives_table, bounds_table, devices_table, operations_table, stages_table
-from penstock.report.tables import Bullets, Drawing, Facts, Section, Text, paragraphs
+from penstock.report.memory_curves import fullest, peaks
+from penstock.report.plan_tables import alternatives_table, bounds_table, devices_table, operations_table, stages_table
 from penstock.report.traffic import Flow
 from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.explanation import Explanation

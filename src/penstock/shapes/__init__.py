@@ -1,5 +1,5 @@
 """Shapes of transformers: parameters, legal degrees of parallelism, memory per GPU and times, in closed form.
 
 May import: `schemas`, `facts`.
-Start reading at `memory.py`; `layout.py` has the words, `legality.py` the rules, `costs/` times, `profiles.py` both.
+Start reading at `gpu_memory.py`; `layout.py` has words, `legality.py` rules, `costs/` times, `profiles.py` both.
 """

@@ -37,9 +37,9 @@ from penstock.schemas.transformers.degrees import Collective, ContextKind, Degre
 from penstock.schemas.transformers.shape import Experts, TransformerShape
 from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
+from penstock.shapes.gpu_memory import vocabulary_rows
 from penstock.shapes.layout import Layout
 from penstock.shapes.measured_range import with_range
-from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, context_kind_of, layouts_of
 from penstock.shapes.roles import Role, roles_of, windowed_layers
 

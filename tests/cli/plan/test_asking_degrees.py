@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.examples import catalogue
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 

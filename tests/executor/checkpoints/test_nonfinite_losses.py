@@ -14,7 +14,7 @@ from rank_pool import RankPool
 
 from penstock.executor.checkpoints.checkpoint import read
 from penstock.executor.run import unattended
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import NonfiniteLoss
 

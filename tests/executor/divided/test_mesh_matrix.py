@@ -10,7 +10,7 @@ import pytest
 from mesh_cases import MICRO_BATCHES, Case, Lowered, all_products, covering, lowered
 from rank_pool import RankPool, differences
 
-from penstock.convert.degrees import degrees_of
+from penstock.convert.requested_degrees import degrees_of
 from penstock.solvers.model.degrees import Degrees
 
 pytestmark = pytest.mark.tier("quick")

@@ -16,8 +16,8 @@ from ports import keep_port
 
 from penstock.executor.launched import rendezvous as meetings
 from penstock.executor.launched.environment import FIRST_PORT, Launch, read_launch
-from penstock.executor.launched.places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.process import device_of
+from penstock.executor.launched.rank_places import Presence, ranks_of_processes, refuse_differences
 from penstock.executor.launched.rendezvous import Rendezvous
 from penstock.executor.launched.report import check_failure, launch_report
 from penstock.executor.program.neighbours import awaited

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 
 pytestmark = pytest.mark.tier("ci")
 
-COMMAND = [sys.executable, "-P", "-m", "penstock.executor.node.store"]
+COMMAND = [sys.executable, "-P", "-m", "penstock.executor.node.tcp_store"]
 
 
 def test_the_store_serves_on_its_interface_alone_until_stdin_ends():

@@ -192,7 +192,10 @@ class Fleet:
         """Return the processes of ranks on these hosts; on both where none is given."""
         agents = [psutil.Process(self._agents[host].pid) for host in hosts or (0, 1)]
         return [
-            child for agent in agents for child in agent.children() if "penstock.executor.run.rank" in child.cmdline()
+            child
+            for agent in agents
+            for child in agent.children()
+            if "penstock.executor.run.rank_main" in child.cmdline()
         ]
 
     def _start(self, host: int, name: str, command: Sequence[str], settings: Mapping[str, str]) -> Any:

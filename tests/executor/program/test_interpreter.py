@@ -12,7 +12,7 @@ from rank_pool import SEED, RankPool, differences
 
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import TOLERANCE
-from penstock.executor.run.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.plain_training import Recipe, ReferenceTrainer
 
 TWO = [Part(3, (0,)), Part(3, (1,))]
 THREE = [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))]

@@ -13,7 +13,7 @@ import pytest
 from assigned import assigned
 
 from penstock.executor.program.watchdog import FACTOR, FIRST_STEP_S, Stuck, Watchdog
-from penstock.executor.run.rank import Rank, RankStuck
+from penstock.executor.run.rank_main import Rank, RankStuck
 from penstock.schemas.program import Instruction
 
 pytestmark = pytest.mark.tier("quick")

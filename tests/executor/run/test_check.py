@@ -11,7 +11,7 @@ import small_jobs
 import torch
 from assigned import assigned
 
-from penstock.executor.run import rank as rank_module
+from penstock.executor.run import rank_main as rank_module
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import (
     _COPIES,
@@ -24,8 +24,8 @@ from penstock.executor.run.check import (
     _Whole,
     worse,
 )
-from penstock.executor.run.rank import Rank
-from penstock.executor.run.reference import Recipe
+from penstock.executor.run.plain_training import Recipe
+from penstock.executor.run.rank_main import Rank
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.stage.precision import FULL, Training
 from penstock.executor.transport import GlooTransport

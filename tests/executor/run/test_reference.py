@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import TOLERANCE
 from penstock.executor.run.job import LayerSpec, SimpleJob
-from penstock.executor.run.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.plain_training import Recipe, ReferenceTrainer
 
 PAPERS = str(ROOT / "benchmarks/papers")
 RATE, MOMENTUM = 0.05, 0.5

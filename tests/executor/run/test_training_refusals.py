@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from penstock.executor.checkpoints.checkpoint import CheckpointFailed, newest
 from penstock.executor.checkpoints.outputs import Outputs
-from penstock.executor.run import chain, rank
-from penstock.executor.run.rank import Rank
+from penstock.executor.run import chain, rank_main
+from penstock.executor.run.rank_main import Rank
 from penstock.executor.torch_versions import refuse_unfit_torch, untried
 from penstock.schemas.errors import InvalidDocument, ModelMismatch, NotFound, PenstockError, UnsupportedRequest
 
@@ -186,7 +186,7 @@ def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_torch_that_was_not_tried_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "untried", partial(untried, "2.99.0"))
+    monkeypatch.setattr(rank_main, "untried", partial(untried, "2.99.0"))
     events = trained("momentum", steps=2)
     assert [event["text"] for event in events if event["kind"] == "warning"] == [untried("2.99.0")]
     assert events[-1]["kind"] == "done"

@@ -13,8 +13,8 @@ from rank_pool import JOBS, SEED
 from test_training import plain
 
 from penstock.executor.checkpoints.checkpoint import Checkpoint
+from penstock.executor.run.rank_programs import Work
 from penstock.executor.run.unattended import run_unattended
-from penstock.executor.run.work import Work
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import InvalidDocument, RunFailed
 

@@ -15,7 +15,7 @@ from rank_pool import SEED, RankPool
 
 from penstock.executor.run.chain import Chain
 from penstock.executor.run.check import counted_versions
-from penstock.executor.run.reference import Recipe, ReferenceTrainer
+from penstock.executor.run.plain_training import Recipe, ReferenceTrainer
 from penstock.schemas.program import Program
 
 OPTIMIZERS = tuple(rule_jobs.OPTIMIZERS)

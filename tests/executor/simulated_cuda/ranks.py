@@ -21,9 +21,9 @@ from assigned import assigned
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from penstock.executor.run import rank as rank_module
+from penstock.executor.run import rank_main as rank_module
 from penstock.executor.run.job import Job
-from penstock.executor.run.rank import Rank
+from penstock.executor.run.rank_main import Rank
 from penstock.executor.runtime.hardware import Place, machine
 from penstock.executor.transport import nccl
 from penstock.executor.transport.order import digests, messages

@@ -14,8 +14,8 @@ from fsdp2_rank import MICRO_BATCHES, RESHARDED
 from peers import printed_by_ranks
 from pipelines import Part, programs_of
 
+from penstock.executor.divided.crossing_tensors import traced_layers
 from penstock.executor.divided.inventory import Prediction
-from penstock.executor.divided.layout import traced_layers
 from penstock.executor.run.chain import Chain
 from penstock.schemas.program import Sharding
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from random import Random
 
 from penstock.convert import to_plan, to_problem
-from penstock.convert.degrees import UNDIVIDED, to_degrees
+from penstock.convert.requested_degrees import UNDIVIDED, to_degrees
 from penstock.convert.trainers import MODULES, within_of
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from drawn_plans import PLANS, Drawn, plan_of
 
-from penstock.convert.degrees import degrees_of
+from penstock.convert.requested_degrees import degrees_of
 from penstock.exporting.layouts import layout_text
 from penstock.questions.layouts import import_layout
 from penstock.schemas.api.layouts import LayoutRequest

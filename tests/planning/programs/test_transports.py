@@ -18,7 +18,7 @@ from penstock.executor.node.agent_state import Offer, State
 from penstock.executor.node.state import step
 from penstock.executor.node.stimuli import CHECK, Said, Start, Synced
 from penstock.executor.run import unattended
-from penstock.executor.run.work import Work, common_transports
+from penstock.executor.run.rank_programs import Work, common_transports
 from penstock.executor.transport.choice import AUTO, Place, choose
 from penstock.planning.programs.bundles import make_bundle
 from penstock.planning.programs.lower import programs

@@ -20,7 +20,7 @@ from penstock.cli.main import main
 from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
-from penstock.service.db.store import Filed, Stores
+from penstock.service.db.document_store import Filed, Stores
 from penstock.service.db.tables import DEFAULT_TENANT, documents, job_events, jobs, workers
 from penstock.service.jobs.queue import JobQueue, NewJob
 

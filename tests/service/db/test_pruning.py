@@ -10,7 +10,7 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.service.db.database import Database
-from penstock.service.db.store import Filed, Store, Stores, cache_key
+from penstock.service.db.document_store import Filed, Store, Stores, cache_key
 from penstock.service.db.tables import DEFAULT_TENANT, answers, documents, job_events, jobs, runs, sweeps
 from penstock.service.db.upkeep.pruning import Pruned, prune
 from penstock.service.jobs.leases import Leases

@@ -16,7 +16,7 @@ from penstock.schemas.api.jobs import ResultOut
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded, Unreachable
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.db.store import Filed, Stores, cache_key
+from penstock.service.db.document_store import Filed, Stores, cache_key
 from penstock.service.db.tables import answers, api_keys, documents, job_events, jobs, now_ms
 from penstock.service.jobs.duties import do_hourly
 from penstock.service.jobs.leases import Claim, Leases
@@ -110,7 +110,7 @@ def test_an_answer_is_of_the_code_that_made_it(
     """A worker with other code than the service keeps its answer for services that have the same."""
     ours = cache_key(HASH)
     add(queue, ours)
-    monkeypatch.setattr("penstock.service.db.store.code_digest", lambda: "other code")
+    monkeypatch.setattr("penstock.service.db.document_store.code_digest", lambda: "other code")
     leases.finish(claim(leases), "succeeded", result=ENDED, keep=True)
     store = Stores(database).of(OURS)
     assert store.answer(cache_key(HASH)) is not None

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_layout, tiny_placement, tiny_sweep
-from penstock.planning.documents import find_profile
+from penstock.planning.inputs import find_profile
 from penstock.questions.naming import with_documents
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest

@@ -19,7 +19,7 @@ from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.db.store import Stores
+from penstock.service.db.document_store import Stores
 from penstock.service.jobs.leases import Leases
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submit import Planning

@@ -21,7 +21,7 @@ from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.request import PlanRequest
 from penstock.service.db.database import Database
-from penstock.service.db.store import Stores
+from penstock.service.db.document_store import Stores
 from penstock.service.db.tables import jobs, workers
 from penstock.service.jobs.queue import JobQueue
 from penstock.service.jobs.submit import Planning

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.examples import catalogue
-from penstock.planning.documents import find_profile
+from penstock.planning.inputs import find_profile
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.service.pages.form import FIRST, Faults, request_of

@@ -14,7 +14,7 @@ import penstock
 from penstock.client import Client
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_request
-from penstock.planning.documents import with_open_degrees
+from penstock.planning.inputs import with_open_degrees
 from penstock.schemas.api.jobs import JobOut
 from penstock.schemas.request import PlanRequest
 from penstock.service.pages.form import EXAMPLES
@@ -233,8 +233,8 @@ def test_the_same_in_python_and_on_the_command_line(
 
     def plan(profile: str, topology: str, **more: Any) -> Kept:
         found = {
-            "profile": penstock.planning.documents.find_profile(profile),
-            "topology": penstock.planning.documents.find_topology(topology),
+            "profile": penstock.planning.inputs.find_profile(profile),
+            "topology": penstock.planning.inputs.find_topology(topology),
         }
         more["termination"] = {"time_limit_ns": round(more.pop("time_limit") * 1e9)}
         asked.append(PlanRequest.parse(found | more))

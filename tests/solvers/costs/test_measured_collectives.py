@@ -20,7 +20,7 @@ from penstock.solvers.degrees.contract import contract
 from penstock.solvers.explanation.changes import with_network
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Operation, Variant
 from penstock.solvers.model.problem import MeasuredCollective, Problem
-from penstock.solvers.verify.collectives import reduction_ns
+from penstock.solvers.verify.reduction_times import reduction_ns
 
 NODES = (4, 4)
 

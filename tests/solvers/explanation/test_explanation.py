@@ -17,7 +17,7 @@ from penstock.solvers.explanation.changes import change, default_changes, link_o
 from penstock.solvers.explanation.critical_path import path_of_run
 from penstock.solvers.explanation.hints import hints
 from penstock.solvers.explanation.idle import idle_split
-from penstock.solvers.explanation.layout import Layout, allocation_of, compare_layout
+from penstock.solvers.explanation.other_layout import Layout, allocation_of, compare_layout
 from penstock.solvers.explanation.run import JudgedRun
 from penstock.solvers.explanation.what_if import Replan, Row, headroom, retime, what_if
 from penstock.solvers.judge.simulate import makespan_ns, simulate

@@ -15,8 +15,8 @@ from paper_models import profile
 from penstock.cli.main import main
 from penstock.convert import to_problem
 from penstock.convert.answers import to_result
-from penstock.convert.degrees import at_choice_of
 from penstock.convert.plans import from_plan
+from penstock.convert.requested_degrees import at_choice_of
 from penstock.errors import InvalidDocument
 from penstock.examples import catalogue
 from penstock.planning.why_not import other_choices

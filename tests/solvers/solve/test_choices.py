@@ -24,10 +24,10 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import CLASS_SCOPE, REQUEST_SCOPE, Result, Shortage, Status
 from penstock.solvers.planners import effort
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.solve import asking as who
 from penstock.solvers.solve import choices, driver, tasks
+from penstock.solvers.solve import eligible as who
 from penstock.solvers.solve import searched as one_choice
-from penstock.solvers.solve.asking import NEAR, QUICK, Round, most_comparable
+from penstock.solvers.solve.eligible import NEAR, QUICK, Round, most_comparable
 
 ONE, TWO, FOUR = Degrees(), Degrees(tensor=2), Degrees(tensor=4)
 HOLDS_ALL, HOLDS_NONE = 2**40, 10

@@ -18,8 +18,8 @@ from penstock.solvers.planners import effort
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.effort import NORMAL
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.solve import asking, choices, driver
-from penstock.solvers.solve.asking import chosen, not_asked
+from penstock.solvers.solve import choices, driver, eligible
+from penstock.solvers.solve.eligible import chosen, not_asked
 
 EVERY = {row.name for row in PLANNERS.values() if row.proposals is not None}
 
@@ -59,14 +59,14 @@ def test_more_devices_than_a_planner_takes_are_said() -> None:
 
 
 def test_many_cells_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MOST_CELLS", 2)
+    monkeypatch.setattr(eligible, "MOST_CELLS", 2)
     cells = contract(open_problem(asked(TWO)), Choice(TWO))
     reasons = chosen(Setting(cells), set()).left_out
     assert str(reasons["spread"]) == "4 cells are fewer than the 257 from which on it is asked"
     one = chosen(Setting(replace(cells, devices=cells.devices[:1])), set()).left_out
     assert str(one["spread"]) == "1 cell is fewer than the 257 from which on it is asked"
     wide = {**PLANNERS, "spread": replace(PLANNERS["spread"], least_devices=3)}
-    monkeypatch.setattr(asking, "PLANNERS", wide)
+    monkeypatch.setattr(eligible, "PLANNERS", wide)
     rows, reasons = chosen(Setting(cells), set())
     assert [row.name for row in rows] == ["spread"]
     assert str(reasons["dapple"]) == "4 cells are more than the 2 up to which they are asked"
@@ -95,7 +95,7 @@ def test_bounds_that_spare_planners_are_said() -> None:
 
 
 def test_what_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "LARGE", 10)
+    monkeypatch.setattr(eligible, "LARGE", 10)
     why = driver.solve(devices(8), "auto", effort="quick").sentence
     large = "layers × devices × numbers of micro-batches are 32, above the 10 up to which they are asked"
     assert f"; not asked, as {large}: relax, exact" in why

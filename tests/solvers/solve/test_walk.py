@@ -12,7 +12,7 @@ import pytest
 from problems import make_problem
 
 from penstock.convert.trainers import within_of
-from penstock.planning.documents import find_profile, find_topology
+from penstock.planning.inputs import find_profile, find_topology
 from penstock.questions.solve import solve as answer
 from penstock.schemas.request import PlanRequest
 from penstock.solvers.improve.neighbourhood import recut
@@ -21,7 +21,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.trainer_limits import Span
-from penstock.solvers.schedules.support import fitting
+from penstock.solvers.schedules.support import fitting_orders
 from penstock.solvers.solve import incumbent, judging
 from penstock.solvers.solve.driver import solve
 
@@ -75,7 +75,7 @@ def test_a_request_passes_few_modules(planner: str, package: str) -> None:
 class Counting:
     """Counts the plans that the judge is given, by allocation and schedule, wherever it is called from."""
 
-    ROOMS = (judging, incumbent, fitting, recut)
+    ROOMS = (judging, incumbent, fitting_orders, recut)
 
     def __init__(self, call: Callable[..., Any], name: str) -> None:
         self.call, self.name, self.plans = call, name, list[tuple[object, object]]()

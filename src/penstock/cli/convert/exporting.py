@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.documents import STANDARD, prepare_output, read_plan, read_raw
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, read_plan, read_raw
 from penstock.cli.options import LAUNCH, OUTPUT
 from penstock.cli.service.remote import Server, connect, refuse_file
 from penstock.schemas.errors import meant

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import typer
 
-from penstock.cli.documents import STANDARD, post_document, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, post_document, prepare_output, print_json, write_document
 from penstock.cli.options import OUTPUT, Document
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Post, Server, connect

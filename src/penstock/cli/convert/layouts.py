@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
-from penstock.cli.documents import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.options import (
     OUTPUT,
     AsJson,
@@ -23,7 +23,7 @@ from penstock.cli.options import (
     Workers,
     given,
 )
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.request_options import request_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
@@ -169,7 +169,7 @@ def import_layout(
         )
     show_layout(screen, found)
     show_changes(screen, found, asked)
-    from penstock.cli.plan.asking import other_kernels_of
+    from penstock.cli.plan.request_options import other_kernels_of
 
     if (line := other_kernels_of(found.request) or _own_kernels(options, found.request)) is not None:
         screen.say(line)
@@ -222,7 +222,7 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
 
 def _gpus(options: Mapping[str, Any]) -> int | None:
     """Return the GPUs of the job that options name; None without a cluster, or for nodes that it lacks."""
-    from penstock.cli.plan.asking import topology_of_options
+    from penstock.cli.plan.request_options import topology_of_options
     from penstock.importers.cluster.hostlist import expand
 
     topology = topology_of_options(options)
@@ -252,7 +252,7 @@ def _model(
     config: str | None,
 ) -> dict[str, Any]:
     """Options of the request that say the model: a profile with costs at the file's degrees, where one is computed."""
-    from penstock.cli.plan.asking import profile_of_options, topology_of_options
+    from penstock.cli.plan.request_options import profile_of_options, topology_of_options
     from penstock.examples import catalogue
     from penstock.examples.shapes import SHAPES
     from penstock.facts.device_table import DEVICES
@@ -357,7 +357,7 @@ def show_changes(screen: Screen, found: LayoutImported, asked: LayoutRequest) ->
 
 def _in_short(plan: Plan) -> str:
     """Degrees, stages and micro-batches of a plan."""
-    from penstock.convert.degrees import degrees_of
+    from penstock.convert.requested_degrees import degrees_of
 
     stages = plan.pipelines[0].stages
     shared = f", {plan.sharding} sharded" if plan.sharding not in (None, "none") else ""

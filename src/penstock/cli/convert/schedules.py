@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.convert.exporting import say_notes
-from penstock.cli.documents import STANDARD, prepare_output, read_plan, write_document
+from penstock.cli.input_files import STANDARD, prepare_output, read_plan, write_document
 from penstock.cli.options import MODEL, Document, PlanPath
 from penstock.cli.service.remote import Server, export_there
 

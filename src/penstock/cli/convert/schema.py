@@ -12,7 +12,7 @@ from penstock.cli.panels import CONVERT
 
 
 def _names(typed: str) -> Iterator[str]:
-    from penstock.questions.documents import DOCUMENTS
+    from penstock.questions.json_schemas import DOCUMENTS
 
     return (name for name in DOCUMENTS if name.startswith(typed))
 
@@ -32,6 +32,6 @@ def schema(
 
     Example: penstock schema plan-request
     """
-    from penstock.questions.documents import DOCUMENTS, schema_text
+    from penstock.questions.json_schemas import DOCUMENTS, schema_text
 
     sys.stdout.write("".join(f"{each}\n" for each in DOCUMENTS) if name is None else schema_text(name))

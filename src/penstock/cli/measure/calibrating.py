@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, read_plan, write_document
 from penstock.cli.durations import duration_ns
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, print_json, read_document, read_plan, write_document
 from penstock.cli.options import MEASUREMENT, OUTPUT, Document, PlanPath
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Server, export_there, refuse_here

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, post_document, prepare_output, write_document
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
+from penstock.cli.input_files import STANDARD, post_document, prepare_output, write_document
 from penstock.cli.options import MEASUREMENT, Document
 from penstock.cli.panels import MEASURE
 from penstock.cli.service.remote import Post

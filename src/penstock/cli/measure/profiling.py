@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from penstock.cli import completion
-from penstock.cli.degrees import costed_degrees, degrees_of, numbers_of
-from penstock.cli.documents import STANDARD, post_document, prepare_output, read_plan, write_document
+from penstock.cli.degree_options import costed_degrees, degrees_of, numbers_of
 from penstock.cli.durations import SECOND_NS, seconds
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, post_document, prepare_output, read_plan, write_document
 from penstock.cli.options import (
     MEASUREMENT,
     MODEL,
@@ -339,7 +339,7 @@ def _of_transformer(
     if job is not None:
         raise typer.BadParameter("--framework and options like it go with --example or --hf, not with --job")
     screen = _screen(output)
-    from penstock.planning.documents import find_shape
+    from penstock.planning.inputs import find_shape
     from penstock.shapes.profiles import computed_profile
     from penstock.shapes.routing import Routing
 
@@ -382,7 +382,7 @@ def _traced(
     from penstock.executor.hugging_face.job import HuggingFaceJob
     from penstock.executor.profiling.analytic import analytic_profile
     from penstock.facts.device_table import DEVICES, device_facts
-    from penstock.planning.documents import find_shape, read_config
+    from penstock.planning.inputs import find_shape, read_config
     from penstock.schemas.errors import UnsupportedRequest
     from penstock.shapes.costs.library import explained
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import prepare_output, print_json, read_plan, write_document
+from penstock.cli.input_files import prepare_output, print_json, read_plan, write_document
 from penstock.cli.options import MEASUREMENT, OUTPUT, AsJson, Directory, Job
 from penstock.cli.panels import MEASURE
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from penstock.cli import completion
-from penstock.cli.documents import print_json, read_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import print_json, read_document
 from penstock.cli.options import (
     MODEL,
     OUTPUT,
@@ -210,7 +210,7 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         if options[one] is not None and options[other] is not None:
             raise typer.BadParameter(f"give either --{one} or --{other}, not both")
     from penstock.examples import catalogue
-    from penstock.planning.documents import read_config
+    from penstock.planning.inputs import read_config
     from penstock.schemas.api.fits import FitsRequest
     from penstock.schemas.topology import ClusterTopology
     from penstock.shapes.profiled_degrees import context_kind_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, read_plan
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, print_json, read_document, read_plan
 from penstock.cli.options import OUTPUT, AsJson, PlanPath
 from penstock.cli.panels import PLAN
 from penstock.cli.questions import ask

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli import completion
-from penstock.cli.documents import print_json
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import print_json
 from penstock.cli.options import AsJson
 from penstock.cli.panels import PLAN
 from penstock.cli.questions import ask

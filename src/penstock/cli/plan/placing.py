@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from penstock.cli.documents import STANDARD, prepare_output, print_json, read_document, write_document
 from penstock.cli.durations import METAVAR, between
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, print_json, read_document, write_document
 from penstock.cli.kernels import compilation_shown, one_thread
 from penstock.cli.options import (
     LONGEST,
@@ -30,7 +30,7 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import request_of
+from penstock.cli.plan.request_options import request_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
 

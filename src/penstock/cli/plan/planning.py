@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.kernels import compilation_shown, one_thread
 from penstock.cli.options import (
     MODEL,
@@ -29,7 +29,7 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import other_kernels_of, request_of
+from penstock.cli.plan.request_options import other_kernels_of, request_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server, connect, refuse_here, solved_there
 
@@ -89,7 +89,7 @@ def plan(
     Example: penstock plan --example gpt2-small --cluster 2x4xV100 -b 64 -o plan.json
     """
     options = given(question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule)
-    from penstock.planning.documents import with_effort
+    from penstock.planning.inputs import with_effort
 
     asked = with_effort(request_of(options, open_degrees=True))
     prepare_output(output)
@@ -193,7 +193,7 @@ def compare(
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
     from penstock.cli.show import Screen, show_comparison
-    from penstock.planning.documents import with_effort
+    from penstock.planning.inputs import with_effort
     from penstock.schemas.api.jobs import CompareRequest
 
     options = given(question, training, degrees, limits, choice, request=request)

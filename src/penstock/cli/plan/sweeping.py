@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import completion
-from penstock.cli.documents import print_json, read_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import print_json, read_document
 from penstock.cli.kernels import announce_compilation, one_thread
 from penstock.cli.options import (
     MODEL,
@@ -27,7 +27,7 @@ from penstock.cli.options import (
     given,
 )
 from penstock.cli.panels import PLAN
-from penstock.cli.plan.asking import profile_of_options, request_of
+from penstock.cli.plan.request_options import profile_of_options, request_of
 from penstock.cli.service.remote import Server, connect, refuse_here
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _sweep_of(
 ) -> SweepRequest:
     """The first of each axis makes the request; an axis with several values is swept over."""
     from penstock.examples import catalogue
-    from penstock.planning.documents import with_effort, with_quick_planner
+    from penstock.planning.inputs import with_effort, with_quick_planner
     from penstock.schemas.api.sweep import SweepRequest
     from penstock.schemas.topology import ClusterTopology
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import panels
-from penstock.cli.documents import prepare_output, read_plan
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import prepare_output, read_plan
 from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, given
 from penstock.cli.run.running import refuse_combinations
 from penstock.cli.run.training_options import (

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import panels
-from penstock.cli.documents import prepare_output, print_json, read_plan, write_document
 from penstock.cli.groups import grouped
+from penstock.cli.input_files import prepare_output, print_json, read_plan, write_document
 from penstock.cli.measure.measured import collective_lines, figures, measured_lines, memory_lines
 from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, given
 from penstock.cli.run.model_fit import refuse_no_reference
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.cli.show import Screen
     from penstock.executor.checkpoints.checkpoint import Checkpoint
     from penstock.executor.run.local import RunReport
-    from penstock.executor.run.work import Work
+    from penstock.executor.run.rank_programs import Work
     from penstock.schemas.api.run_options import RunOptions
     from penstock.schemas.plan import PlanFile
     from penstock.schemas.trace import Trace
@@ -238,7 +238,7 @@ def _train(
     **more: Any,
 ) -> RunReport:
     from penstock.executor.run.unattended import run_unattended
-    from penstock.planning.programs.work import work_after
+    from penstock.planning.programs.segment_programs import work_after
     from penstock.schemas.profile import ModelProfile
 
     profile = file.request.profile

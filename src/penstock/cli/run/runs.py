@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.documents import print_json
+from penstock.cli.input_files import print_json
 from penstock.cli.options import AsJson
 from penstock.cli.panels import SERVICE
 from penstock.cli.service.remote import LOCAL, TheServer, connect

@@ -74,7 +74,7 @@ def doctor(
     if server is not None:
         checks += _of_server(server)
     if as_json:
-        from penstock.cli.documents import print_json
+        from penstock.cli.input_files import print_json
 
         print_json([check._asdict() for check in checks])
     else:

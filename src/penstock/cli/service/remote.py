@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.documents import STANDARD, read_plan
+from penstock.cli.input_files import STANDARD, read_plan
 from penstock.cli.options import OUTPUT, SERVICE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 
 _BEGIN = r"(?:^|(?<=[;&|({\n]))[ \t]*(?:(?:then|else|do)[ \t]+)?"
 _TOKEN = re.compile(

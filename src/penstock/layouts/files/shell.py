@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.layouts.files.branches import Arm, Test, Undecided, arms_of, decided, named
 from penstock.layouts.files.expressions import BINARY
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 from penstock.schemas.bounded.budget import Budget
 
 QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"

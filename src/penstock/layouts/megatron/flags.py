@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from penstock.importers.lines import Faults
 from penstock.layouts.files.configurations import is_python
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron.forks import DEEPSPEED, INSTEAD, switches_by_value
 from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT

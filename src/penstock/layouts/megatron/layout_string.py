@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock.convert.layer_roles import Roles
 from penstock.importers.lines import Faults
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 
 LETTERS = {"E": "embedding", "t": "transformer layer", "m": "multi-token prediction", "L": "head and loss"}
 _Fault = Callable[[int, str], None]

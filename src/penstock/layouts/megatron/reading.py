@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
-from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
 from penstock.layouts.megatron.cuts import predicts_more, stages_of
 from penstock.layouts.megatron.flags import NO_GIVEN, Flags
@@ -35,6 +34,7 @@ from penstock.layouts.megatron.names import (
 )
 from penstock.layouts.megatron.other_flags import LOWERING, changing_sentence
 from penstock.layouts.megatron.written import FSDP_STRATEGIES
+from penstock.layouts.stated_degrees import Stated, degrees_in
 from penstock.schemas.errors import InvalidDocument
 from penstock.solvers.model.degrees import Degrees, Module, modules_of
 from penstock.solvers.model.trainer_limits import Recomputing

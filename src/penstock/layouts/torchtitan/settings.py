@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.files.configurations import configuration, refusal
-from penstock.layouts.files.places import place
+from penstock.layouts.files.positions import place
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.trainer_limits import Recomputing

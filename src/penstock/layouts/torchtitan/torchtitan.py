@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from penstock.convert.layer_roles import Roles
 from penstock.layouts.compared import compared, sizes_of, unknown_sentence
-from penstock.layouts.degrees import Stated, degrees_in
 from penstock.layouts.drawn import Drawn, Expressed, Reading
+from penstock.layouts.stated_degrees import Stated, degrees_in
 from penstock.layouts.torchtitan import files as torchtitan_files
 from penstock.layouts.torchtitan.models import FLAVORS, named, without_kernels
 from penstock.layouts.torchtitan.settings import LENGTH, Settings, checkpoints_in_words, checkpoints_of, unmodelled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.planning.programs.work import work_after
+from penstock.planning.programs.segment_programs import work_after
 from penstock.schemas.api.agents import digest_of
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import UnsupportedRequest

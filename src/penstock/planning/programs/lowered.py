@@ -34,7 +34,7 @@ def lower(file: PlanFile, options: RunOptions | None = None, steps: int = 1) -> 
     Programs of periodic plans train from one halt of the run to the next; there is one per distinct length.
     """
     from penstock.planning.judge import simulated
-    from penstock.planning.programs.work import work_after
+    from penstock.planning.programs.segment_programs import work_after
 
     judged = file
     if file.plan.prediction is None:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from penstock.facts.device_table import DeviceFacts, Dtype
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes import parameters
+from penstock.shapes.gpu_memory import vocabulary_rows
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
-from penstock.shapes.memory import vocabulary_rows
 
 FP32 = 4
 Moved = tuple[tuple[float, float], ...]

@@ -27,8 +27,8 @@ from penstock.shapes.costs.case import FP32, Case, Times
 from penstock.shapes.costs.ends import embedding_collectives, embedding_times, head_collectives, head_times
 from penstock.shapes.costs.pieces import collectives_of, module_costs, times_of
 from penstock.shapes.costs.storage import stash_bytes, workspace_bytes
+from penstock.shapes.gpu_memory import vocabulary_rows
 from penstock.shapes.layout import Layout
-from penstock.shapes.memory import vocabulary_rows
 from penstock.shapes.roles import WINDOWED, Role, is_dense, is_windowed, roles_of
 
 _ADAM_STATES = 2

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from penstock.shapes.activations import before_scores, context_buffers, norm_kept, per_token
 from penstock.shapes.costs.case import Case
-from penstock.shapes.memory import LOGITS, dummy_bytes
+from penstock.shapes.gpu_memory import LOGITS, dummy_bytes
 from penstock.shapes.roles import Role, is_dense, roles_of
 
 _IDS = 8

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from penstock.service.security.places import NoPlace, Places
+from penstock.service.security.child_places import NoPlace, Places
 
 
 async def _turns(places: Places, tenants: str, order: list[str]) -> list[asyncio.Task[None]]:

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.client import Client
-from penstock.planning.documents import find_profile, find_topology, with_open_degrees
+from penstock.planning.inputs import find_profile, find_topology, with_open_degrees
 from penstock.schemas.api.jobs import CompareRequest, JobOut
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.request import PlanRequest

@@ -34,7 +34,7 @@ from penstock.solvers.planners.contiguous_bound.planner import Relaxation, propo
 from penstock.solvers.planners.contiguous_bound.warm_ups import climb
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.schedules.support.fitting import best_order, judged
+from penstock.solvers.schedules.support.fitting_orders import best_order, judged
 from penstock.solvers.solve import driver
 
 pytestmark = pytest.mark.tier("ci")

@@ -18,7 +18,7 @@ from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.planners.exact.chain_tables import WHOLE_BACKWARDS
-from penstock.solvers.schedules.support.fitting import best_order
+from penstock.solvers.schedules.support.fitting_orders import best_order
 
 pytestmark = pytest.mark.tier("ci")
 

@@ -28,7 +28,7 @@ from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.setting import Setting
 from penstock.solvers.schedules.early_backward import early_backward
-from penstock.solvers.schedules.support.fitting import best_order
+from penstock.solvers.schedules.support.fitting_orders import best_order
 from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.judging import Judge
 

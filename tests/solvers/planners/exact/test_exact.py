@@ -22,7 +22,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.planners.exact import joint, planner
 from penstock.solvers.planners.exact.joint import BestFirstSearch
 from penstock.solvers.planners.setting import Setting
-from penstock.solvers.schedules.support.fitting import best_order
+from penstock.solvers.schedules.support.fitting_orders import best_order
 from penstock.solvers.solve.driver import solve
 
 pytestmark = pytest.mark.tier("ci")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from penstock.planning.sentences import replicas
+from penstock.report.blocks import Cell, Column, Table
 from penstock.report.device_names import alike, times, together
 from penstock.report.drawing.picture import NAMES, Picture
 from penstock.report.gists import some
-from penstock.report.tables import Cell, Column, Table
 from penstock.schemas.amounts import amount, duration, percent, ranges
 from penstock.schemas.api.jobs import Alternative
 from penstock.schemas.api.words import alternative_words, recomputed

@@ -1,4 +1,4 @@
-"""Hosts the TCPStore at which the ranks of one generation of a run meet: ``python -m penstock.executor.node.store``.
+"""Host of the TCPStore at which ranks of a generation meet: ``python -m penstock.executor.node.tcp_store``.
 
 A process of its own, because the agent loads no torch, and because a store must not outlive its generation: ranks that
 meet at a used store read the addresses of dead ranks (EXECUTOR E.1). It listens on a free port of the given

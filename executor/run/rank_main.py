@@ -1,4 +1,4 @@
-"""One rank of a run: ``python -m penstock.executor.run.rank``.
+"""One rank of a run: ``python -m penstock.executor.run.rank_main``.
 
 Reads one JSON line from stdin, its assignment (`schemas.ranks.assignment.RankAssignment`).
 
@@ -238,8 +238,8 @@ class Rank:
         mesh = self.program.mesh
         if mesh is None:
             return None, model
+        from penstock.executor.divided.crossing_tensors import divided_shapes, sizes_of
         from penstock.executor.divided.division import Division  # DTensor takes a second to load
-        from penstock.executor.divided.layout import divided_shapes, sizes_of
 
         division = Division(mesh, groups, device)
         size = next(iter(sizes_of(self.program)), 1)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
 
-from penstock.cli.degrees import axes_of, costed_degrees, degrees_of
-from penstock.cli.documents import STANDARD, TAKEN_BY, read_document, read_raw
+from penstock.cli.degree_options import axes_of, costed_degrees, degrees_of
+from penstock.cli.input_files import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.schemas.errors import InvalidDocument, WrongDocument
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
         missing.append("--global-batch-size")
     if missing:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
-    from penstock.convert.degrees import named_degrees
-    from penstock.planning.documents import with_open_degrees
+    from penstock.convert.requested_degrees import named_degrees
+    from penstock.planning.inputs import with_open_degrees
     from penstock.schemas.request import PlanRequest
 
     fields |= _documents(options)
@@ -176,7 +176,7 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
     if options.get("made_profile") is not None:
         return cast("ModelProfile", options["made_profile"])
     from penstock.examples import catalogue
-    from penstock.planning.documents import find_profile, find_shape, with_remarks
+    from penstock.planning.inputs import find_profile, find_shape, with_remarks
     from penstock.schemas.profile import ModelProfile
     from penstock.shapes.layout import FRAMEWORKS
     from penstock.shapes.profiles import computed_profile

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 from penstock.convert.requests import inline_documents
 from penstock.importers.cluster.hostlist import fold
-from penstock.placing.asking import Job
 from penstock.placing.cluster import Cluster
+from penstock.placing.job_problem import Job
 from penstock.placing.words import reasons, reasons_without
-from penstock.planning.documents import find_profile, find_topology, nanoseconds_of, with_open_degrees
+from penstock.planning.inputs import find_profile, find_topology, nanoseconds_of, with_open_degrees
 from penstock.schemas.api.placement import (
     Placement,
     PlacementAnswer,

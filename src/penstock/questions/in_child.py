@@ -10,7 +10,7 @@ from penstock.schemas.api.terms import Terms
 from penstock.schemas.document import Document
 from penstock.workers.protocol import Message
 
-ENTRY = "penstock.questions.asking:answer_task"
+ENTRY = "penstock.questions.in_child:answer_task"
 
 
 def task_of(name: str, request: Document, *, most_devices: int, memory_bytes: int) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.executor.run.work import Work
+from penstock.executor.run.rank_programs import Work
 from penstock.planning.programs.lower import ladder, programs
 
 if TYPE_CHECKING:

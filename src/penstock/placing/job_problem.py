@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from penstock.convert import to_plan, to_problem
-from penstock.convert.degrees import choices_of
+from penstock.convert.requested_degrees import choices_of
 from penstock.placing.cluster import Cluster
 from penstock.planning.solve import refuse_unsupported
 from penstock.schemas.api.placement import Objective, PlacementJob
