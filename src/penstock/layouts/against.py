@@ -13,6 +13,7 @@ from typing import NamedTuple
 from penstock.layouts.files.positions import place
 from penstock.layouts.files.shell import EXPANDED, QUOTED, Unsaid, Value, Variables
 from penstock.layouts.megatron import bridge, written
+from penstock.layouts.megatron.printed import as_flags
 from penstock.layouts.torchtitan import torchtitan
 from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
@@ -51,7 +52,7 @@ def differences(text: str, to: str, own: str, source: str) -> list[str]:
     Raises InvalidDocument where the user's text has none of the settings.
     """
     names = SETTINGS[to]
-    ours, theirs = _said(text, names, to), _said(own, names, source)
+    ours, theirs = _said(text, names, to), _said(as_flags(own), names, source)
     if not theirs:
         raise InvalidDocument(
             f"{source} has no setting that a layout for {to} has",

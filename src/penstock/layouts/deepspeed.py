@@ -21,6 +21,7 @@ import re2
 
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
+from penstock.layouts.files.logs import printed_json
 from penstock.layouts.stated_degrees import degrees_in
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.degrees import IN_ONE_STAGE, Sharding
@@ -44,6 +45,8 @@ OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimi
 """Of these, what is no number."""
 _CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activation_checkpointing")
 """One of these at least is in a configuration of DeepSpeed's."""
+_PRINTED = re.compile(r"  json = (?=\{)")
+"""Words of a log before the configuration, as DeepSpeed prints it."""
 _BARE = re.compile(r":\s*([A-Za-z_]\w*)\s*[,}\]\n]")
 """A name in the place of a value, as templates have them."""
 _STAGES: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
@@ -191,7 +194,7 @@ def _offloads(table: Any) -> bool:
 
 def _values(text: str, given: Reading) -> dict[str, Any]:
     """What is said under the known names; nothing of the text is run."""
-    source = given.source
+    source, text = given.source, printed_json(text, _PRINTED)
     for name, value in given.given.items():  # templates have names in the place of values
         text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _said(value), text)
     try:

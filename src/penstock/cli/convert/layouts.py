@@ -90,8 +90,8 @@ def import_layout(
         str,
         typer.Argument(
             metavar="FILE",
-            help="What the trainer reads: Megatron's script, recipe or layout string, torchtitan's TOML or Python, "
-            "DeepSpeed's JSON or parts, or ranges of layers; - is standard input.",
+            help="What the trainer reads, or its log: Megatron's script, recipe or layout string, torchtitan's TOML or "
+            "Python, DeepSpeed's JSON or parts, or ranges of layers; - is standard input.",
         ),
     ],
     format: Annotated[

@@ -1,4 +1,4 @@
-"""Megatron-Core's flags in a script, a manifest or a configuration, whichever spelling: found, looked up, checked.
+"""Megatron-Core's flags in a script, a manifest, a configuration or a log, whichever spelling: found and checked.
 
 Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron's YAML) as ``name: value`` or
 ``name=value``; in a Python module (Megatron-Bridge's recipes) as what one of its configurations sets. Of several the
@@ -35,6 +35,7 @@ from penstock.layouts.megatron.names import (
     WORDS,
 )
 from penstock.layouts.megatron.other_flags import CHANGING, FLAGS_ONLY, HARMLESS
+from penstock.layouts.megatron.printed import as_flags
 from penstock.layouts.megatron.recipe import settings_of
 from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.bounded.yaml_text import load_yaml
@@ -88,11 +89,13 @@ class Flags:
     """
 
     def __init__(self, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> None:
-        self.text, self.source = text, source
+        is_printed = (flags := as_flags(text)) != text
+        self.text = text = flags
+        self.source = source
         self.found: dict[str, list[Value]] = {}
         self.unknown: tuple[str, ...] = ()
         self.unread: list[str] = []
-        self._said: list[str] = []
+        self._said = ["read from the arguments that Megatron printed, its defaults among them"] if is_printed else []
         self._open: Mapping[str, str] = NO_GIVEN
         plain = _COMMENT.sub(lambda match: " " * len(match[0]), text)
         budget = Budget(source)

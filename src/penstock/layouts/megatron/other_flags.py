@@ -107,14 +107,23 @@ _LOWERING = """
 """
 LOWERING = frozenset(_LOWERING.split())
 """Flags with which a GPU holds less than is counted."""
+_ONE = (
+    "expert-gtp-weight-remat-size",
+    "expert-tensor-parallel-num-weight-shards",
+    "gtp-weight-remat-size",
+    "mlp-chunks-for-training",
+    "num-distributed-optimizer-instances",
+    "tensor-parallel-num-weight-shards",
+)
+"""Flags that change nothing where they are 1."""
 HARMLESS: dict[str, tuple[str, ...]] = {
     "attention-backend": ("auto", "flash", "fused", "attnbackend.flash", "attnbackend.fused", "attnbackend.auto"),
     "cuda-graph-impl": ("none",),
+    **dict.fromkeys(_ONE, ("1",)),
     "exp-avg-dtype": ("fp32", "float32"),
     "exp-avg-sq-dtype": ("fp32", "float32"),
     "main-params-dtype": ("fp32", "float32"),
     "moe-token-dispatcher-type": ("alltoall",),
-    "num-distributed-optimizer-instances": ("1",),
     "optimizer": ("adam", "adamw"),
     "outer-dp-sharding-strategy": ("no_shard",),
     "transformer-impl": ("transformer_engine",),

@@ -1,7 +1,7 @@
 """torchtitan's settings, as one table of tables, in every form that they are given in.
 
-Read are TOML and JSON, flags (``--parallelism.pipeline_parallel_degree 4``) and the Python of newer versions
-(``config.parallelism.pipeline_parallel_degree = 4``, of which nothing is run).
+Read are TOML and JSON, also in a log, flags (``--parallelism.pipeline_parallel_degree 4``) and the Python of newer
+versions (``config.parallelism.pipeline_parallel_degree = 4``, of which nothing is run).
 
 .. [1] torchtitan, ``config/job_config.py``, ``config/manager.py``.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import Expressed
 from penstock.layouts.files.configurations import configuration, refusal
+from penstock.layouts.files.logs import printed_json
 from penstock.layouts.files.positions import place
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.degrees import Modules
@@ -40,6 +41,8 @@ _FLAG = re.compile(
     rf"--({'|'.join(TABLES)})\.([a-z_]+)(?:(?:[ \t]*=[ \t]*|[ \t]+)(?!--)(\"[^\"\n]*\"|'[^'\n]*'|[^\s'\"]+))?"
 )
 _PYTHON = re.compile(r"(?m)^(?:def |from |import |class |[ \t]*config\.\w)")
+_PRINTED = re.compile(r"Running with (?:args|configs?): (?=\{)")
+"""Words of a log before the configuration as JSON (``--debug.print_config``)."""
 OLD_NAMES = {
     "batch_size": "local_batch_size",
     "pipeline_parallel_module_fqns_per_model_part": "module_fqns_per_model_part",
@@ -53,6 +56,7 @@ class Settings:
     """
 
     def __init__(self, text: str, source: str, given: Mapping[str, str] = NONE, config: str | None = None) -> None:
+        text = printed_json(text, _PRINTED)
         self.text, self.faults, self.is_python = text, Faults(source), _is_python(text)
         self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
