@@ -24,6 +24,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Collective
 from penstock.shapes.profiles import profile_of
+from penstock.workers.protocol import Message
 from penstock.workers.solve_child import TASKS
 
 PROFILE = profile_of(SHAPES["llama-3-8b"], "megatron", ["A100", "H100"], micro_batch_sizes=[1, 2])
@@ -222,9 +223,9 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     found = answer(asked)
     assert ModelProfile.read(written) == found.profile
     assert told == found.model_dump(mode="json", exclude={"profile"})
-    sent: list[dict[str, object]] = []
+    sent: list[Message] = []
     TASKS["ask"](answer_task, task_of("calibrate-throughput", asked, most_devices=1, memory_bytes=0), sent.append)
-    assert ThroughputOut.model_validate(sent[0]["result"]) == found
+    assert ThroughputOut.model_validate_json(sent[0].body) == found
     links = [*options, "--output-topology", written]
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):
         assert main(["calibrate", *wrong]) == 64

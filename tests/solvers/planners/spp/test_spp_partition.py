@@ -30,7 +30,7 @@ from penstock.solvers.planners.spp.partition import (
     search,
     stages_that_fit,
 )
-from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, Chain, possible
+from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, ChainArrays, possible
 from penstock.solvers.planners.spp.tables import Depth, chain_of, windows
 
 ROUNDING_NS = 2
@@ -57,7 +57,7 @@ def random_problem(seed: int, layers: int = 6, devices: int = 5, **changes: Any)
     return make_problem(draw.integers(10_000, 3_000_000, layers).tolist(), **(settings | changes))
 
 
-def chain_for(problem: Problem, most: int, replicas: tuple[int, ...] = (), **more: Any) -> Chain:
+def chain_for(problem: Problem, most: int, replicas: tuple[int, ...] = (), **more: Any) -> ChainArrays:
     batch = batch_of(problem, problem.micro_batch_sizes[0])
     counts = replicas or tuple(range(1, problem.num_devices + 1))
     return chain_of(
@@ -179,7 +179,7 @@ def test_every_number_of_stages_has_its_optimum_of_those_that_keep_the_pins() ->
     assert some > 10
 
 
-def shown_by_recursion(chain: Chain, most_ns: int, most_stages: int) -> list[set[int]]:
+def shown_by_recursion(chain: ChainArrays, most_ns: int, most_stages: int) -> list[set[int]]:
     """Plain reference of the kernel: the numbers of stages possible, by the first stage's replica count."""
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
