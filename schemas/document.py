@@ -8,14 +8,15 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.schemas.bounded.yaml_text import load_yaml
-from penstock.schemas.errors import Fault, InvalidDocument, WrongDocument
+from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan, WrongDocument
 from penstock.schemas.recognising import recognised, with_hints
 
 MOST_SHOWN = 200
@@ -28,6 +29,8 @@ MOST_REPORTED_BYTES = 64_000
 """Of all listed faults together, as JSON."""
 _EXACT = 2**53 - 1
 """The largest integer that RFC 8785 allows: readers of JSON may take numbers as doubles."""
+D = TypeVar("D", bound="Document")
+
 OTHER_VERSION = "open it with the version of Penstock that wrote it, or plan its request again with this one"
 MAX_DEPTH = 64
 """Lists and objects in each other that JSON of ours may have; documents have a dozen."""
@@ -362,3 +365,24 @@ def refuse_doubles(what: str, names: list[str]) -> None:
         if name in seen:
             raise ValueError(f"{what} {name!r} occurs twice; names are unique")
         seen.add(name)
+
+
+def read_stored(kind: type[D], body: bytes) -> D:
+    """Return a document that was stored as a valid one. Raises InvalidPlan where another version stored it."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _of_another_version(kind, body, error) from None
+
+
+def _of_another_version(kind: type[Document], body: bytes, error: ValidationError) -> InvalidPlan:
+    """Return the refusal of a stored document that is not valid for this version."""
+    data = json.loads(body)
+    versions = data.get("plan", data).get("versions")
+    release = versions.get("penstock") if isinstance(versions, dict) else None
+    writer = f"Penstock {release}" if release else "another version of Penstock"
+    return InvalidPlan(
+        f"{writer} stored this {kind.kind}, and Penstock {version('penstock')} cannot read it",
+        faults=refusal(kind, error, data).faults,
+        remedy=OTHER_VERSION,
+    )

@@ -11,16 +11,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib.metadata import version
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
-from pydantic import ValidationError
 
 from penstock.planning.code_digest import code_digest
 from penstock.schemas.api.jobs import DocumentOut, DocumentPage
-from penstock.schemas.document import OTHER_VERSION, Document, Part, address_of, canonical_object, refusal
-from penstock.schemas.errors import InvalidPlan, NotFound
+from penstock.schemas.document import Document, Part, address_of, canonical_object, read_stored
+from penstock.schemas.errors import NotFound
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Training
@@ -105,7 +103,7 @@ class Stores:
         return Store(self._database, tenant, partial(self._parsed, tenant))
 
     def _parse(self, tenant: str, kind: type[D], address: str) -> D:
-        return _read(kind, self.of(tenant).body(kind.kind, address))
+        return read_stored(kind, self.of(tenant).body(kind.kind, address))
 
 
 class Store:
@@ -220,7 +218,7 @@ class Store:
 
     def plan(self, address: str) -> Plan:
         """A stored plan. Raises InvalidPlan where another version wrote what this one cannot read."""
-        return _read(Plan, self.body("plan", address))
+        return read_stored(Plan, self.body("plan", address))
 
     def plan_file_body(self, plan_address: str) -> bytes:
         """A stored plan with its request inline, as JSON."""
@@ -229,15 +227,15 @@ class Store:
 
     def plan_file(self, plan_address: str) -> PlanFile:
         """A stored plan with its request inline. Raises as ``plan``."""
-        return _read(PlanFile, self.plan_file_body(plan_address))
+        return read_stored(PlanFile, self.plan_file_body(plan_address))
 
     def file_of(self, plan: Plan) -> PlanFile:
         """A plan, stored or not, with its stored request inline."""
-        return _read(PlanFile, self._file_body(plan.canonical_json(), plan.request_hash))
+        return read_stored(PlanFile, self._file_body(plan.canonical_json(), plan.request_hash))
 
     def request(self, address: str) -> PlanRequest:
         """A stored request with its documents inline."""
-        return self.resolve(_read(PlanRequest, self.body("plan request", address)))
+        return self.resolve(read_stored(PlanRequest, self.body("plan request", address)))
 
     def request_body(self, address: str) -> bytes:
         """Return a stored request with its documents inline, as JSON. Raises NotFound."""
@@ -281,26 +279,6 @@ class Store:
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
-
-
-def _read(kind: type[D], body: bytes) -> D:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _of_another_version(kind, body, error) from None
-
-
-def _of_another_version(kind: type[Document], body: bytes, error: ValidationError) -> InvalidPlan:
-    """Return what is said of a document that was stored as a valid one and is none for this version."""
-    data = json.loads(body)
-    versions = data.get("plan", data).get("versions")
-    made = versions.get("penstock") if isinstance(versions, dict) else None
-    writer = f"Penstock {made}" if made else "another version of Penstock"
-    return InvalidPlan(
-        f"{writer} stored this {kind.kind}, and Penstock {version('penstock')} cannot read it",
-        faults=refusal(kind, error, data).faults,
-        remedy=OTHER_VERSION,
-    )
 
 
 def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.schemas.api.jobs import ProblemDetails, ResultOut
+from penstock.schemas.document import read_stored
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.request import PlanRequest
@@ -59,7 +60,7 @@ def _error(problem: ProblemDetails) -> Message:
 
 
 def _solve(entry: Callable[..., ResultOut], task: Message, send: Send) -> None:
-    request = PlanRequest.model_validate_json(task.body)
+    request = read_stored(PlanRequest, task.body)
 
     def send_plan(plan: Plan) -> None:
         assert plan.prediction is not None

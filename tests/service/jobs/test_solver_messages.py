@@ -14,7 +14,8 @@ from penstock.service.jobs.claimed_solve import Solve
 from penstock.service.jobs.leases import Claim
 from penstock.service.jobs.worker import REPORT_S, Worker
 from penstock.service.settings import Settings
-from penstock.workers.protocol import Message, read, received
+from penstock.workers.protocol import Message, read, received, solve_task
+from penstock.workers.solve_child import serve
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -37,6 +38,18 @@ def test_only_the_last_of_incumbents_that_came_together() -> None:
     kinds = ["incumbent", "incumbent", "bound", "incumbent", "incumbent"]
     text = b"".join(Message(kind, {"number": n}, b"{}\n").written() for n, kind in enumerate(kinds))
     assert [message.facts["number"] for message in received(bytearray(), text)] == [1, 2, 4]
+
+
+def test_a_request_that_another_version_stored_is_refused_in_words() -> None:
+    """A job may be older than the service that solves it."""
+    task = solve_task("penstock.planning.solve:solve_here", b'{"field":"of another version"}', 1)
+    with BytesIO(task.written()) as source, BytesIO() as sink:
+        serve(source, sink)
+        sink.seek(0)
+        answer = read(sink)
+    assert answer is not None
+    assert answer.kind == "error"
+    assert "another version of Penstock stored this plan request" in answer.facts["problem"]["detail"]
 
 
 class Reports:
