@@ -147,11 +147,12 @@ def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
         return None
     shown = timelines.plan_view(sources, address)
     answer = sources.answer_with(plan_or_job, address, shown["request_hash"])
+    further = [search(answer.why)] if answer and answer.why else []
+    further += [compared_degrees(answer.alternatives)] if answer and answer.alternatives else []
     return {
         **shown,
+        "view": shown["view"].having(*further),
         "id": address,
-        "search": [search(answer.why)] if answer and answer.why else [],
-        "alternatives": [compared_degrees(answer.alternatives)] if answer and answer.alternatives else [],
         "timeline": fetched_figure(f"/plans/{address}/timeline"),
     }
 
@@ -200,8 +201,8 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
         "found": found,
         "error": error,
         "changes": CHANGES,
-        "what_ifs_table": what_ifs_table,
-        "why_not_table": why_not_table,
+        "what_ifs": what_ifs_table(found.what_ifs) if found and found.what_ifs else None,
+        "why_not": [(other, why_not_table(other)) for other in found.why_not] if found else [],
     }
 
 

@@ -26,7 +26,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
     assert allocation is not None
     return {
         "view": view_of(
-            file.model_copy(update={"why": ()}),
+            file,
             plan,
             drawn,
             flows=traffic(found.problem, allocation, plan.prediction.time_per_global_batch_ns, plan.update_rule),

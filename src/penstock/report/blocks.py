@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from penstock.schemas.amounts import amount, duration, percent
+
 
 class Cell(NamedTuple):
     """A cell's text, the number by which its column is sorted, and a title that is shown under the pointer."""
@@ -13,6 +15,25 @@ class Cell(NamedTuple):
     text: str
     value: float | None = None
     title: str = ""
+
+
+NONE = "–"
+"""The text of a cell without a value."""
+
+
+def of_amount(size: int | None) -> Cell:
+    """Return the cell of a number of bytes; a dash for None."""
+    return Cell(NONE) if size is None else Cell(amount(size), size)
+
+
+def of_duration(time_ns: float | None) -> Cell:
+    """Return the cell of a time in ns; a dash for None."""
+    return Cell(NONE) if time_ns is None else Cell(duration(time_ns), time_ns)
+
+
+def of_share(share: float | None) -> Cell:
+    """Return the cell of a share, in percent; a dash for None."""
+    return Cell(NONE) if share is None else Cell(percent(share), share)
 
 
 class Column(NamedTuple):
@@ -121,8 +142,3 @@ class Section:
     gist: str
     blocks: tuple[Block, ...]
     opened: bool = False
-
-
-def paragraphs(*blocks: Block | None) -> tuple[Block, ...]:
-    """Return the blocks that have something to show."""
-    return tuple(each for each in blocks if each is not None)

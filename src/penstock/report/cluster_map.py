@@ -8,7 +8,7 @@ from html import escape
 from math import hypot
 from typing import NamedTuple
 
-from penstock.report.blocks import Block, Cell, Column, Folded, Table, Text
+from penstock.report.blocks import Block, Cell, Column, Folded, Table, Text, of_amount, of_share
 from penstock.report.rack_map import rack_map
 from penstock.report.traffic import SORTS, Flow
 from penstock.schemas.amounts import amount, percent
@@ -105,8 +105,8 @@ def traffic_blocks(plan: Plan, flows: Sequence[Flow], names: Sequence[str]) -> t
         (
             Cell(names[flow.source]),
             Cell(names[flow.target]),
-            *(Cell(amount(size), size) for size in (*flow.sizes, flow.bytes)),
-            Cell(percent(flow.utilisation), flow.utilisation),
+            *(of_amount(size) for size in (*flow.sizes, flow.bytes)),
+            of_share(flow.utilisation),
         )
         for flow in flows
     )

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.report.blocks import Bullets, Cell, Column, Columns, Folded, Section, Table, Text
+from penstock.report.blocks import (
+    NONE,
+    Bullets,
+    Cell,
+    Column,
+    Columns,
+    Folded,
+    Section,
+    Table,
+    Text,
+    of_amount,
+    of_duration,
+    of_share,
+)
 from penstock.report.drawing.payload import Mark
 from penstock.report.drawing.picture import Picture, stage_devices
 from penstock.report.gists import alike_devices, some
@@ -25,7 +38,6 @@ from penstock.schemas.plan import Plan
 
 MAX_ROWS = 100
 MAX_SHARES = 10
-NONE = "–"
 SPANS = {
     "step": "one step",
     "iteration": "one iteration",
@@ -123,10 +135,7 @@ def path_words(found: Explanation) -> str:
 
 def shares_table(path: Path) -> Table:
     """Return a row for each of the largest parts of the critical path."""
-    rows = (
-        (name, Cell(duration(length_ns), length_ns), Cell(percent(share), share))
-        for name, length_ns, share in largest_shares(path)
-    )
+    rows = ((name, of_duration(length_ns), of_share(share)) for name, length_ns, share in largest_shares(path))
     return Table.of((Column("part"), Column("time", True), Column("share", True)), rows)
 
 
@@ -135,8 +144,8 @@ def segments_table(segments: Sequence[PathSegment]) -> Table:
     heads = Column("from", True), Column("for", True), Column("where"), Column("what"), Column("not earlier, because")
     rows = (
         (
-            Cell(duration(each.start_ns), each.start_ns),
-            Cell(duration(each.length_ns), each.length_ns),
+            of_duration(each.start_ns),
+            of_duration(each.length_ns),
             f"stage {each.stage}" + (f" ({some(each.devices)})" if each.devices else ""),
             each.text,
             each.because,
@@ -158,17 +167,13 @@ def idle_table(idle: Sequence[IdleOut]) -> Table:
 
 
 def _share(each: IdleOut, part: str) -> Cell:
-    share = getattr(each, f"{part}_ns") / max(1, each.whole_ns)
-    return Cell(percent(share), share)
+    return of_share(getattr(each, f"{part}_ns") / max(1, each.whole_ns))
 
 
 def changes_table(changes: Sequence[SensitivityOut]) -> Table:
     """Return a row for each single change of the plan's inputs, with the time of the same plan."""
     heads = Column("change"), Column("time", True), Column("of this plan's", True), Column("how")
-    rows = (
-        (each.sentence, Cell(duration(each.time_ns), each.time_ns), Cell(percent(each.ratio), each.ratio), each.how)
-        for each in changes
-    )
+    rows = ((each.sentence, of_duration(each.time_ns), of_share(each.ratio), each.how) for each in changes)
     return Table.of(heads, rows)
 
 
@@ -192,10 +197,10 @@ def what_ifs_table(rows: Sequence[WhatIf]) -> Table:
 def _what_if(row: WhatIf) -> tuple[Cell | str, ...]:
     return (
         row.sentence,
-        NONE if row.time_ns is None else Cell(duration(row.time_ns), row.time_ns),
-        NONE if row.ratio is None else Cell(percent(row.ratio), row.ratio),
-        NONE if row.headroom_bytes is None else Cell(amount(row.headroom_bytes), row.headroom_bytes),
-        Cell(duration(row.bound_ns), row.bound_ns),
+        of_duration(row.time_ns),
+        of_share(row.ratio),
+        of_amount(row.headroom_bytes),
+        of_duration(row.bound_ns),
         NONE if row.time_ns is None else row.how,
         f"{row.shape}{' ' if row.shape and row.why else ''}{row.why}",
     )
@@ -205,7 +210,7 @@ def why_not_table(other: WhyNot) -> Table:
     """Return the time of another choice and of the plan, and both by parts."""
     rows = [("time", other.time_ns or 0, sum(each.ours_ns for each in other.differences))]
     rows += [(each.name, each.theirs_ns, each.ours_ns) for each in other.differences]
-    bound = ("no plan at this choice takes less than", Cell(duration(other.bound_ns), other.bound_ns), "")
+    bound = ("no plan at this choice takes less than", of_duration(other.bound_ns), "")
     caption = f"Means over the GPU groups in use. Theirs is the best that planner {other.planner} found: {other.shape}."
     return Table.of(_SIDES, [*(_side_by_side(*row) for row in rows), bound], caption)
 
@@ -227,4 +232,4 @@ _SIDES = (Column(""), Column("theirs", True), Column("ours", True))
 
 
 def _side_by_side(name: str, theirs_ns: int, ours_ns: int) -> tuple[Cell | str, ...]:
-    return name, *(Cell(duration(each), each) for each in (theirs_ns, ours_ns))
+    return name, *(of_duration(each) for each in (theirs_ns, ours_ns))

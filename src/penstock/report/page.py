@@ -19,7 +19,7 @@ from penstock.report.drawing.payload import Mark, payload
 from penstock.report.drawing.picture import Picture, Piece, picture_of_timeline, picture_of_trace
 from penstock.report.explained import marks
 from penstock.report.traffic import traffic
-from penstock.report.view import view_of
+from penstock.report.view import search, view_of
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.trace import Trace
@@ -57,6 +57,8 @@ def html_report(
         faults=faults,
         trace=trace,
     )
+    if file.why:
+        view = view.having(search(file.why))
     path = marks(explanation, plan, picture) if explanation else ()
     measured = picture_of_trace(trace, plan) if trace is not None else None
     title = "Timeline" if measured is None else "Predicted and measured timeline"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from penstock.planning.sentences import replicas
-from penstock.report.blocks import Cell, Column, Table
+from penstock.report.blocks import NONE, Cell, Column, Table, of_amount, of_duration, of_share
 from penstock.report.device_names import alike, times, together
 from penstock.report.drawing.picture import NAMES, Picture
 from penstock.report.gists import some
-from penstock.schemas.amounts import amount, duration, percent, ranges
+from penstock.schemas.amounts import ranges
 from penstock.schemas.api.jobs import Alternative
 from penstock.schemas.api.words import alternative_words, recomputed
 from penstock.schemas.plan import Certificate, DevicePrediction, Plan, Stage
 from penstock.schemas.profile import ModelProfile
 
 MAX_ROWS = 400
-NONE = "–"
 MEMORY_PARTS = (
     "parameters", "gradients", "optimizer", "versions", "activations", "buffers", "workspace", "context",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def _stages(plan: Plan, profile: ModelProfile) -> Iterator[tuple[Cell | str, ...
             stage.dispatch.replace("_", " ") if number_of_replicas > 1 else NONE,
             recomputed(stage),
             f"{warmup[number]}" if number < len(warmup) else NONE,
-            _amount(profile.held_bytes(first, last)),
+            of_amount(profile.held_bytes(first, last)),
             *_used(stage, uses, total),
         )
 
@@ -72,8 +72,8 @@ def _used(stage: Stage, uses: dict[str, DevicePrediction], total: int) -> tuple[
     if not predicted or not total:
         return NONE, NONE, NONE
     fullest = max(predicted, key=lambda use: use.peak_memory_bytes)
-    return _percent(max(use.busy_ns for use in predicted) / total), *map(
-        _amount, (fullest.peak_memory_bytes, fullest.memory_bytes)
+    return of_share(max(use.busy_ns for use in predicted) / total), *map(
+        of_amount, (fullest.peak_memory_bytes, fullest.memory_bytes)
     )
 
 
@@ -87,10 +87,10 @@ def devices_table(plan: Plan) -> Table:
     rows = (
         (
             Cell(times(use.device, count * together(plan))),
-            *(_percent(share / total) for share in (use.busy_ns, use.communication_ns, use.idle_ns)),
-            _amount(use.peak_memory_bytes),
-            _amount(use.memory_bytes),
-            *(_amount(getattr(use.memory, f"{part}_bytes")) for part in parts),
+            *(of_share(share / total) for share in (use.busy_ns, use.communication_ns, use.idle_ns)),
+            of_amount(use.peak_memory_bytes),
+            of_amount(use.memory_bytes),
+            *(of_amount(getattr(use.memory, f"{part}_bytes")) for part in parts),
         )
         for use, count in alike(devices)
     )
@@ -103,7 +103,7 @@ def bounds_table(certificates: Sequence[Certificate]) -> Table:
     heads = Column("covers"), Column("bound", True), Column("gap", True), Column("tolerance", True), Column("method")
     caption = "No plan that a bound covers takes less time; the gap says by how much this plan is above it."
     rows = (
-        (c.model, _duration(c.bound_ns), _percent(c.gap), _duration(c.tolerance_ns), c.method) for c in certificates
+        (c.model, of_duration(c.bound_ns), of_share(c.gap), of_duration(c.tolerance_ns), c.method) for c in certificates
     )
     return Table.of(heads, rows, caption)
 
@@ -127,10 +127,10 @@ def operations_table(picture: Picture) -> Table:
         for i in range(min(len(blocks), MAX_ROWS - len(rows))):
             letter = blocks.letters[blocks.kind[i]]
             number = str(blocks.number[i]) if blocks.number[i] >= 0 else NONE
-            spans = (_duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns))
+            spans = (of_duration(float(value[i])) for value in (blocks.start_ns, blocks.end_ns))
             rows.append((device, NAMES[letter], str(blocks.stage[i]), number, *spans))
-    table = Table.of(heads, rows)
-    return Table(table.columns, table.rows, "", sum(len(picture.strips[strip].compute) for strip in lanes))
+    total = sum(len(picture.strips[strip].compute) for strip in lanes)
+    return replace(Table.of(heads, rows), total=total)
 
 
 def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
@@ -146,23 +146,11 @@ def alternatives_table(alternatives: Sequence[Alternative]) -> Table:
     rows = (
         (
             alternative_words(each),
-            NONE if each.time_ns is None else _duration(each.time_ns),
-            NONE if each.peak_memory_bytes is None else _amount(each.peak_memory_bytes),
-            NONE if each.bound_ns is None else _duration(each.bound_ns),
+            of_duration(each.time_ns),
+            of_amount(each.peak_memory_bytes),
+            of_duration(each.bound_ns),
             each.why or "the answer",
         )
         for each in alternatives
     )
     return Table.of(heads, rows, caption)
-
-
-def _amount(size: int) -> Cell:
-    return Cell(amount(size), size)
-
-
-def _duration(time_ns: float) -> Cell:
-    return Cell(duration(time_ns), time_ns)
-
-
-def _percent(share: float) -> Cell:
-    return Cell(percent(share), share)

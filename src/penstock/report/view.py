@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.calibration.comparing import compared
 from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
 from penstock.planning.sentences import pace, subtitle
-from penstock.report.blocks import Bullets, Drawing, Facts, Section, Text, paragraphs
+from penstock.report.blocks import Bullets, Drawing, Facts, Section, Text
 from penstock.report.cluster_map import cluster_map, traffic_blocks
 from penstock.report.device_names import idle_sentence
 from penstock.report.drawing.picture import Picture, rows_in_words
@@ -45,6 +45,10 @@ class PlanView:
     sentences: tuple[str, ...]
     rows: str | None
     sections: tuple[Section, ...]
+
+    def having(self, *further: Section) -> PlanView:
+        """Return the view with further sections before the last one, which is on the plan's origin."""
+        return replace(self, sections=(*self.sections[:-1], *further, self.sections[-1]))
 
 
 def view_of(
@@ -95,8 +99,6 @@ def _sections(
     yield Section("devices", "Devices", devices_words(plan), (devices_table(plan),))
     yield _bounds(plan)
     yield Section("operations", "Operations", "the timeline as a table", (operations_table(picture),))
-    if file.why:
-        yield search(file.why)
     yield _origin(plan, profile)
 
 
@@ -185,5 +187,5 @@ def _origin(plan: Plan, profile: ModelProfile) -> Section:
         "origin",
         "Assumptions and origin",
         f"{source.method} costs, {number} assumption{'' if number == 1 else 's'}",
-        paragraphs(Text(costs), Bullets(entries) if entries else None, facts),
+        (Text(costs), *([Bullets(entries)] if entries else []), facts),
     )
