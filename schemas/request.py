@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
+from penstock.schemas.options.planning import PLAN_OPTIONS, about
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import (
     Bytes,
@@ -38,19 +39,17 @@ width in which FSDP keeps the sums of a pipeline's micro-batches.
 class MemoryModel(Part):
     """What a device has to hold in addition to the activations (ALGORITHMS 1.7)."""
 
-    optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description="0, 1 or 2 states per parameter")
-    precision: Literal["mixed", "full"] = Field(
-        default="mixed",
-        description="mixed: states in fp32, and an fp32 master copy where parameters have 16 bits; full: as parameters",
-    )
+    optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description=about("optimizer"))
+    precision: Literal["mixed", "full"] = Field(default="mixed", description=about("precision"))
     gradient: Literal["parameter", "fp32"] = Field(
         default="parameter",
-        description="width of the gradient buffers; left out under target megatron or torchtitan: fp32, as theirs; "
-        "commands without a target write fp32 for 16-bit profiles, as Penstock's own ranks have them, and for all with "
-        "degrees of parallelism",
+        description=f"{about('gradient')}; commands without a target write fp32 for 16-bit profiles, as "
+        "Penstock's own ranks have them, and for all with degrees of parallelism",
     )
-    optimizer_sharding: Literal["none", "over_replicas"] = "none"
-    headroom_bytes: Bytes = Field(default=0, description="memory that is left free on each device")
+    optimizer_sharding: Literal["none", "over_replicas"] = Field(
+        default="none", description=about("optimizer_sharding")
+    )
+    headroom_bytes: Bytes = Field(default=0, description=about("headroom"))
     buffers: Literal["exact", "none"] = Field(
         default="exact", description="count send and receive buffers while they live, or not at all, as the papers do"
     )
@@ -59,14 +58,14 @@ class MemoryModel(Part):
 class NetworkModel(Part):
     """How transfers and all-reduces are costed (ALGORITHMS 1.5, 1.6)."""
 
-    sharing: Literal["shared", "private"] = Field(
-        default="shared", description="shared: transfers compete for links; private: each edge has its own channel"
-    )
+    sharing: Literal["shared", "private"] = Field(default="shared", description=about("network"))
     channel: Literal["half", "full", "none"] = Field(default="half", description="kind of a private channel")
     transfer: Literal["nic", "spp", "dapple", "madpipe"] = Field(
         default="nic", description="duration of a transfer in a private network; a shared one always uses nic"
     )
-    all_reduce: Literal["flat", "hierarchical", "dapple"] = "hierarchical"
+    all_reduce: Literal["flat", "hierarchical", "dapple"] = Field(
+        default="hierarchical", description=about("all_reduce")
+    )
     bucket_bytes: PositiveCount = 25_000_000
     overlap_all_reduce: Flag = Field(default=True, description="buckets leave as the last backward passes their layers")
 
@@ -78,19 +77,13 @@ LIMITS = ("effort", "max_plans", "time_limit_ns")
 class Termination(Part):
     """When to stop looking for a better plan."""
 
-    time_limit_ns: Nanoseconds | None = None
-    gap: Fraction = Field(default=0.0, description="stop when the value is at most bound × (1 + gap)")
-    max_plans: PositiveCount | None = Field(
-        default=None,
-        description="most plans of each planner that are simulated; unlike a time limit it gives the same "
-        "answer on every machine",
-    )
+    time_limit_ns: Nanoseconds | None = Field(default=None, description=about("time_limit"))
+    gap: Fraction = Field(default=0.0, description=about("gap"))
+    max_plans: PositiveCount | None = Field(default=None, description=about("max_plans"))
     effort: Effort | None = Field(
         default=None,
-        description="how long planners go on, in counts, which give the same answer on every machine; quick: until 8 "
-        "plans in a row are no better, normal: 64 (fewer of large requests), thorough: to their end; left out: "
-        "thorough, but commands, pages, penstock.plan and bodies over HTTP that name a model or cluster write normal "
-        "where neither time_limit_ns nor max_plans is given",
+        description=f"{PLAN_OPTIONS['effort'].help}; left out: thorough, but commands, pages, penstock.plan and bodies "
+        "over HTTP that name a model or cluster write normal where neither time_limit_ns nor max_plans is given",
     )
 
     @model_validator(mode="after")
@@ -123,41 +116,35 @@ class Pin(Part):
 class Training(Part):
     """How a model is to be trained and planned, wherever it is placed."""
 
-    global_batch_size: PositiveCount
-    micro_batch_sizes: tuple[PositiveCount, ...] = Field(
-        default=(), description="candidates; none: powers of two up to the batch that the profile can cost"
-    )
+    global_batch_size: PositiveCount = Field(description=about("global_batch_size"))
+    micro_batch_sizes: tuple[PositiveCount, ...] = Field(default=(), description=about("micro_batch_sizes"))
     min_slice: PositiveCount = Field(default=1, description="smallest slice of a micro-batch that a replica may get")
     memory: MemoryModel = MemoryModel()
     network: NetworkModel = NetworkModel()
-    update_rules: Annotated[tuple[UpdateRule, ...], Field(min_length=1)] = ("synchronous",)
-    recompute: Recompute = "auto"
-    codec: Literal["auto"] | None = Field(
-        default=None,
-        description="auto: send fp32 tensors as fp16 with a scaler where that saves time; it changes numbers a little,"
-        " so it has to be asked for",
+    update_rules: Annotated[tuple[UpdateRule, ...], Field(min_length=1)] = Field(
+        default=("synchronous",), description=about("update_rules")
     )
-    planner: Name = "auto"
-    schedule: Name = "auto"
+    recompute: Recompute = Field(default="auto", description=about("recompute"))
+    codec: Literal["auto"] | None = Field(default=None, description=about("codec"))
+    planner: Name = Field(default="auto", description=about("planner"))
+    schedule: Name = Field(default="auto", description=about("schedule"))
     options: dict[str, Scalar] = Field(
         default_factory=dict, description="options of the planner, as GET /v1/planners lists them"
     )
     termination: Termination = Termination()
-    seed: Count = 0
-    target: Target | None = Field(default=None, description="stay within what this trainer can express")
+    seed: Count = Field(default=0, description=about("seed"))
+    target: Target | None = Field(default=None, description=about("target"))
     degrees: Literal["auto"] | Degrees | Annotated[tuple[Degrees, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="auto: all that the profile knows; or those to choose from; left out: 1 each",
+        description="degrees of parallelism to choose from; auto: all that the profile has costs at; left out: 1 each",
     )
     sharding: Asked | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="what the replicas of a stage share out; auto: nothing, the optimizer, and in one stage"
-        " gradients or parameters too, whichever is best; left out:"
-        " as memory.optimizer_sharding says",
+        description=f"{PLAN_OPTIONS['sharding'].help}; auto: whichever is best; left out: as "
+        "memory.optimizer_sharding says",
     )
     choose: dict[Name, Name | Annotated[tuple[Name, ...], Field(min_length=1)]] | None = Field(
-        default=None,
-        description="values of further axes, such as optimizer: [adam, sgd]; of several the quickest plan's is chosen",
+        default=None, description=about("choose")
     )
 
     @model_validator(mode="before")
@@ -204,7 +191,7 @@ class PlanRequest(Training, Document):
     pipeline_profile: PipelineProfile | None = Field(
         default=None, description="measured run of a pipeline, for planner avgpipe: how far pipelines may share devices"
     )
-    pins: tuple[Pin, ...] = ()
+    pins: tuple[Pin, ...] = Field(default=(), description="layers with the devices that alone may hold them")
 
     @model_validator(mode="after")
     def _within_the_chain(self) -> Self:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from penstock.schemas.document import Document, Part
+from penstock.schemas.options.fits import about
 from penstock.schemas.quantities import Bytes, ContentHash, Count, Flag, Name, PositiveCount
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind, Framework, Module, Sharding
@@ -36,38 +37,27 @@ class FitsRequest(Document):
         default=None, description="the content of a model's config.json, in place of `shape`"
     )
     topology: ClusterTopology | ContentHash
-    sequence_length: Width | None = Field(default=None, description="tokens of a sample; left out: the shape's")
-    tensor: Degree = "all"
-    context: Degree = (1,)
-    context_kind: ContextKind | None = Field(
-        default=None,
-        description="how GPUs that share a sequence see all keys; left out: ring with megatron, all_gather with torch",
-    )
-    expert: Degree = Field(default="all", description="1 in a model without experts")
-    expert_tensor: Value = 1
-    routing_imbalance: Ratio | None = Field(
-        default=None, description="tokens of the busiest GPU's experts over the mean; left out: the shape's"
-    )
-    capacity_factor: Ratio | None = Field(
-        default=None, description="tokens of every expert over its even share; left out: the shape's"
-    )
-    pipeline: Degree = "all"
-    virtual_stages: Degree = (1,)
-    micro_batch_size: Degree = Field(default=(1,), description="samples of a micro-batch on one replica")
-    global_batch_size: PositiveCount | None = Field(
-        default=None, description="samples of a step; left out: enough to fill the pipeline"
-    )
-    sharding: Annotated[tuple[Sharding, ...], Field(min_length=1, max_length=MOST_VALUES)] | Literal["all"] = (
-        "optimizer",
+    sequence_length: Width | None = Field(default=None, description=about("sequence_length"))
+    tensor: Degree = Field(default="all", description=about("tensor"))
+    context: Degree = Field(default=(1,), description=about("context"))
+    context_kind: ContextKind | None = Field(default=None, description=about("context_kind"))
+    expert: Degree = Field(default="all", description=about("expert"))
+    expert_tensor: Value = Field(default=1, description=about("expert_tensor"))
+    routing_imbalance: Ratio | None = Field(default=None, description=about("routing_imbalance"))
+    capacity_factor: Ratio | None = Field(default=None, description=about("capacity_factor"))
+    pipeline: Degree = Field(default="all", description=about("pipeline"))
+    virtual_stages: Degree = Field(default=(1,), description=about("virtual_stages"))
+    micro_batch_size: Degree = Field(default=(1,), description=about("micro_batch_size"))
+    global_batch_size: PositiveCount | None = Field(default=None, description=about("global_batch_size"))
+    sharding: Annotated[tuple[Sharding, ...], Field(min_length=1, max_length=MOST_VALUES)] | Literal["all"] = Field(
+        default=("optimizer",), description=about("sharding")
     )
     recompute: Annotated[tuple[Module, ...], Field(max_length=MOST_VALUES)] | Literal["none", "full"] = Field(
-        default="none", description="activations made again in the backward pass: of these modules, or whole layers"
+        default="none", description=about("recompute")
     )
-    sequence_parallel: Flag = Field(default=True, description="tensor parallelism that also shares norms and dropout")
-    framework: Framework = "megatron"
-    rows: Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)] = Field(
-        default=USUAL_ROWS, description="how many layouts the answer lists at most"
-    )
+    sequence_parallel: Flag = Field(default=True, description=about("sequence_parallel"))
+    framework: Framework = Field(default="megatron", description=about("framework"))
+    rows: Annotated[int, Field(strict=True, ge=1, le=MOST_ROWS)] = Field(default=USUAL_ROWS, description=about("rows"))
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
 from fastapi import Request
@@ -18,8 +18,8 @@ from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.document import OTHER_VERSION
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, PenstockError
+from penstock.schemas.options.planning import PLAN_OPTIONS
 from penstock.schemas.plan import PlanFile
-from penstock.schemas.request import UpdateRule
 from penstock.service.pages import form as forms
 from penstock.service.pages import timelines
 from penstock.service.pages.form import Faults, Values
@@ -30,29 +30,12 @@ JobVerb = Literal["cancel", "finish", "retry"]
 MAX_FIELDS = 500
 MAX_SHOWN_AGAIN = 100_000
 """Characters of a refused plan file that are sent back to be edited."""
-RULES: dict[UpdateRule, str] = {
-    "synchronous": "synchronous",
-    "weight_stashing": "weight stashing",
-    "double_buffered": "double buffered",
-    "double_grouped": "double grouped",
-    "elastic_averaging": "elastic averaging",
-}
 LABELS = {
-    "global_batch_size": "Global batch",
-    "micro_batch_sizes": "Micro-batch sizes",
-    "time_limit": "Time limit",
-    "headroom": "Memory left free",
+    **{name: option.label for name, option in PLAN_OPTIONS.items()},
     "profile_text": "Profile of your own",
     "topology_text": "Topology of your own",
-    "update_rules": "Update rules",
     "model": "Model",
     "cluster": "Cluster",
-    "routing_imbalance": "Routing imbalance",
-    "capacity_factor": "Capacity factor",
-    "effort": "Effort",
-    "max_plans": "Most plans judged",
-    "gap": "Good enough",
-    "seed": "Seed",
 }
 CHANGES = ("bandwidth=2", "bandwidth=0.5", "memory=2", "devices=+8", "global-batch=2", "recompute=here")
 
@@ -235,12 +218,11 @@ def _shown(sources: Sources, values: Values, faults: Faults) -> dict[str, Any]:
         "model_choices": models,
         "schedule_choices": [(name, name) for name in offered["schedules"]],
         "option_choices": lambda choices: [(str(choice), str(choice)) for choice in choices],
-        "rules": [(rule, RULES[rule]) for rule in get_args(UpdateRule)],
+        "groups": forms.groups(values, faults),
         "opened": {name.split(".")[1] for name in (*values, *faults.fields) if _is_given_option(name, values, faults)},
         "again": again,
         "again_at": f"/plans/{again}" if again.startswith("sha256:") else f"/jobs/{again}",
         "compares": any(any(values.get(name, ())) or faults.fields.get(name) for name in forms.COMPARED),
-        "advanced": any(faults.fields.get(name) for name in forms.ADVANCED),
     }
 
 

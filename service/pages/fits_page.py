@@ -10,11 +10,13 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.transformers.degrees import Framework, Sharding
+from penstock.schemas.options.fits import FITS_OPTIONS
+from penstock.schemas.options.option import Option
 from penstock.service.pages.form import CLUSTER_FORMS
 from penstock.service.security.sizes import Sizes
 
-FIRST = {
+FIELDS = {name: option for name, option in FITS_OPTIONS.items() if option.label}
+FIRST = dict.fromkeys(FIELDS, "") | {
     "model": "llama-3-70b",
     "cluster": "8x8xH100",
     "tensor": "all",
@@ -23,38 +25,10 @@ FIRST = {
     "pipeline": "all",
     "virtual_stages": "1",
     "micro_batch_size": "1",
-    "global_batch_size": "",
-    "sequence_length": "",
-    "routing_imbalance": "",
-    "capacity_factor": "",
     "sharding": "optimizer",
     "recompute": "none",
     "framework": "megatron",
 }
-DEGREES = {
-    "tensor": ("Tensor", "GPUs that share each layer"),
-    "context": ("Context", "GPUs that share each sequence"),
-    "expert": ("Expert", "GPUs that share the experts"),
-    "pipeline": ("Pipeline", "stages"),
-    "virtual_stages": ("Virtual stages", "of each GPU"),
-    "micro_batch_size": ("Micro-batch", "samples on one replica"),
-}
-"""Fields that take a number, several, or ``all``: their labels and hints."""
-NUMBERS = {
-    "global_batch_size": ("Global batch", "samples of a step; empty: enough to fill the pipeline"),
-    "sequence_length": ("Sequence length", "tokens of a sample; empty: the model's"),
-    "routing_imbalance": ("Routing imbalance", "tokens of the busiest GPU's experts over the mean; empty: even"),
-    "capacity_factor": ("Capacity factor", "tokens of every expert over its even share; empty: none is dropped"),
-}
-FRAMEWORKS: dict[Framework, str] = {"megatron": "Megatron-Core", "torch": "PyTorch with FSDP2"}
-SHARDINGS: dict[Sharding, str] = {
-    "none": "none",
-    "optimizer": "optimizer states (ZeRO-1)",
-    "gradients": "gradients too (ZeRO-2)",
-    "parameters": "parameters too (ZeRO-3)",
-    "parameters_kept": "parameters, gathered once a step",
-}
-RECOMPUTED = ("none", "full", "attention", "mlp", "norm", "mlp,norm")
 
 
 def fits(sizes: Sizes, query: Mapping[str, str]) -> dict[str, Any]:
@@ -70,13 +44,8 @@ def fits(sizes: Sizes, query: Mapping[str, str]) -> dict[str, Any]:
         "values": values,
         "found": found,
         "error": error,
-        "degrees": DEGREES,
-        "numbers": NUMBERS,
-        "choices": {
-            "framework": ("Framework", FRAMEWORKS.items()),
-            "sharding": ("Sharding", [*SHARDINGS.items(), ("all", "each of them")]),
-            "recompute": ("Recomputed", [(one, one.replace(",", " and ")) for one in RECOMPUTED]),
-        },
+        "fields": FIELDS,
+        "first": FIRST,
         "models": list(SHAPES),
         "clusters": CLUSTER_FORMS,
     }
@@ -89,11 +58,15 @@ def _answer(sizes: Sizes, values: Mapping[str, str]) -> FitsAnswer:
     topology = catalogue.cluster(values["cluster"])
     sizes.check(topology)
     fields: dict[str, Any] = {"shape": catalogue.shape(values["model"]), "topology": topology}
-    fields |= {name: _listed(values[name]) for name in (*DEGREES, "sharding")}
-    fields |= {name: _number(values[name]) for name in NUMBERS if values[name]}
-    recompute = values["recompute"]
-    fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
-    return answer(FitsRequest.parse({**fields, "framework": values["framework"]}))
+    fields |= {name: _value(option, text) for name, option in FIELDS.items() if (text := values[name])}
+    return answer(FitsRequest.parse(fields))
+
+
+def _value(option: Option, text: str) -> Any:
+    """Return what a field gives: a number, a list of numbers or names, or a word that stands for several."""
+    if not option.is_repeatable:
+        return text if option.values else _number(text)
+    return text if option is FITS_OPTIONS["recompute"] and text in ("none", "full") else _listed(text)
 
 
 def _listed(text: str) -> str | list[int | float | str]:

@@ -20,10 +20,13 @@ from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
 from penstock.schemas.document import Document, load_json
 from penstock.schemas.errors import Fault, InvalidDocument, NotFound, PenstockError
+from penstock.schemas.options.option import PANELS, Option, put
+from penstock.schemas.options.planning import PLAN_OPTIONS
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import Degrees
+from penstock.schemas.transformers.shape import MOST
 from penstock.service.jobs import judging
 from penstock.service.pages.sources import Sources
 from penstock.shapes.routing import Routing
@@ -123,45 +126,23 @@ def _memory(text: str) -> Any:
     return _whole(text) if text.isdecimal() else text
 
 
-FIELDS = (
-    _Field("global_batch_size", "/global_batch_size", _whole),
-    _Field("micro_batch_sizes", "/micro_batch_sizes", _sizes, lambda sizes: ", ".join(map(str, sizes))),
-    _Field("planner", "/planner", str),
-    _Field("schedule", "/schedule", str),
-    _Field("degrees", "/degrees", _degrees, _typed_degrees),
-    _Field("sharding", "/sharding", str),
-    _Field("choose", "/choose", _values, _typed_values),
-    _Field("recompute", "/recompute", str),
-    _Field("codec", "/codec", str),
-    _Field("optimizer", "/memory/optimizer", str),
-    _Field("precision", "/memory/precision", str),
-    _Field("gradient", "/memory/gradient", str),
-    _Field("optimizer_sharding", "/memory/optimizer_sharding", str),
-    _Field("headroom", "/memory/headroom_bytes", _memory),
-    _Field("sharing", "/network/sharing", str),
-    _Field("all_reduce", "/network/all_reduce", str),
-    _Field("time_limit", "/termination/time_limit_ns", _unit, _seconds),
-    _Field("effort", "/termination/effort", str),
-    _Field("max_plans", "/termination/max_plans", _whole),
-    _Field("gap", "/termination/gap", _number),
-    _Field("target", "/target", str),
-    _Field("seed", "/seed", _whole),
+_READ: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "whole": (_whole, str),
+    "number": (_number, str),
+    "sizes": (_sizes, lambda sizes: ", ".join(map(str, sizes))),
+    "duration": (_unit, _seconds),
+    "bytes": (_memory, str),
+    "degrees": (_degrees, _typed_degrees),
+    "choose": (_values, _typed_values),
+}
+"""The reader and the writer of a field's text, by its name or its kind; any other text stays."""
+FIELDS = tuple(
+    _Field(name, option.pointer, *_READ.get(name, _READ.get(option.kind, (str, str))))
+    for name, option in PLAN_OPTIONS.items()
+    if option.label and option.pointer and option.kind != "choices"
 )
-ADVANCED = frozenset(
-    {
-        "choose",
-        "micro_batch_sizes",
-        "gradient",
-        "optimizer_sharding",
-        "sharing",
-        "all_reduce",
-        "codec",
-        "target",
-        "max_plans",
-    }
-    | {"gap", "seed", *ROUTED}
-)
-"""Fields that are folded away at first."""
+OF_PROFILE = {name: one for name, one in PLAN_OPTIONS.items() if one.label and not one.pointer}
+"""Fields that say how the profile of a transformer is computed."""
 COMPARED = ("planners", "schedules", "clusters", "batches", "each_rule")
 """Fields of a comparison, folded away while they are empty."""
 _AXES = {
@@ -237,7 +218,7 @@ def request_of(sources: Sources, values: Values) -> PlanRequest:
     for entry in FIELDS:
         if entry.name in values:
             value = _text(values, entry.name)
-            _put(data, entry.pointer, entry.read(value) if value else None)
+            put(data, entry.pointer, entry.read(value) if value else None)
     if "planner" in values:
         data["options"] = dict(_options(values))
     return _parsed(data, faults)
@@ -255,13 +236,19 @@ def _parsed(data: dict[str, Any], faults: list[Fault]) -> PlanRequest:
 
 def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     name = _text(values, "model")
-    routing = {field: _number(text) for field in ROUTED if (text := _text(values, field))}
+    how = {each: _READ.get(one.kind, (str, str))[0](_text(values, each)) for each, one in OF_PROFILE.items()}
+    how = {each: value for each, value in how.items() if value != ""}
     own = _document(values, "profile_text", ModelProfile)
-    if not routing:
-        return own or _named("/model", lambda: sources.profile(name))
-    shipped = not name.startswith("sha256:")
-    given = own or _named("/model", lambda: catalogue.known_profile(name) if shipped else sources.profile(name))
-    return _named(f"/{next(iter(routing))}", lambda: find_profile(given, routing=Routing(**routing)))
+    if own is None and name.startswith("sha256:"):
+        own = _named("/model", lambda: sources.profile(name))
+    if (tokens := how.get("sequence_length")) is not None and not (isinstance(tokens, int) and 0 < tokens <= MOST):
+        words = f"{tokens!r} is no number of tokens"
+        raise InvalidDocument(words, faults=(Fault("/sequence_length", words),))
+    routing = Routing(*(how.pop(each, None) for each in ROUTED))
+    shipped = own or _named("/model", lambda: catalogue.known_profile(name))
+    pointer = f"/{next((each for each in OF_PROFILE if _text(values, each)), 'model')}"
+    target = _text(values, "target") or None
+    return _named(pointer, lambda: find_profile(shipped, routing=routing, target=target, **how))
 
 
 def _topology_of(sources: Sources, values: Values) -> ClusterTopology:
@@ -297,6 +284,19 @@ def choices() -> dict[str, Any]:
         "planners": planners,
         "schedules": tuple(schedules),
     }
+
+
+def groups(values: Values, faults: Faults) -> dict[str, tuple[dict[str, Option], bool]]:
+    """Return the groups of fields, each with whether it is open: where one has a fault, or is not as at first."""
+    opened = {}
+    for panel in PANELS:
+        fields = {name: one for name, one in PLAN_OPTIONS.items() if one.panel == panel and one.label}
+        texts = {
+            name: [text for text in values.get(name, ()) if text] for name in fields.keys() - {"global_batch_size"}
+        }
+        changed = any(several != FIRST.get(name, []) for name, several in texts.items())
+        opened[panel] = (fields, changed or not fields.keys().isdisjoint(faults.fields))
+    return opened
 
 
 def _values_of(sources: Sources, request: PlanRequest) -> Values:
@@ -381,23 +381,13 @@ def _boolean(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _put(data: dict[str, Any], pointer: str, value: Any) -> None:
-    *way, last = pointer.split("/")[1:]
-    for step in way:
-        data = data.setdefault(step, {})
-    if value is None:
-        data.pop(last, None)
-    else:
-        data[last] = value
-
-
 def _text(values: Values, name: str) -> str:
     return values.get(name, [""])[0].strip()
 
 
 def _home(pointer: str, planner: str) -> str | None:
     """The field that a pointer into the request leads to."""
-    if pointer in ("/model", "/cluster", *(f"/{name}" for name in ROUTED), *_AXES.values()):
+    if pointer in ("/model", "/cluster", *(f"/{name}" for name in OF_PROFILE), *_AXES.values()):
         return pointer[1:]
     if pointer.startswith("/options/"):
         return f"option.{planner}.{pointer.removeprefix('/options/')}"

@@ -1,26 +1,29 @@
-"""Options that several commands have, in the groups that their help shows."""
+"""Options that several commands have, in the groups that their help shows.
+
+What a request's options are called and what is said of them stands in ``schemas.options``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from penstock.cli import completion
 from penstock.cli.degree_options import axes_of, numbers_of
 from penstock.cli.durations import METAVAR, between
+from penstock.schemas.options.option import DEGREES as DEGREES
+from penstock.schemas.options.option import MODEL as MODEL
+from penstock.schemas.options.option import OUTPUT as OUTPUT
+from penstock.schemas.options.option import PLANNER as PLANNER
+from penstock.schemas.options.option import SEARCH as SEARCH
+from penstock.schemas.options.option import TRAINING as TRAINING
+from penstock.schemas.options.option import Option
+from penstock.schemas.options.planning import PLAN_OPTIONS
 
-if TYPE_CHECKING:
-    pass
-
-MODEL = "Model and cluster"
-TRAINING = "Training"
-PLANNER = "Planner"
-SEARCH = "Search"
-OUTPUT = "Output"
 SERVICE = "Service"
 RUN = "Run"
 CHECKPOINTS = "Checkpoints"
@@ -29,6 +32,19 @@ LAUNCH = "Launch"
 
 LONGEST = "11d"
 """The longest search, run or wait that an option can ask for."""
+
+
+def shown(option: Option, *short: str, **more: Any) -> Any:
+    """Return an option as typer reads it, with its short name and what typer alone needs."""
+    return typer.Option(
+        option.flag,
+        *short,
+        metavar=option.shown_values or None,
+        help=option.command_help,
+        rich_help_panel=option.panel,
+        **more,
+    )
+
 
 Topology = Annotated[
     str | None, typer.Option("--topology", "-t", help="Topology file (JSON or YAML); - is standard input.")
@@ -40,65 +56,32 @@ Cluster = Annotated[
         autocompletion=completion.clusters,
     ),
 ]
-Batch = Annotated[
-    int | None, typer.Option("--global-batch-size", "-b", help="Samples that one training step consumes, such as 256.")
-]
+Batch = Annotated[int | None, shown(PLAN_OPTIONS["global_batch_size"], "-b")]
 Request = Annotated[
     str | None,
     typer.Option(
         "--request", help="Plan request file (JSON or YAML); other options override its fields.", rich_help_panel=MODEL
     ),
 ]
-Planner = Annotated[
-    str | None,
-    typer.Option(
-        help="Planner to ask, such as dapple or gpipe (default: auto, which asks all that apply).",
-        autocompletion=completion.planners,
-        rich_help_panel=PLANNER,
-    ),
-]
-Schedule = Annotated[
-    str | None,
-    typer.Option(
-        help="Schedule that the plan has to use, such as early-backward (1F1B) or zb-v (default: auto, the fastest).",
-        autocompletion=completion.schedules,
-        rich_help_panel=PLANNER,
-    ),
-]
+Planner = Annotated[str | None, shown(PLAN_OPTIONS["planner"], autocompletion=completion.planners)]
+Schedule = Annotated[str | None, shown(PLAN_OPTIONS["schedule"], autocompletion=completion.schedules)]
 Planners = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Planner to ask, such as dapple (default: all that apply). Repeatable.",
+    shown(
+        replace(PLAN_OPTIONS["planner"], default="all that apply", is_repeatable=True),
         autocompletion=completion.planners,
-        rich_help_panel=PLANNER,
     ),
 ]
 Schedules = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Schedule to use, such as gpipe (default: what each planner chooses). Repeatable.",
+    shown(
+        replace(PLAN_OPTIONS["schedule"], default="what each planner chooses", is_repeatable=True),
         autocompletion=completion.schedules,
-        rich_help_panel=PLANNER,
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="OPTION=VALUE",
-        help="Option of the planner, such as stages=4 (docs/planners.md lists them). Repeatable.",
-        rich_help_panel=PLANNER,
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of every random choice (default: 0).", rich_help_panel=SEARCH)]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Processes that search a large request (default: one per processor). The plan does not depend on it.",
-        rich_help_panel=SEARCH,
-    ),
-]
+Settings = Annotated[list[str] | None, shown(PLAN_OPTIONS["options"])]
+Seed = Annotated[int | None, shown(PLAN_OPTIONS["seed"])]
+Workers = Annotated[int | None, shown(PLAN_OPTIONS["workers"], min=1)]
 Database = Annotated[
     str | None,
     typer.Option(
@@ -129,7 +112,8 @@ AsJson = Annotated[
 PlanPath = Annotated[
     str,
     typer.Argument(
-        metavar="PLAN", help="Plan file, or - for standard input; with --server also the hash or the job of a plan."
+        metavar="PLAN",
+        help="Plan file, or - for standard input; with --server also the hash or the job of a plan.",
     ),
 ]
 Document = Annotated[
@@ -177,76 +161,14 @@ HuggingFace = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Tokens of a sample of a transformer (default: the model's; 8192 at most with --hf).",
-        rich_help_panel=MODEL,
-    ),
-]
-Framework = Annotated[
-    str | None,
-    typer.Option(
-        metavar="megatron|torch",
-        help="Compute a transformer's costs with kernels and memory of Megatron-Core and Transformer Engine, or of "
-        "eager PyTorch (default: those of --target, else torch).",
-        rich_help_panel=MODEL,
-    ),
-]
-ContextKind = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ring|all-gather|all-to-all",
-        help="How keys and values get to all GPUs that share a transformer's sequences (default: ring with megatron, "
-        "all-gather with torch).",
-        rich_help_panel=MODEL,
-    ),
-]
-Context = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="N[,N...]|auto",
-        help="Groups of GPUs that share each sequence of a transformer: 4, or several to choose from, 1,2,4 (default: "
-        "auto from 32,768 tokens on, else 1). Repeatable.",
-        rich_help_panel=TRAINING,
-    ),
-]
-
-
-Expert = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="N[,N...]|auto",
-        help="GPUs that share the experts of a layer: 8, or several to choose from, 1,8,16 (default: auto, powers of "
-        "two up to 64 that divide them). Repeatable.",
-        rich_help_panel=TRAINING,
-    ),
-]
-ExpertTensor = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="GPUs that split each expert, of Megatron's (default: 1).", rich_help_panel=TRAINING
-    ),
-]
-
-
-RoutingImbalance = Annotated[
-    float | None,
-    typer.Option(
-        metavar="RATIO",
-        help="Tokens of the busiest GPU's experts over the mean, of a profile that is computed (default: 1, even).",
-        rich_help_panel=MODEL,
-    ),
-]
-CapacityFactor = Annotated[
-    float | None,
-    typer.Option(
-        metavar="RATIO",
-        help="Tokens of every expert over its even share, dropped or padded to it (default: none is dropped).",
-        rich_help_panel=MODEL,
-    ),
-]
+SequenceLength = Annotated[int | None, shown(PLAN_OPTIONS["sequence_length"], min=1)]
+Framework = Annotated[str | None, shown(PLAN_OPTIONS["framework"])]
+ContextKind = Annotated[str | None, shown(PLAN_OPTIONS["context_kind"])]
+RoutingImbalance = Annotated[float | None, shown(PLAN_OPTIONS["routing_imbalance"])]
+CapacityFactor = Annotated[float | None, shown(PLAN_OPTIONS["capacity_factor"])]
+Context = Annotated[list[str] | None, shown(PLAN_OPTIONS["context"])]
+Expert = Annotated[list[str] | None, shown(PLAN_OPTIONS["expert"])]
+ExpertTensor = Annotated[int | None, shown(PLAN_OPTIONS["expert_tensor"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,83 +211,31 @@ class Costs:
 
     PANEL: ClassVar[str] = TRAINING
 
-    recompute: Annotated[
-        str | None,
-        typer.Option(
-            metavar="never|auto|always",
-            help="Recompute activations in the backward pass (default: auto, where memory asks for it).",
-        ),
-    ] = None
-    network: Annotated[
-        str | None,
-        typer.Option(
-            metavar="shared|private",
-            help="Whether transfers compete for links or each has a channel of its own, as in the papers "
-            "(default: shared).",
-        ),
-    ] = None
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="sgd|momentum|adam", help="Optimizer whose states the devices have to hold (default: adam)."
-        ),
-    ] = None
+    recompute: Annotated[str | None, shown(PLAN_OPTIONS["recompute"])] = None
+    network: Annotated[str | None, shown(PLAN_OPTIONS["network"])] = None
+    optimizer: Annotated[str | None, shown(PLAN_OPTIONS["optimizer"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Costs):
     """How the model is trained."""
 
-    micro_batch_size: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--micro-batch-size",
-            help="Candidate for the samples of a micro-batch (default: powers of two that the profile covers). "
-            "Repeatable.",
-        ),
-    ] = None
-    update_rule: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--update-rule",
-            help="Update rule that plans may have: synchronous, weight_stashing, double_buffered, double_grouped, "
-            "elastic_averaging, or all (default: synchronous). Repeatable.",
-        ),
-    ] = None
-    codec: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto",
-            help="Send fp32 tensors as fp16 where that saves time; it changes numbers slightly (default: never).",
-        ),
-    ] = None
+    micro_batch_size: Annotated[list[int] | None, shown(PLAN_OPTIONS["micro_batch_sizes"])] = None
+    update_rule: Annotated[list[str] | None, shown(PLAN_OPTIONS["update_rules"])] = None
+    codec: Annotated[str | None, shown(PLAN_OPTIONS["codec"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
     """How many GPUs share a layer, and what replicas share out."""
 
-    PANEL: ClassVar[str] = TRAINING
+    PANEL: ClassVar[str] = DEGREES
 
-    tensor: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N[,N...]|auto",
-            help="GPUs that split each layer: 8, or several to choose from, 1,2,4,8 (default, as of the other "
-            "degrees: auto, all that the profile has costs at; 1 with --target or --codec). Repeatable.",
-        ),
-    ] = None
+    tensor: Annotated[list[str] | None, shown(PLAN_OPTIONS["tensor"])] = None
     context: Context = None
     expert: Expert = None
     expert_tensor: ExpertTensor = None
-    sharding: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|optimizer|gradients|parameters|parameters_kept|auto",
-            help="What the replicas of a stage share out; gradients and parameters, of one stage on all GPUs (default: "
-            "auto where the profile has tensor degrees, else nothing).",
-        ),
-    ] = None
+    sharding: Annotated[str | None, shown(PLAN_OPTIONS["sharding"])] = None
     degrees: Annotated[
         list[str] | None,
         typer.Option(
@@ -397,34 +267,10 @@ class Limits:
 
     PANEL: ClassVar[str] = SEARCH
 
-    time_limit: Annotated[
-        int | None,
-        typer.Option(
-            "--time-limit",
-            parser=between("0s", LONGEST),
-            metavar=METAVAR,
-            help="Stop after this time with the best plan so far: 30s, 5min (default: search to the end).",
-        ),
-    ] = None
-    gap: Annotated[
-        float | None,
-        typer.Option(help="Stop at a plan within this share of the proven bound, such as 0.02 (default: 0)."),
-    ] = None
-    max_plans: Annotated[
-        int | None,
-        typer.Option(
-            help="Plans that each planner may judge, a limit that gives the same answer on every machine "
-            "(default: no limit)."
-        ),
-    ] = None
-    effort: Annotated[
-        str | None,
-        typer.Option(
-            metavar="quick|normal|thorough",
-            help="When planners end by themselves, in counts: the same plan on every machine (default of plan, compare "
-            "and sweep without another limit: normal; else thorough).",
-        ),
-    ] = None
+    time_limit: Annotated[int | None, shown(PLAN_OPTIONS["time_limit"], parser=between("0s", LONGEST))] = None
+    gap: Annotated[float | None, shown(PLAN_OPTIONS["gap"])] = None
+    max_plans: Annotated[int | None, shown(PLAN_OPTIONS["max_plans"])] = None
+    effort: Annotated[str | None, shown(PLAN_OPTIONS["effort"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,21 +279,8 @@ class Choice:
 
     PANEL: ClassVar[str] = PLANNER
 
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="megatron|torchtitan|deepspeed",
-            help="Plan only what this trainer can express (default: no trainer's limits).",
-        ),
-    ] = None
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pin",
-            metavar="LAYERS=DEVICES",
-            help="Devices that alone may hold these layers: 0-6=node0/0 or 7=node1/0,node1/1. Repeatable.",
-        ),
-    ] = None
+    target: Annotated[str | None, shown(PLAN_OPTIONS["target"])] = None
+    pin: Annotated[list[str] | None, shown(PLAN_OPTIONS["pins"])] = None
     pipeline_profile: Annotated[
         str | None,
         typer.Option(

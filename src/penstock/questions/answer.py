@@ -117,33 +117,54 @@ def plan(
         A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``). With a ``target`` the
         costs of a shipped transformer are those of its trainer's kernels.
     global_batch_size
-        Samples per optimizer step.
+        Samples that one training step consumes, such as 256.
     micro_batch_sizes
-        Candidate sizes in samples; by default powers of two up to what the profile can cost.
-    degrees, sharding
-        How many GPUs share a layer, such as ``{"tensor": 8}`` or a list to choose from, and what replicas share
-        out. ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name,
-        as far as the profile has costs. Left out, both are chosen, from what the profile has costs at; without such
-        costs, or with a target or codecs, they are 1 and nothing.
+        Samples of a micro-batch that the planner may choose from. Left out: powers of two that the profile covers.
+    update_rules
+        Update rules that plans may have; all but synchronous update with weights of different ages. Left out:
+        synchronous.
+    recompute
+        Recompute activations in the backward pass, which keeps a stage's input alone. Left out: auto, where memory asks
+        for it.
+    codec
+        Send fp32 tensors as fp16 with a scale where that saves time; it changes numbers slightly. Left out: never.
+    planner
+        Planner to ask, such as dapple or gpipe. Left out: auto, which asks all that apply.
+    schedule
+        Schedule of the plan, such as early-backward (1F1B) or zb-v. Left out: auto, the fastest.
+    time_limit
+        Stop after this time with the best plan so far: 30s, 5min. Left out: search to the end.
+    max_plans
+        Plans that each planner may judge, which gives the same answer on every machine. Left out: no limit.
+    effort
+        When planners end by themselves: after 8 plans in a row that are no better, after 64, or in the end. Left out:
+        normal, or thorough with another limit.
+    gap
+        Stop at a plan within this share of the proven bound, such as 0.02. Left out: 0.
+    seed
+        Seed of every random choice; equal requests and seeds give equal plans, byte by byte. Left out: 0.
+    target
+        Plan only what this trainer can express. Left out: no trainer's limits.
+    degrees
+        How many GPUs share a layer, such as ``{"tensor": 8}``, or a list to choose from.
+        ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name.
+        Left out: chosen from those that the profile has costs at; 1 with a target or a codec.
+    sharding
+        What replicas share out (ZeRO, FSDP); gradients and parameters only in plans of one stage. Left out: auto where
+        the profile has tensor degrees, else none.
     choose
         Values of further axes, such as ``{"optimizer": ["adam", "sgd"]}``; of several the quickest plan's is chosen.
-    framework, sequence_length
-        Whose kernels and memory (``"torch"``, ``"megatron"``), and tokens of a sample, of a transformer whose profile
-        is computed: one by name or by its ``config.json``. A profile given as such has the costs that it has.
-    routing_imbalance, capacity_factor
-        Of a mixture of experts that is computed, the tokens of the busiest GPU's experts over the mean (left out: 1),
-        or those of every expert over its even share, dropped or padded to that. The plan's assumptions say it.
-    time_limit
-        ``"10s"``, ``"5min"``, or seconds as a number. The best plan by then is returned.
-    max_plans
-        Number of plans that each planner may have simulated; unlike a time limit it gives the same answer everywhere.
-    effort
-        ``"quick"``, ``"normal"`` or ``"thorough"``: when planners end by themselves, in counts, so that the answer is
-        the same everywhere. Left out: ``"normal"`` without ``time_limit`` and ``max_plans``, ``"thorough"`` with one.
-    gap
-        Stop once the best plan is proven to be within this fraction of the optimum, such as 0.05.
+    framework
+        Kernels that costs are computed with: Megatron-Core and Transformer Engine, or eager PyTorch. Left out: those of
+        the trainer that is planned for, else torch.
+    sequence_length
+        Tokens of a sample of a transformer. Left out: the model's; of a config.json 8192 at most.
+    routing_imbalance
+        Of a mixture of experts, tokens of the busiest GPU's experts over the mean. Left out: 1, even.
+    capacity_factor
+        Tokens of every expert over its even share, dropped or padded to it. Left out: none is dropped.
     workers
-        Processes for a large request, by default one per processor; the plan does not depend on it.
+        Processes that search a large request; the plan does not depend on it. Left out: one per processor.
     on_progress
         Called with every better plan, bound, and change of the planners at work.
 

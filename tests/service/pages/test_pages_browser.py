@@ -67,6 +67,7 @@ def test_from_the_form_to_a_plan(browser: Browser, shared_server: Server):
         page.get_by_role("link", name="four layers, two devices").click()
         page.get_by_label("Global batch", exact=True).fill("8")
         expect(page.get_by_text("Options of dapple")).to_be_hidden()
+        page.get_by_text("Planner", exact=True).first.click()
         page.get_by_label("Planner", exact=True).select_option("dapple")
         expect(page.get_by_text("Options of dapple")).to_be_visible()
         assert page.get_by_label("Schedule", exact=True).locator("option:not([hidden])").all_inner_texts() == [
@@ -134,6 +135,7 @@ def test_what_is_wrong_is_said_and_focused(browser: Browser, shared_server: Serv
     watching = watched(browser, shared_server)
     with watching as page:
         page.goto("/plan?example=tiny&planner=dp")
+        page.get_by_text("Search", exact=True).click()
         page.get_by_label("Time limit").fill("soon")
         page.get_by_label("Profile as JSON").fill("{}")
         with page.expect_response(lambda answer: answer.request.method == "POST") as sent:
@@ -153,6 +155,7 @@ def test_a_browser_that_goes_away_and_back(browser: Browser, shared_server: Serv
     with watched(browser, shared_server) as page:
         page.goto("/plan?example=tiny&planner=dp")
         page.get_by_label("Global batch", exact=True).fill("12")
+        page.get_by_text("Training", exact=True).click()
         page.get_by_label("weight stashing").check()
         page.get_by_role("button", name="Plan", exact=True).click()
         page.wait_for_url(re.compile("/(jobs|plans)/"))

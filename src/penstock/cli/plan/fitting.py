@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -13,11 +13,10 @@ from penstock.cli import completion
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import print_json, read_document
 from penstock.cli.options import (
+    DEGREES,
     MODEL,
-    OUTPUT,
     TRAINING,
     AsJson,
-    Batch,
     CapacityFactor,
     Cluster,
     ContextKind,
@@ -26,10 +25,12 @@ from penstock.cli.options import (
     SequenceLength,
     Topology,
     given,
+    shown,
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
+from penstock.schemas.options.fits import FITS_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 ALL = "all"
-_VARIED = {
-    "tensor": ALL,
-    "context": "1",
-    "expert": ALL,
-    "pipeline": ALL,
-    "virtual_stages": "1",
-    "micro_batch_size": "1",
-}
-"""Degrees that may have several values, and what each is where none is given."""
 _DEGREES = {
     "TP": "tensor",
     "CP": "context",
@@ -92,46 +84,18 @@ class Transformer:
 class Degrees:
     """Degrees of parallelism: a value, several, or all; every option may be repeated."""
 
-    PANEL: ClassVar[str] = "Degrees"
+    PANEL: ClassVar[str] = DEGREES
 
-    tensor: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N[,N...]|all",
-            help="GPUs that share every layer: 8, or 2,4,8; all: within a node (default). Repeatable.",
-        ),
-    ] = None
-    context: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N[,N...]|all", help="GPUs that share every sequence (default: 1). Repeatable."),
-    ] = None
+    tensor: Annotated[list[str] | None, shown(FITS_OPTIONS["tensor"])] = None
+    context: Annotated[list[str] | None, shown(FITS_OPTIONS["context"])] = None
     context_kind: ContextKind = None
     routing_imbalance: RoutingImbalance = None
     capacity_factor: CapacityFactor = None
-    expert: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N[,N...]|all", help="GPUs that share the experts (default: all). Repeatable."),
-    ] = None
-    expert_tensor: Annotated[int, typer.Option(metavar="N", help="GPUs that share every expert.")] = 1
-    pipeline: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N[,N...]|all", help="Stages of the pipeline (default: all). Repeatable."),
-    ] = None
-    virtual_stages: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N[,N...]|all",
-            help="Stages that each GPU has in turn, interleaving (default: 1). Repeatable.",
-        ),
-    ] = None
-    sharding: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="none|optimizer|gradients|parameters|parameters_kept|all",
-            help="What replicas share out (ZeRO-1, -2, -3): parameters_kept gathers once a step, for pipelines of "
-            "torch (default: optimizer). A list is possible. Repeatable.",
-        ),
-    ] = None
+    expert: Annotated[list[str] | None, shown(FITS_OPTIONS["expert"])] = None
+    expert_tensor: Annotated[int | None, shown(FITS_OPTIONS["expert_tensor"])] = None
+    pipeline: Annotated[list[str] | None, shown(FITS_OPTIONS["pipeline"])] = None
+    virtual_stages: Annotated[list[str] | None, shown(FITS_OPTIONS["virtual_stages"])] = None
+    sharding: Annotated[list[str] | None, shown(FITS_OPTIONS["sharding"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,32 +104,11 @@ class Work:
 
     PANEL: ClassVar[str] = TRAINING
 
-    global_batch_size: Batch = None
-    micro_batch_size: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N[,N...]|all", help="Samples of a micro-batch on one replica (default: 1). Repeatable."),
-    ] = None
-    recompute: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="none|full|MODULES",
-            help="Activations made again in the backward pass: of attention,mlp,norm,moe_act,shared_experts, or of "
-            "torch operators (default: none). Repeatable.",
-        ),
-    ] = None
-    sequence_parallel: Annotated[
-        bool,
-        typer.Option(
-            "--sequence-parallel/--no-sequence-parallel",
-            help="Whether tensor parallelism also shares norms and dropout.",
-        ),
-    ] = True
-    framework: Annotated[
-        str,
-        typer.Option(
-            metavar="megatron|torch", help="Megatron-Core with Transformer Engine, or PyTorch's own modules with FSDP2."
-        ),
-    ] = "megatron"
+    global_batch_size: Annotated[int | None, shown(FITS_OPTIONS["global_batch_size"], "-b")] = None
+    micro_batch_size: Annotated[list[str] | None, shown(FITS_OPTIONS["micro_batch_size"])] = None
+    recompute: Annotated[list[str] | None, shown(FITS_OPTIONS["recompute"])] = None
+    sequence_parallel: Annotated[bool | None, shown(FITS_OPTIONS["sequence_parallel"])] = None
+    framework: Annotated[str | None, shown(FITS_OPTIONS["framework"])] = None
 
 
 def register(app: typer.Typer) -> None:
@@ -178,9 +121,7 @@ def fits(
     transformer: Transformer,
     degrees: Degrees,
     work: Work,
-    rows: Annotated[
-        int | None, typer.Option(metavar="N", help="Layouts to list (default: 12).", rich_help_panel=OUTPUT)
-    ] = None,
+    rows: Annotated[int | None, shown(FITS_OPTIONS["rows"])] = None,
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:
@@ -213,7 +154,6 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
     from penstock.planning.inputs import read_config
     from penstock.schemas.api.fits import FitsRequest
     from penstock.schemas.topology import ClusterTopology
-    from penstock.shapes.profiled_degrees import context_kind_of
 
     fields: dict[str, Any] = {}
     if options["topology"] is None:
@@ -224,37 +164,30 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
         fields["shape"] = catalogue.shape(options["example"])
     else:
         fields["hugging_face"] = read_config(Path(options["hf"]))
-    fields |= {name: _degree(name, _together(options[name], default)) for name, default in _VARIED.items()}
-    fields["sharding"] = _listed(_together(options["sharding"], "optimizer"))
-    recompute = _together(options["recompute"], "none")
-    fields["recompute"] = recompute if recompute in ("none", "full") else _listed(recompute)
-    same: tuple[str, ...] = ("expert_tensor", "routing_imbalance", "capacity_factor", "sequence_length")
-    same += ("global_batch_size", "sequence_parallel", "framework", "rows")
-    fields |= {name: options[name] for name in same if options[name] is not None}
-    if options["context_kind"] is not None:
-        fields["context_kind"] = context_kind_of(options["context_kind"])
+    fields |= {name: _value(name, value) for name in FITS_OPTIONS if (value := options[name]) not in (None, [])}
     return FitsRequest.parse(fields)
 
 
-def _together(texts: Sequence[str] | None, default: str) -> str:
-    """The values of an option that was given once or several times, as if it had been given once."""
-    return ",".join(texts) if texts else default
+def _value(name: str, value: Any) -> Any:
+    """Return the field that an option gives; what may be given several times is as if it had been given once."""
+    from penstock.shapes.profiled_degrees import context_kind_of
 
-
-def _degree(name: str, text: str) -> str | list[int]:
-    if text == ALL:
-        return ALL
+    if name == "context_kind":
+        return context_kind_of(value)
+    if not FITS_OPTIONS[name].is_repeatable:
+        return value
+    text = ",".join(value)
+    if text == ALL or (name == "recompute" and text in ("none", "full")):
+        return text
+    parts = [part.strip() for part in text.split(",")]
+    if FITS_OPTIONS[name].kind == "choice":
+        return parts
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in parts]
     except ValueError:
-        hint = f"--{name.replace('_', '-')}"
         raise typer.BadParameter(
-            f"{text!r} is no number, list of numbers such as 2,4,8, or all", param_hint=hint
+            f"{text!r} is no number, list of numbers such as 2,4,8, or all", param_hint=FITS_OPTIONS[name].flag
         ) from None
-
-
-def _listed(text: str) -> str | list[str]:
-    return ALL if text == ALL else [part.strip() for part in text.split(",")]
 
 
 def show_fits(screen: Screen, asked: FitsRequest, found: FitsAnswer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
@@ -28,11 +28,13 @@ from penstock.cli.options import (
     Settings,
     Training,
     given,
+    shown,
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.request_options import request_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
+from penstock.schemas.options.planning import PLAN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -112,12 +114,13 @@ class LimitsOfAll(Limits):
 
     time_limit: Annotated[
         int | None,
-        typer.Option(
-            "--time-limit",
+        shown(
+            replace(
+                PLAN_OPTIONS["time_limit"],
+                help="stop the whole search after this time: 30s, 5min",
+                default="no limit, but large sets of nodes get regular layouts only",
+            ),
             parser=between("1ns", LONGEST),
-            metavar=METAVAR,
-            help="Stop the whole search after this time: 30s, 5min (default: no limit, but large sets of nodes get "
-            "regular layouts only).",
         ),
     ] = None
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from penstock.cli.degree_options import axes_of, costed_degrees, degrees_of
 from penstock.cli.input_files import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.schemas.errors import InvalidDocument, WrongDocument
+from penstock.schemas.options.option import Option, put
+from penstock.schemas.options.planning import PLAN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
@@ -23,17 +25,6 @@ SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 """The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
 
 DOCUMENTS = ("profile", "topology", "pipeline_profile")
-PARTS = ("network", "memory", "termination")
-"""Fields of a request that have fields, each of which an option gives."""
-OPTIONS = {
-    "micro_batch_sizes": "micro_batch_size",
-    "update_rules": "update_rule",
-    "pins": "pin",
-    "options": "set",
-    "sharing": "network",
-    "time_limit_ns": "time_limit",
-}
-"""Options that have other names than the fields that they give."""
 
 
 def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> PlanRequest:
@@ -80,14 +71,26 @@ def _refuse_options(error: InvalidDocument, fields: Mapping[str, Any]) -> None:
     """Raise typer.BadParameter where all faults of a request are of values that options gave."""
     wrong: dict[str, list[str]] = {}
     for fault in error.faults:
-        name, *rest = fault.pointer.split("/")[1:] or [""]
-        value = fields.get(name)
-        if value is None or name in DOCUMENTS or (rest and isinstance(value, dict) and rest[0] not in value):
+        name = fault.pointer.split("/")[1:2]
+        named = next((one for one in _givers() if fault.pointer.startswith(one.pointer)), None)
+        if named is None or name[0] in DOCUMENTS or not _has(fields, named.pointer):
             return
-        inner = rest[0] if rest and name in PARTS else name
-        wrong.setdefault(OPTIONS.get(inner, inner).replace("_", "-"), []).append(fault.detail)
+        wrong.setdefault(named.flag, []).append(fault.detail)
     if wrong:
-        raise typer.BadParameter("; ".join(f"--{option}: {'; '.join(details)}" for option, details in wrong.items()))
+        raise typer.BadParameter("; ".join(f"{option}: {'; '.join(details)}" for option, details in wrong.items()))
+
+
+def _givers() -> list[Option]:
+    """Return the options that give fields of a request, the deepest first."""
+    return sorted((one for one in PLAN_OPTIONS.values() if one.pointer), key=lambda one: -one.pointer.count("/"))
+
+
+def _has(fields: Mapping[str, Any], pointer: str) -> bool:
+    """Return whether options gave the field at a pointer."""
+    value: Any = fields
+    for step in pointer.split("/")[1:]:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value is not None
 
 
 def _request_file(source: str) -> dict[str, Any]:
@@ -107,28 +110,15 @@ def _request_file(source: str) -> dict[str, Any]:
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The request's fields that options give."""
-    same = ("global_batch_size", "planner", "schedule", "recompute", "codec", "seed", "target")
-    fields = {name: options.get(name) for name in same}
-    fields["micro_batch_sizes"] = options.get("micro_batch_size") or None
-    fields["sharding"] = options.get("sharding")
-    further = axes_of(options.get("degrees") or ())
-    fields["choose"] = {name: tuple(values.split(",")) for name, values in further} or None
-    fields["update_rules"] = _rules(options.get("update_rule"))
-    fields["pins"] = [_pin(text) for text in options.get("pin") or ()] or None
-    parts = {
-        "network": {"sharing": options["network"]},
-        "memory": {"optimizer": options["optimizer"]},
-        "termination": {
-            "time_limit_ns": options["time_limit"],
-            "gap": options["gap"],
-            "max_plans": options["max_plans"],
-            "effort": options.get("effort"),
-        },
-        "options": dict(_option(text) for text in options.get("set_option") or ()),
-    }
-    for part, values in parts.items():
-        fields[part] = {name: value for name, value in values.items() if value is not None} or None
-    return {name: value for name, value in fields.items() if value is not None}
+    readers: dict[str, Callable[[Any], Any]] = {"update_rules": _rules, "pins": _pins, "options": _set}
+    fields: dict[str, Any] = {}
+    for name, option in PLAN_OPTIONS.items():
+        value = options.get("set_option" if name == "options" else option.parameter)
+        if option.pointer and option.flag and value not in (None, []):
+            put(fields, option.pointer, readers[name](value) if name in readers else value)
+    if further := {name: tuple(values.split(",")) for name, values in axes_of(options.get("degrees") or ())}:
+        fields["choose"] = further
+    return fields
 
 
 def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
@@ -140,12 +130,12 @@ def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | st
     return found
 
 
-def _rules(given: list[str] | None) -> list[str] | None:
-    if not given:
-        return None
-    from penstock.schemas.request import UpdateRule
+def _rules(given: list[str]) -> list[str]:
+    return list(PLAN_OPTIONS["update_rules"].values) if "all" in given else given
 
-    return list(get_args(UpdateRule)) if "all" in given else given
+
+def _pins(texts: list[str]) -> list[dict[str, Any]]:
+    return [_pin(text) for text in texts]
 
 
 def _pin(text: str) -> dict[str, Any]:
@@ -156,7 +146,11 @@ def _pin(text: str) -> dict[str, Any]:
     return {"layers": [int(first), int(last or first)], "devices": [name.strip() for name in devices.split(",")]}
 
 
-def _option(text: str) -> tuple[str, Any]:
+def _set(texts: list[str]) -> dict[str, Any]:
+    return dict(_assigned(text) for text in texts)
+
+
+def _assigned(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise typer.BadParameter(f"{text!r} is not option=value", param_hint="--set")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,10 +25,12 @@ from penstock.cli.options import (
     Seed,
     Training,
     given,
+    shown,
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.request_options import profile_of_options, request_of
 from penstock.cli.service.remote import Server, connect, refuse_here
+from penstock.schemas.options.planning import PLAN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -43,12 +45,7 @@ class Models(Model):
     """One model, which may be costed at several sequence lengths."""
 
     sequence_length: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1,
-            help="Tokens of a sample of a transformer (default: the model's; 8192 at most with --hf). Repeatable.",
-            rich_help_panel=MODEL,
-        ),
+        list[int] | None, shown(replace(PLAN_OPTIONS["sequence_length"], is_repeatable=True), min=1)
     ] = None  # type: ignore[assignment]
 
 
@@ -73,13 +70,7 @@ def sweep(
         ),
     ] = None,
     global_batch_size: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--global-batch-size",
-            "-b",
-            help="Samples that one training step consumes, such as 256. Repeatable.",
-            rich_help_panel=MODEL,
-        ),
+        list[int] | None, shown(replace(PLAN_OPTIONS["global_batch_size"], is_repeatable=True), "-b")
     ] = None,
     request: Request = None,
     planner: Planners = None,
