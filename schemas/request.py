@@ -113,10 +113,9 @@ class Pin(Part):
     devices: Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
-class Training(Part):
-    """How a model is to be trained and planned, wherever it is placed."""
+class Choices(Part):
+    """Choices of a training, wherever the model is placed and however many samples a step takes."""
 
-    global_batch_size: PositiveCount = Field(description=about("global_batch_size"))
     micro_batch_sizes: tuple[PositiveCount, ...] = Field(default=(), description=about("micro_batch_sizes"))
     min_slice: PositiveCount = Field(default=1, description="smallest slice of a micro-batch that a replica may get")
     memory: MemoryModel = MemoryModel()
@@ -172,6 +171,12 @@ class Training(Part):
         if self.sharding == "none" and self.memory.optimizer_sharding == "over_replicas":
             raise ValueError("sharding is none, and memory.optimizer_sharding is over_replicas; leave one of them out")
         return self
+
+
+class Training(Choices):
+    """How a model is to be trained and planned, wherever it is placed."""
+
+    global_batch_size: PositiveCount = Field(description=about("global_batch_size"))
 
     @model_validator(mode="after")
     def _within_the_batch(self) -> Self:

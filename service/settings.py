@@ -173,6 +173,12 @@ class Settings(BaseSettings):
         """``database`` as a SQLAlchemy URL."""
         return self.database if "://" in self.database else f"sqlite:///{Path(self.database).absolute()}"
 
+    @property
+    def limits_of_tasks(self) -> dict[str, int]:
+        """The limits within which a child answers a question."""
+        names = {"most_devices": "max_devices", "most_micro_batches": "max_micro_batches"}
+        return {name: getattr(self, each) for name, each in names.items()} | {"memory_bytes": self.solve_memory_bytes}
+
     def refuse_unprotected(self) -> None:
         """Raise UnsupportedRequest when the service would be open to other hosts although no setting allows it."""
         if self.security == "keys" or self.allow_unauthenticated or is_loopback(self.host):

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from penstock.schemas.api.explanation import LayoutComparison
 from penstock.schemas.document import Document, Part
+from penstock.schemas.options.planning import about
 from penstock.schemas.plan import Plan
-from penstock.schemas.quantities import Bytes, Flag, Name, Nanoseconds, Number, PositiveCount
-from penstock.schemas.request import PlanRequest
+from penstock.schemas.profile import ModelProfile
+from penstock.schemas.quantities import Bytes, ContentHash, Flag, Name, Nanoseconds, Number, PositiveCount
+from penstock.schemas.request import Choices, Pin, PlanRequest
+from penstock.schemas.topology import ClusterTopology
+from penstock.schemas.transformers.degrees import ContextKind, Framework
+from penstock.schemas.transformers.shape import Ratio, TransformerShape, Width
 
 LayoutFormat = Literal["megatron", "torchtitan", "deepspeed", "ranges"]
 MOST_CHARACTERS = 1_000_000
+
+
+class LayoutJob(Choices, Document):
+    """The model, the cluster and the training of a layout; what is left out is as the layout's text says.
+
+    One of ``profile``, ``shape`` and ``hugging_face`` at most. A profile keeps its costs. Costs
+    of a shape or a configuration are computed, with the trainer's kernels and at the layout's degrees.
+    """
+
+    kind: ClassVar[str] = "layout job"
+
+    profile: ModelProfile | ContentHash | None = Field(default=None, description="the model with its costs")
+    shape: TransformerShape | None = Field(default=None, description="the model, of which costs are computed")
+    hugging_face: dict[str, Any] | None = Field(
+        default=None, description="the content of a model's config.json, in place of `shape`"
+    )
+    topology: ClusterTopology | ContentHash
+    global_batch_size: PositiveCount | None = Field(default=None, description="left out: the layout's own")
+    sequence_length: Width | None = Field(default=None, description=about("sequence_length"))
+    framework: Framework | None = Field(default=None, description=about("framework"))
+    context_kind: ContextKind | None = Field(default=None, description=about("context_kind"))
+    routing_imbalance: Ratio | None = Field(default=None, description=about("routing_imbalance"))
+    capacity_factor: Ratio | None = Field(default=None, description=about("capacity_factor"))
+    pins: tuple[Pin, ...] = Field(default=(), description="layers with the devices that alone may hold them")
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if sum(model is not None for model in (self.profile, self.shape, self.hugging_face)) > 1:
+            raise ValueError("give one of `profile`, `shape` and `hugging_face`, or none where the layout says it")
+        return self
 
 
 class LayoutRequest(Document):
@@ -29,7 +64,7 @@ class LayoutRequest(Document):
     source: Annotated[str, Field(min_length=1, max_length=512)] = Field(
         default="the layout", description="the text's name in messages"
     )
-    request: PlanRequest = Field(description="model, cluster and training; its target is the format's trainer")
+    request: LayoutJob = Field(description="model, cluster and training; its target is the format's trainer")
     micro_batch_size: PositiveCount | None = Field(
         default=None, description="samples of a micro-batch on each replica, where the text does not say"
     )
@@ -47,6 +82,14 @@ class LayoutRequest(Document):
     )
     config: Name | None = Field(default=None, description="which of the configurations of a Python text is meant")
     compare: Flag = Field(default=True, description="also find the best plan within the trainer's limits, and without")
+
+    @field_validator("request", mode="before")
+    @classmethod
+    def _of_plan_request(cls, job: Any) -> Any:
+        """Take a plan request for a layout's job, without what only planners ask for."""
+        if not isinstance(job, PlanRequest):
+            return job
+        return {name: getattr(job, name) for name in job.model_fields_set & LayoutJob.model_fields.keys()}
 
 
 class Rival(Part):

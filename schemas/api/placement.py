@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from penstock.schemas.amounts import duration
 from penstock.schemas.document import Document, Part, refuse_doubles
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
@@ -149,6 +150,12 @@ class PlacementProgress(Part):
     settled: Count = Field(description="of these, how many got a plan, or were passed over")
     nodes: PositiveCount | None = None
     time_per_global_batch_ns: Nanoseconds | None = None
+
+    def __str__(self) -> str:
+        """Return it in words: the classes of sets of nodes, and the best time so far."""
+        time_ns, plural = self.time_per_global_batch_ns, "" if self.nodes == 1 else "s"
+        best = "" if time_ns is None else f"; {duration(time_ns)} on {self.nodes} node{plural}"
+        return f"{self.job}: {self.settled} of {self.considered} classes of sets{best}"
 
 
 class PlacementAnswer(Document):

@@ -17,6 +17,7 @@ class Terms:
 
     workers: int | None = None
     most_devices: int | None = None
+    most_micro_batches: int | None = None
     notify: Callable[[Any], None] = _unheard
     """Called with each message before the answer: the ``event`` of the question's row in ``questions.table``."""
 

@@ -128,8 +128,7 @@ class Sources:
         """
         request = ExplainRequest.parse({"plan": file, "what_if": what_ifs, "why_not": why_not})
         settings = self.service.settings
-        limits = {"most_devices": settings.max_devices, "memory_bytes": settings.solve_memory_bytes}
-        task = task_of("explain", request, **limits)
+        task = task_of("explain", request, **settings.limits_of_tasks)
         messages: list[Message] = []
         problem = run_task(self.service.forkserver, task, settings.max_solve_s, messages.append)
         if problem is not None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from penstock.schemas.api.layouts import LayoutJob
 from penstock.schemas.document import Document
 from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import Training
+from penstock.schemas.request import Choices, Training
 from penstock.schemas.topology import ClusterTopology
 from penstock.service.settings import Settings
 
@@ -37,15 +38,16 @@ class Sizes:
                 yield from self._fault(f"{pointer}/layers", len(document.layers), "layers", "max_layers")
             case ClusterTopology():
                 yield from self._fault(f"{pointer}/{_form(document)}", _devices(document), "devices", "max_devices")
-            case Training():
+            case Choices():
                 yield from self._of_request(document, pointer)
         if not isinstance(document, ModelProfile | ClusterTopology):
             for name in type(document).model_fields:
                 for step, inner in _inner(getattr(document, name)):
                     yield from self._faults(inner, f"{pointer}/{name}{step}")
 
-    def _of_request(self, request: Training, pointer: str) -> Iterator[Fault]:
-        most = request.global_batch_size // min(request.micro_batch_sizes or (1,))
+    def _of_request(self, request: Choices, pointer: str) -> Iterator[Fault]:
+        batch = request.global_batch_size if isinstance(request, Training | LayoutJob) else None
+        most = (batch or 0) // min(request.micro_batch_sizes or (1,))
         yield from self._fault(f"{pointer}/global_batch_size", most, "micro-batches", "max_micro_batches")
         limit_ns = request.termination.time_limit_ns
         if limit_ns is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from penstock.schemas.amounts import duration, percent
 from penstock.schemas.coverage import CLASS_SCOPE, REQUEST_SCOPE, SCHEDULE_SCOPE, Covers, Scope, model_of
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.program import INPUT
@@ -188,6 +189,18 @@ class Progress(NamedTuple):
     def gap(self) -> float | None:
         """Return value / bound - 1."""
         return None if self.value_ns is None or self.bound.bound_ns <= 0 else self.value_ns / self.bound.bound_ns - 1
+
+    def __str__(self) -> str:
+        """Return it in words: the best time, the bound, the gap, the tasks at work."""
+        return self.in_words("")
+
+    def in_words(self, planner: str) -> str:
+        """Return it in words, with the planner of the best plan where that is known."""
+        made_by = f" by {planner}" if planner else ""
+        best = "no plan yet" if self.value_ns is None else f"{duration(self.value_ns)}{made_by}"
+        gap = "" if self.gap is None else f", gap {percent(self.gap)}"
+        working = f"; {', '.join(self.working)}" if self.working else ""
+        return f"{best}, bound {duration(self.bound.bound_ns)}{gap}{working}"
 
 
 class Alternative(NamedTuple):

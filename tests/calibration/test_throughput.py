@@ -224,7 +224,11 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     assert ModelProfile.read(written) == found.profile
     assert told == found.model_dump(mode="json", exclude={"profile"})
     sent: list[Message] = []
-    TASKS["ask"](answer_task, task_of("calibrate-throughput", asked, most_devices=1, memory_bytes=0), sent.append)
+    TASKS["ask"](
+        answer_task,
+        task_of("calibrate-throughput", asked, most_devices=1, most_micro_batches=1, memory_bytes=0),
+        sent.append,
+    )
     assert ThroughputOut.model_validate_json(sent[0].body) == found
     links = [*options, "--output-topology", written]
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):

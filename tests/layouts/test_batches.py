@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from layout_texts import parsed
 
 from penstock.cli.main import main
-from penstock.layouts.models import batch_said
 
 MICRO = "--micro-batch-size 2 --pipeline-model-parallel-size 2 --tensor-model-parallel-size 4"
 TITAN = "[training]\nlocal_batch_size = 3\n{}[parallelism]\ntensor_parallel_degree = 2\n"
@@ -32,9 +32,9 @@ SPEED = '{{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4
     ],
 )
 def test_a_batch_that_is_left_out_is_the_trainers_own(form: str, text: str, batch: int | None) -> None:
-    assert batch_said(form, text, gpus=16) == batch
+    assert parsed(form, text).batch(16) == batch
     if batch is not None and "says it" not in text:
-        assert batch_said(form, text) in (None, batch)
+        assert parsed(form, text).batch() in (None, batch)
 
 
 def test_the_command_judges_the_default_and_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,5 +51,6 @@ def test_the_command_judges_the_default_and_says_it(tmp_path: Path, capsys: pyte
     assert main([*arguments, "--nodes", "node1"]) == 0
     assert "judged are 8 samples a step" in capsys.readouterr().out
     path.write_text("[parallelism]\ndata_parallel_shard_degree = -1\n")
-    assert main([*arguments, "--example", "gpt"]) == 64
-    assert "penstock: missing --global-batch-size" in capsys.readouterr().err
+    assert main([*arguments, "--example", "gpt"]) == 65
+    assert "does not say the samples of a step" in (error := capsys.readouterr().err)
+    assert "--global-batch-size" in error

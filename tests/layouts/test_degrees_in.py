@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from layout_texts import profile_said
 
 from penstock.cli.main import main
 from penstock.examples import catalogue
 from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import READ
 from penstock.layouts.megatron.other_flags import CHANGING, HARMLESS
-from penstock.layouts.models import profile_said
 from penstock.planning.inputs import find_shape
 from penstock.questions.layouts import import_layout, plan_file
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
@@ -109,12 +109,12 @@ def test_what_the_flags_do_not_say_of_the_model_is_asked_for_at_once() -> None:
     with pytest.raises(InvalidDocument, match="--given H=…"):
         model(flags)
     with pytest.raises(InvalidDocument, match="no --seq-length, --vocab-size"):
-        model(flags, given={"H": "1024"})
-    found = model(flags, given={"H": "1024", "seq-length": "512", "vocab-size": "1000"}).shape
+        model(flags, values={"H": "1024"})
+    found = model(flags, values={"H": "1024", "seq-length": "512", "vocab-size": "1000"}).shape
     assert found is not None
     assert (found.hidden, found.sequence_length) == (1024, 512)
     with pytest.raises(InvalidDocument, match="neither a variable nor a flag 'HH'"):
-        model(flags, given={"HH": "1024"})
+        model(flags, values={"HH": "1024"})
 
 
 BOTH = (

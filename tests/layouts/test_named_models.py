@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from layout_texts import profile_said
 
 from penstock.examples import catalogue
-from penstock.layouts.models import profile_said
 from penstock.layouts.torchtitan.models import FLAVORS
 from penstock.questions.layouts import import_layout
 from penstock.schemas.api.layouts import LayoutRequest
@@ -61,7 +61,7 @@ def test_a_configuration_of_either_release_names_its_model() -> None:
     assert said(flags) == ("llama3-8B", 32, 4096)
     given = {"model.name": "llama3", "model.flavor": "8B"}
     bare = TOML.partition("[training]")[2]
-    assert said(f"[training]{bare}", given=given) == ("llama3-8B", 32, 4096)
+    assert said(f"[training]{bare}", values=given) == ("llama3-8B", 32, 4096)
 
 
 def test_a_family_is_not_taken_for_another_one() -> None:
@@ -74,7 +74,7 @@ def test_a_family_is_not_taken_for_another_one() -> None:
     several = "from torchtitan.models.qwen3 import a\nfrom torchtitan.models.gpt_oss import b\n" + python
     with pytest.raises(InvalidDocument, match=r"it has no model\.name"):
         said(several, config="small")
-    assert said(several, config="small", given={"model.name": "qwen3"}) == ("qwen3-4B", 36, 4096)
+    assert said(several, config="small", values={"model.name": "qwen3"}) == ("qwen3-4B", 36, 4096)
     fused = python.replace('"4B"', '"8B_flex_flash"')
     assert said(fused.replace("Model\n", "Qwen3Model\n"), config="small") == ("qwen3-8B", 36, 4096)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from layout_texts import parsed, profile_said
 
 from penstock.examples import catalogue
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.model import shape_said
-from penstock.layouts.models import degrees_said, profile_said
 from penstock.questions.layouts import import_layout
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
@@ -44,7 +44,7 @@ FLAGS = """
 
 def judged(text: str, **values: str) -> LayoutImported:
     topology = catalogue.cluster("1x8xH100")
-    profile = profile_said("megatron", text, "train", ["H100"], given=values, compare=False)
+    profile = profile_said("megatron", text, "train", ["H100"], values=values, compare=False)
     question = {"schema_version": 1, "profile": profile, "topology": topology, "global_batch_size": 16}
     fields: dict[str, Any] = {"format": "megatron", "layout": text, "source": "train", "request": question}
     return import_layout(LayoutRequest.parse({"schema_version": 1, **fields, "compare": False, "given": values}))
@@ -131,10 +131,10 @@ def test_what_is_said_in_megatrons_words_is_read_and_the_trainer_is_named() -> N
 
 def test_how_tensors_of_experts_are_split_is_ignored_without_experts() -> None:
     dense = f"{FLAGS} --tensor-model-parallel-size 2 --expert-tensor-parallel-size 4"
-    assert degrees_said("megatron", dense, "train.sh").expert_tensor == 1
+    assert parsed("megatron", dense, "train.sh").degrees().expert_tensor == 1
     assert judged(dense).plan.degrees is not None
-    assert degrees_said("megatron", f"{dense} --num-experts 8", "train.sh").expert_tensor == 4
-    assert degrees_said("megatron", dense, "train.sh", experts=True).expert_tensor == 4
+    assert parsed("megatron", f"{dense} --num-experts 8", "train.sh").degrees().expert_tensor == 4
+    assert parsed("megatron", dense, "train.sh").degrees(experts=True).expert_tensor == 4
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from layout_texts import parsed, profile_said
 from test_trainers import imported, stages_of
 
 from penstock.layouts.megatron.flags import Flags
-from penstock.layouts.models import batch_said, degrees_said, profile_said
 from penstock.schemas.errors import InvalidDocument
 
 pytestmark = pytest.mark.tier("ci")
@@ -92,7 +92,7 @@ def test_megatrons_arguments_are_read_as_its_flags(mark: str, flags: dict[str, A
     assert mine.request.memory == theirs.request.memory
     (remark,) = set(mine.assumptions) - set(theirs.assumptions)
     assert remark == "read from the arguments that Megatron printed, its defaults among them"
-    assert batch_said("megatron", log) == 16
+    assert parsed("megatron", log).batch() == 16
 
 
 def test_the_model_of_a_log_is_that_of_its_script() -> None:
@@ -103,7 +103,7 @@ def test_the_model_of_a_log_is_that_of_its_script() -> None:
     arguments = {**TWO_RANKS, **sizes, **latent, **experts, "seq_length": 64, "tensor_model_parallel_size": 2}
     log = printed(**arguments, moe_layer_freq=[0, 1, 1, 1, 1, 1, 1, 1], moe_token_dispatcher_type="alltoall")
     flags = script(**arguments, moe_layer_freq="[0,1,1,1,1,1,1,1]")
-    assert degrees_said("megatron", log, "run.log") == degrees_said("megatron", flags, "run.log")
+    assert parsed("megatron", log, "run.log").degrees() == parsed("megatron", flags, "run.log").degrees()
     profiles = [profile_said("megatron", text, "train.sh", ["H100"], compare=False) for text in (log, flags)]
     assert profiles[0].shape == profiles[1].shape is not None
 
@@ -139,6 +139,6 @@ def test_deepspeeds_configuration_in_a_log() -> None:
     text = json.dumps(config, indent=4, separators=(",", ":"))
     log = f"[INFO] [config.py:1000:print]   optimizer_name ...... adam\n[INFO] [config.py:986:print]   json = {text}\n"
     assert stages_of(imported("deepspeed", log)) == stages_of(imported("deepspeed", text)) == [(0, 4), (5, 9)]
-    assert batch_said("deepspeed", log) == 16
+    assert parsed("deepspeed", log).batch() == 16
     with pytest.raises(InvalidDocument):
         imported("deepspeed", log.replace("}\n", "\n"))

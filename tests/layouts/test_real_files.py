@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_texts import parsed
 from test_trainers import GPT, imported, request, stages_of
 
 from penstock.convert import to_problem
@@ -17,7 +18,6 @@ from penstock.layouts.deepspeed import _balanced
 from penstock.layouts.files.shell import Unsaid, Value, Variables
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.layout_string import print_layout, read_layout
-from penstock.layouts.models import batch_said
 from penstock.schemas.api.layouts import LayoutImported
 from penstock.schemas.bounded.budget import Budget
 from penstock.schemas.errors import InvalidDocument
@@ -63,7 +63,7 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${TRAINING_ARGS
 
 
 def test_a_scripts_variables_are_looked_up() -> None:
-    assert batch_said("megatron", SCRIPT) == 16
+    assert parsed("megatron", SCRIPT).batch() == 16
     found = imported("megatron", SCRIPT)
     assert stages_of(found) == [(0, 5), (6, 9)]
     assert found.plan.num_micro_batches == 8

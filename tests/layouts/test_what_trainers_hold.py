@@ -16,7 +16,7 @@ from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.exporting.layouts import layout_text
 from penstock.layouts.megatron.other_flags import CHANGING
-from penstock.layouts.torchtitan.torchtitan import HEADS
+from penstock.layouts.torchtitan.model_parts import HEADS
 from penstock.questions.layouts import import_layout, plan_file
 from penstock.questions.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest

@@ -69,8 +69,7 @@ async def result_of(request: Request, service: Service, tenant: str, name: str, 
 
 async def _messages(service: Service, tenant: str, name: str, document: Document) -> AsyncGenerator[Message]:
     """Yield the messages of a child that answers a question. Raises NoPlace and TaskFailed."""
-    most_devices, memory_bytes = service.settings.max_devices, service.settings.solve_memory_bytes
-    task = task_of(name, document, most_devices=most_devices, memory_bytes=memory_bytes)
+    task = task_of(name, document, **service.settings.limits_of_tasks)
     longest_s = limit_s(service, name, document)
     async with service.children.place(tenant), aclosing(messages(service.forkserver, task, longest_s)) as sent:
         async for message in sent:

@@ -124,9 +124,10 @@ class AsyncQuestions:
     ) -> LayoutImported:
         """Return a layout of Megatron, torchtitan or DeepSpeed as a plan with simulated times.
 
-        ``rivals`` has the best plan that the same trainer can express, and the best of all; ``compare: false`` leaves
-        them out. Limits of the request hold for each of their solves. A layout that does not fit memory is an answer.
-        What cannot be read is refused, by line and column, as is what does not go with model, cluster and batch.
+        A request without a model or a batch takes the text's. ``rivals`` has the best plan that the same trainer can
+        express, and the best of all; ``compare: false`` leaves them out. Limits of the request hold for each of their
+        solves. A layout that does not fit memory is an answer. What cannot be read is refused, by line and column, as
+        is what does not go with model, cluster and batch.
 
         ``on_progress`` is called with each progress before the answer.
         """

@@ -77,7 +77,7 @@ class Send:
         if self.body is None:
             return None
         if isinstance(self.body, BaseModel):
-            return self.body.model_dump_json(exclude_none=True).encode()
+            return self.body.model_dump_json(exclude_unset=True, exclude_none=True).encode()
         return json.dumps(self.body).encode()
 
 

@@ -22,6 +22,7 @@ import re2
 from penstock.importers.lines import Faults
 from penstock.layouts.drawn import NONE, Drawn, Expressed, Reading
 from penstock.layouts.files.logs import printed_json
+from penstock.layouts.layout_text import ModelUnsaid, Source, batch_of_replicas
 from penstock.layouts.stated_degrees import degrees_in
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.degrees import IN_ONE_STAGE, Sharding
@@ -43,6 +44,8 @@ KEYS = (
 )
 OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimization")
 """Of these, what is no number."""
+_BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_DEGREES = ("num_stages", "num_mp", "sequence_parallel_size")
 _CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activation_checkpointing")
 """One of these at least is in a configuration of DeepSpeed's."""
 _PRINTED = re.compile(r"  json = (?=\{)")
@@ -111,14 +114,36 @@ def write(plan: Expressed) -> str:
     return "\n".join([said, "", *lines, _MODULE])
 
 
-def read(text: str, given: Reading) -> Drawn:
-    """The layout of such a module, or of JSON. Raises InvalidDocument saying where."""
+class DeepSpeedText(ModelUnsaid):
+    """Such a module, or JSON."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self._values = _values(source)
+        self._values |= self._values.pop("config", None) or {}
+
+    def batch(self, gpus: int | None = None) -> int | None:
+        """Return the batch; without one, the accumulated samples of each replica."""
+        faults = Faults(self.source.name)
+        numbers = {name: _number(self._values, name, faults) for name in (*_BATCHES, *_DEGREES)}
+        whole, rows, steps, *degrees = (*numbers.values(), _autotp(self._values, faults))
+        faults.stop()
+        return whole or batch_of_replicas(rows and rows * (steps or 1), gpus, degrees)
+
+    def drawn(self, reading: Reading) -> Drawn:
+        """Return the layout. Raises InvalidDocument saying where."""
+        return _drawn(self._values, reading)
+
+
+def _autotp(values: dict[str, Any], faults: Faults) -> int | None:
+    tensor = values.get("tensor_parallel")
+    return _number(tensor, "autotp_size", faults, least=0) if isinstance(tensor, dict) else None
+
+
+def _drawn(found: dict[str, Any], given: Reading) -> Drawn:
     faults = Faults(given.source)
-    found = _values(text, given)
-    found |= found.pop("config", None) or {}
     numbers = {name: _number(found, name, faults) for name in KEYS if name not in OTHERS}
-    tensor = found.get("tensor_parallel")
-    autotp = _number(tensor, "autotp_size", faults, least=0) if isinstance(tensor, dict) else None
+    autotp = _autotp(found, faults)
     faults.stop()
     groups = {"num_mp": numbers["num_mp"] or 1, "sequence_parallel_size": numbers["sequence_parallel_size"] or 1}
     if autotp:
@@ -192,37 +217,37 @@ def _offloads(table: Any) -> bool:
     return isinstance(table, dict) and table.get("device", "none") not in (None, "none")
 
 
-def _values(text: str, given: Reading) -> dict[str, Any]:
+def _values(source: Source) -> dict[str, Any]:
     """What is said under the known names; nothing of the text is run."""
-    source, text = given.source, printed_json(text, _PRINTED)
-    for name, value in given.given.items():  # templates have names in the place of values
+    text = printed_json(source.text, _PRINTED)
+    for name, value in source.values.items():  # templates have names in the place of values
         text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _said(value), text)
     try:
-        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, given)
+        data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, source)
     except json.JSONDecodeError as error:
         if names := list(dict.fromkeys(name for name in _BARE.findall(text) if name not in ("true", "false", "null"))):
             raise InvalidDocument(
-                f"{source} has {', '.join(names)} in the place of values",
+                f"{source.name} has {', '.join(names)} in the place of values",
                 remedy=f"say {'it' if len(names) == 1 else 'them'}: {' '.join(f'--given {name}=…' for name in names)}",
             ) from None
-        raise InvalidDocument(f"{source} is no JSON: {error}") from None
+        raise InvalidDocument(f"{source.name} is no JSON: {error}") from None
     except SyntaxError as error:
         raise InvalidDocument(
-            f"{source} is no Python, line {error.lineno}, column {error.offset}: {error.msg}",
+            f"{source.name} is no Python, line {error.lineno}, column {error.offset}: {error.msg}",
             remedy='PARTS = [0, 13, 26] as Python, or {"parts": [0, 13, 26]} as JSON',
         ) from None
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise InvalidDocument(f"{source} cannot be read: {error}") from None
+        raise InvalidDocument(f"{source.name} cannot be read: {error}") from None
     pipeline = data.get("pipeline")
     if isinstance(pipeline, dict):  # of DeepSpeed's own configuration
         data = {"num_stages": pipeline.get("stages"), "partition_method": pipeline.get("partition"), **data, **pipeline}
     if "config" in data and not isinstance(data["config"], dict):
-        raise InvalidDocument(f"{source}: config is no table of DeepSpeed's settings")
+        raise InvalidDocument(f"{source.name}: config is no table of DeepSpeed's settings")
     said = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
     configured = text.lstrip().startswith("{") and any(name in data for name in _CONFIGURED)
-    if given.ranks is None and not configured and not any(name in said for name in ("parts", "num_stages")):
+    if source.ranks is None and not configured and not any(name in said for name in ("parts", "num_stages")):
         raise InvalidDocument(
-            f"{source} says neither parts nor num_stages",
+            f"{source.name} says neither parts nor num_stages",
             remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or how many '
             "stages there are (--pipeline-parallel-size)",
         )
@@ -234,7 +259,7 @@ def _said(value: str) -> Callable[[re.Match[str]], str]:
     return lambda _match: value
 
 
-def _of_python(text: str, given: Reading) -> dict[str, Any]:
+def _of_python(text: str, source: Source) -> dict[str, Any]:
     """Assignments, and what is handed to ``PipelineModule`` and its topology, in the order of the text."""
     found: dict[str, Any] = {}
     for node in ast.walk(ast.parse(text)):
@@ -244,15 +269,15 @@ def _of_python(text: str, given: Reading) -> dict[str, Any]:
         elif isinstance(node, ast.Call):
             said = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
         for name, value in said:
-            literal = _literal(name, value, given, isinstance(node, ast.Call)) if name in KEYS else None
+            literal = _literal(name, value, source, isinstance(node, ast.Call)) if name in KEYS else None
             if literal is not None:
                 found[name] = literal
     return found
 
 
-def _literal(name: str, node: ast.expr, given: Reading, argument: bool) -> Any:
-    if name in given.given or (name == "num_stages" and given.ranks is not None):
-        value = given.given.get(name, str(given.ranks))
+def _literal(name: str, node: ast.expr, source: Source, argument: bool) -> Any:
+    if name in source.values or (name == "num_stages" and source.ranks is not None):
+        value = source.values.get(name, str(source.ranks))
         return int(value) if value.isdecimal() else value
     try:
         return ast.literal_eval(node)
@@ -260,7 +285,7 @@ def _literal(name: str, node: ast.expr, given: Reading, argument: bool) -> Any:
         if name == "config" or (argument and isinstance(node, ast.Name)):
             return None  # read from a file, or a name that is assigned elsewhere
     raise InvalidDocument(
-        f"{given.source}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no "
+        f"{source.name}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no "
         "plain list, number or text",
         remedy=f"say it: --given {name}=…, or write the value itself",
     )

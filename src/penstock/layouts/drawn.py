@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from penstock.convert.layer_roles import Roles
@@ -75,7 +75,7 @@ class Reading:
     """A reader's input other than the text: the model, its roles where names say them, and what the text may leave out.
 
     ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology represents; 0 where that
-    differs. ``given``: values that the text leaves open, by name; ``config``: which of its configurations is meant.
+    differs.
     """
 
     profile: ModelProfile
@@ -84,8 +84,6 @@ class Reading:
     rows: int | None = None
     ranks: int | None = None
     gpus: int = 1
-    given: Mapping[str, str] = field(default_factory=dict)
-    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.importers.lines import Faults
-from penstock.layouts.drawn import wrong
+from penstock.layouts.drawn import Drawn, Reading, wrong
+from penstock.layouts.layout_text import ModelUnsaid, Source
 from penstock.schemas.errors import Fault, InvalidDocument, UnsupportedRequest
 from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.model.problem import Problem
@@ -51,17 +52,34 @@ def _row(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def read(text: str, source: str, problem: Problem) -> tuple[Allocation, Orders]:
-    """The stages on their devices, else on all of them as evenly as can be; under 1F1B where no order is named.
+class RangesText(ModelUnsaid):
+    """JSON of one pipeline's ranges."""
 
-    Raises InvalidDocument for what is no such layout.
-    """
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidDocument(f"{source} is no JSON: {error}") from None
-    if not isinstance(data, dict) or "layers" not in data:
-        raise InvalidDocument(f"{source} has no layers", remedy='{"layers": [[0, 12], [13, 25]]}')
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        try:
+            data = json.loads(source.text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InvalidDocument(f"{source.name} is no JSON: {error}") from None
+        if not isinstance(data, dict) or "layers" not in data:
+            raise InvalidDocument(f"{source.name} has no layers", remedy='{"layers": [[0, 12], [13, 25]]}')
+        self._data = data
+
+    def batch(self, gpus: int | None = None) -> int | None:
+        """Return the batch."""
+        stated = self._data.get("global_batch_size")
+        return stated if isinstance(stated, int) and stated > 0 else None
+
+    def drawn(self, reading: Reading) -> Drawn:
+        """Raise InvalidDocument: ranges are the stages of a plan, and of no trainer."""
+        raise InvalidDocument(f"{self.source.name} has ranges of layers, which no trainer's limits hold for")
+
+    def stages(self, problem: Problem) -> tuple[Allocation, Orders]:
+        """Return the stages on their devices, else on all as evenly as can be; under 1F1B where no order is named."""
+        return _stages(self._data, self.source.name, problem)
+
+
+def _stages(data: dict[str, Any], source: str, problem: Problem) -> tuple[Allocation, Orders]:
     faults = Faults(source)
     for name in sorted(set(data) - set(KEYS)):
         faults.add(None, f"a layout has no {name!r}; it has {', '.join(KEYS)}")

@@ -13,10 +13,11 @@ from penstock.workers.protocol import Message
 ENTRY = "penstock.questions.in_child:answer_task"
 
 
-def task_of(name: str, request: Document, *, most_devices: int, memory_bytes: int) -> Message:
+def task_of(name: str, request: Document, *, most_devices: int, most_micro_batches: int, memory_bytes: int) -> Message:
     """Return the task of a child that answers a question, whose documents are inline."""
-    facts = {"entry": ENTRY, "question": name, "most_devices": most_devices, "memory_bytes": memory_bytes}
-    return Message("ask", facts, request.model_dump_json().encode())
+    most = {"most_devices": most_devices, "most_micro_batches": most_micro_batches}
+    facts = {"entry": ENTRY, "question": name, "most": most, "memory_bytes": memory_bytes}
+    return Message("ask", facts, request.model_dump_json(exclude_unset=True).encode())
 
 
 def answer_task(task: Message, send: Callable[[str, bytes], None]) -> bytes:
@@ -28,7 +29,7 @@ def answer_task(task: Message, send: Callable[[str, bytes], None]) -> bytes:
     from penstock.planning.judge import refuse_unsound  # the process that sends tasks does not need the judge
 
     question = question_of(task.facts["question"])
-    terms = Terms(workers=1, most_devices=task.facts["most_devices"])
+    terms = Terms(workers=1, **task.facts["most"])
     if question.event is not None:
         name, kind = question.event
         terms = replace(terms, notify=lambda message: send(name, json_of(kind, message)))

@@ -12,7 +12,6 @@ from penstock.convert.explanations import to_layout
 from penstock.convert.layer_roles import roles_of, transformer_of
 from penstock.convert.requests import inline_documents
 from penstock.exporting.layouts import layout_text
-from penstock.layouts import deepspeed, ranges
 from penstock.layouts.at_degrees import at_degrees, cells_in
 from penstock.layouts.drawn import (
     Drawn,
@@ -26,10 +25,11 @@ from penstock.layouts.drawn import (
     world_of,
     wrong,
 )
+from penstock.layouts.layout_text import LayoutText
 from penstock.layouts.legal import legal_degrees
 from penstock.layouts.limits import refuse_beyond
-from penstock.layouts.megatron import reading as megatron
-from penstock.layouts.torchtitan import torchtitan
+from penstock.layouts.ranges import RangesText
+from penstock.questions.layout_requests import plan_request, text_of
 from penstock.questions.solve import solve
 from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest, Rival
@@ -53,21 +53,15 @@ from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.incumbent import shown
 
-READERS: dict[str, Callable[[str, Reading], Drawn]] = {
-    "megatron": megatron.read,
-    "torchtitan": torchtitan.read,
-    "deepspeed": deepspeed.read,
-}
-
-
-def answer(question: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
-    """Judge a layout as a document asks. Raises as ``import_layout``."""
-    return import_layout(question, workers=terms.workers, on_progress=terms.notify)
-
 
 def import_layout(
-    asked: LayoutRequest, *, workers: int | None = None, on_progress: Callable[[str], None] = lambda _words: None
+    question: LayoutRequest, *, workers: int | None = None, on_progress: Callable[[str], None] = lambda _words: None
 ) -> LayoutImported:
+    """Judge a layout as ``answer`` does, on ``workers`` processes; ``on_progress`` is called with what is done."""
+    return answer(question, Terms(workers=workers, notify=on_progress))
+
+
+def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
     """The layout as a plan of the trainer's, judged as it is; with ``compare``, what the best plans would bring.
 
     A layout that does not fit into memory is an answer. Raises InvalidDocument for a text that does not parse or does
@@ -75,15 +69,15 @@ def import_layout(
     InvalidPlan for a layout that cannot be simulated.
     """
     target = None if asked.format == "ranges" else asked.format
+    terms.notify("reading the layout")
+    text = text_of(asked)
+    request = plan_request(asked, text, terms)
     memory = _of_target(asked.request.memory, target)
-    request = asked.request.model_copy(
-        update={"target": target, "planner": "auto", "schedule": "auto", "memory": memory}
-    )
+    request = request.model_copy(update={"target": target, "planner": "auto", "schedule": "auto", "memory": memory})
     refuse_beyond(request)
-    on_progress("reading the layout")
     opens = request.degrees is not None or request.sharding is not None
     request = request.model_copy(update={"degrees": None, "sharding": None})  # the layout has its own
-    request, problem, allocation, orders, drawn = _read(asked, request)
+    request, problem, allocation, orders, drawn = _read(asked, text, request)
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
         overlap = drawn.overlap
@@ -120,7 +114,7 @@ def import_layout(
             drawn,
         ),
         assumptions=assumptions,
-        rivals=_rivals(request, problem, theirs, free, workers, on_progress, opens=opens) if asked.compare else (),
+        rivals=_rivals(request, problem, theirs, free, terms, opens=opens) if asked.compare else (),
     )
 
 
@@ -156,14 +150,15 @@ class _Read(NamedTuple):
     drawn: Drawn | None
 
 
-def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
+def _read(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> _Read:
     problem = to_problem(request)
-    if problem.within is None:
+    if isinstance(text, RangesText):
         if asked.nodes or asked.devices_per_node is not None:
             raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
-        return _Read(request, problem, *ranges.read(asked.layout, asked.source, problem), None)
-    drawn = _drawn(asked, request)
-    if drawn.global_batch_size is None and asked.format in READERS:
+        return _Read(request, problem, *text.stages(problem), None)
+    assert problem.within is not None
+    drawn = _drawn(asked, text, request)
+    if drawn.global_batch_size is None:
         unsaid = f"no global batch size in the text: judged are {request.global_batch_size} samples a step"
         drawn = replace(drawn, assumptions=(unsaid, *drawn.assumptions))
     if drawn.global_batch_size not in (None, request.global_batch_size):
@@ -189,7 +184,7 @@ def _read(asked: LayoutRequest, request: PlanRequest) -> _Read:
     return _Read(request, problem, allocation, orders, replace(drawn, counted_whole=whole, assumptions=said))
 
 
-def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:
+def _drawn(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> Drawn:
     """What the trainer's own file says."""
     profile, topology = inline_documents(request)
     groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
@@ -200,10 +195,8 @@ def _drawn(asked: LayoutRequest, request: PlanRequest) -> Drawn:
         asked.micro_batch_size,
         asked.pipeline_parallel_size,
         groups.pop() if len(groups) == 1 else 0,
-        asked.given,
-        asked.config,
     )
-    return READERS[asked.format](asked.layout, given)
+    return text.drawn(given)
 
 
 def _parameters(profile: ModelProfile) -> str:
@@ -263,8 +256,7 @@ def _rivals(
     problem: Problem,
     theirs: JudgedPlan,
     free: list[Bound],
-    workers: int | None,
-    on_progress: Callable[[str], None],
+    terms: Terms,
     *,
     opens: bool,
 ) -> tuple[Rival, ...]:
@@ -276,13 +268,13 @@ def _rivals(
     if target is not None:
         choices = {f"within what {target} can express": request, **choices}
     if problem.real is not None or (opens and target is not None):
-        return _at_any_degrees(request, whole, theirs, workers, on_progress)
+        return _at_any_degrees(request, whole, theirs, terms)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
     found = []
     for choice, wanted in choices.items():
-        on_progress(f"the best plan {choice}")
+        terms.notify(f"the best plan {choice}")
         bound_ns = bounds.get(choice, free[0].bound_ns)
-        found.append(_rival(choice, wanted, theirs, bound_ns, workers))
+        found.append(_rival(choice, wanted, theirs, bound_ns, terms))
     return tuple(found)
 
 
@@ -290,8 +282,7 @@ def _at_any_degrees(
     request: PlanRequest,
     whole: PlanRequest,
     theirs: JudgedPlan,
-    workers: int | None,
-    on_progress: Callable[[str], None],
+    terms: Terms,
 ) -> tuple[Rival, ...]:
     """The best plain layout at all degrees that the profile knows; the best plans, where a limit says how long.
 
@@ -307,10 +298,10 @@ def _at_any_degrees(
         legal = legal_degrees(inline_documents(request)[0], target)
         within = request.model_copy(update={**open_choices, "degrees": legal})
         choices[f"within what {target} can express at any degrees"] = within
-    found = [_asked_for(choice, wanted, theirs, workers, on_progress) for choice, wanted in choices.items()]
+    found = [_asked_for(choice, wanted, theirs, terms) for choice, wanted in choices.items()]
     found.sort(key=lambda rival: (not _expressed(rival, target), rival.time_ns or 0))
     if limited:
-        found.append(_asked_for("without limits", free, theirs, workers, on_progress))
+        found.append(_asked_for("without limits", free, theirs, terms))
     return tuple(found)
 
 
@@ -325,15 +316,13 @@ def _expressed(rival: Rival, target: str | None) -> bool:
     return True
 
 
-def _asked_for(
-    choice: str, wanted: PlanRequest, theirs: JudgedPlan, workers: int | None, on_progress: Callable[[str], None]
-) -> Rival:
-    on_progress(f"the best plan {choice}")
-    return _divided_rival(choice, wanted, theirs, workers)
+def _asked_for(choice: str, wanted: PlanRequest, theirs: JudgedPlan, terms: Terms) -> Rival:
+    terms.notify(f"the best plan {choice}")
+    return _divided_rival(choice, wanted, theirs, terms)
 
 
-def _divided_rival(choice: str, request: PlanRequest, theirs: JudgedPlan, workers: int | None) -> Rival:
-    result = solve(request, workers=workers)
+def _divided_rival(choice: str, request: PlanRequest, theirs: JudgedPlan, terms: Terms) -> Rival:
+    result = solve(request, workers=terms.workers)
     plan = result.plan
     time = None if plan is None or plan.prediction is None else plan.prediction.time_per_global_batch_ns
     status: Literal["optimal", "feasible", "infeasible", "none_found", "time_limit"] = result.status
@@ -351,8 +340,8 @@ def _divided_rival(choice: str, request: PlanRequest, theirs: JudgedPlan, worker
     )
 
 
-def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int, workers: int | None) -> Rival:
-    result = solve(request, workers=workers)
+def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int, terms: Terms) -> Rival:
+    result = solve(request, workers=terms.workers)
     problem = to_problem(request.model_copy(update={"target": None, "options": {}}), any_modules=True)
     ours = None if result.plan is None else _candidate(problem, result.plan)
     comparison = None

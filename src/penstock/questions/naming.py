@@ -7,7 +7,7 @@ the names denote.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple, get_args
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 
 from penstock.examples import catalogue
-from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
 from penstock.schemas.plan import PlanFile
@@ -37,8 +36,8 @@ class Name(NamedTuple):
 
 NAMES: dict[str, tuple[Name, ...]] = {
     "model": (
-        Name("profile", ModelProfile, catalogue.profile, is_routed=True),
         Name("shape", TransformerShape, catalogue.shape),
+        Name("profile", ModelProfile, catalogue.profile, is_routed=True),
     ),
     "cluster": (Name("topology", ClusterTopology, catalogue.cluster),),
 }
@@ -59,15 +58,14 @@ def _kinds(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 @cache
-def names_of(model: type[BaseModel]) -> dict[str, Name]:
-    """Return the names that a document takes, by the types of its fields."""
+def names_of(model: type[BaseModel]) -> dict[str, tuple[Name, ...]]:
+    """Return the names that a document takes, each with the fields that it may replace, the first ones preferred."""
     fields = model.model_fields
-    return {
-        name: one
+    takes = {
+        name: tuple(one for one in several if one.field in fields and one.kind in _kinds(fields[one.field].annotation))
         for name, several in NAMES.items()
-        for one in several
-        if one.field in fields and one.kind in _kinds(fields[one.field].annotation)
     }
+    return {name: several for name, several in takes.items() if several}
 
 
 @cache
@@ -98,19 +96,10 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     faults: list[Fault] = []
     for kind, place, pointer in _places(model, data):
         takes = names_of(kind)
-        if kind is PlanRequest and model is not LayoutRequest and place.keys() & takes.keys():
+        if kind is PlanRequest and place.keys() & takes.keys():
             _end_by_itself(place)
-        for name, (field, _kind, find, is_routed) in takes.items():
-            if name not in place:
-                continue
-            given = place.pop(name)
-            if is_routed:
-                routing = {one: value for one in ROUTED if (value := place.pop(one, None)) is not None}
-                find = partial(_routed, routing) if routing else find
-            if field in place:
-                faults.append(Fault(f"{pointer}/{name}", f"give either {name!r} or {field!r}, not both", "given-twice"))
-            elif (document := _found(find, given, f"{pointer}/{name}", faults)) is not None:
-                place[field] = document
+        for name in takes.keys() & place.keys():
+            _put_document(place, name, takes[name], pointer, faults)
     if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
         names = over.pop("clusters", [])
         names = names if isinstance(names, list) else [names]
@@ -123,6 +112,23 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     return data
 
 
+def _put_document(place: dict[str, Any], name: str, several: Sequence[Name], pointer: str, faults: list[Fault]) -> None:
+    """Put the document that a name denotes into the first field that may hold it, or add the faults of the last."""
+    denoted = place.pop(name)
+    if (both := next((one.field for one in several if one.field in place), None)) is not None:
+        faults.append(Fault(f"{pointer}/{name}", f"give either {name!r} or {both!r}, not both", "given-twice"))
+        return
+    for field, _kind, find, is_routed in several:
+        if is_routed:
+            routing = {one: value for one in ROUTED if (value := place.pop(one, None)) is not None}
+            find = partial(_routed, routing) if routing else find
+        wrong: list[Fault] = []
+        if (document := _found(find, denoted, f"{pointer}/{name}", wrong)) is not None:
+            place[field] = document
+            return
+    faults += wrong
+
+
 def with_ways(model: type[BaseModel], refused: InvalidDocument) -> InvalidDocument:
     """Return a refusal; where a request takes names, its faults say all that may be sent for a missing document."""
     if not takes_names(model):
@@ -131,7 +137,7 @@ def with_ways(model: type[BaseModel], refused: InvalidDocument) -> InvalidDocume
         one.field: f"; send the {one.field} as a document, the hash of a stored one, or as {name!r} the name of a "
         f"shipped {name}, such as {EXAMPLES[name][0]}"
         for name in NAMES
-        for one in NAMES[name][:1]
+        for one in NAMES[name][-1:]
     }
     faults = [
         replace(fault, detail=fault.detail + ways.get(fault.pointer.rpartition("/")[2], ""))
@@ -152,17 +158,18 @@ def describe_names(schemas: dict[str, Any], models: Iterable[type[BaseModel]]) -
             described[model.__name__] = model
             waiting += parts_with_names(model).values()
     for schema_name, model in described.items():
-        for name, one in names_of(model).items():
-            _describe(schemas[schema_name], model, name, one)
+        for name, several in names_of(model).items():
+            _describe(schemas[schema_name], model, name, several)
     words = "shipped clusters by name, in addition to `topologies`"
     schemas["Axes"]["properties"]["clusters"] = {"type": "array", "items": {"type": "string"}, "description": words}
 
 
-def _describe(schema: dict[str, Any], model: type[BaseModel], name: str, one: Name) -> None:
+def _describe(schema: dict[str, Any], model: type[BaseModel], name: str, several: Sequence[Name]) -> None:
     """Add a name, and what may stand beside it, to the schema of a document."""
-    words = f"a shipped {name} by name, in place of `{one.field}`"
+    one = several[-1]
+    words = f"a shipped {name} by name, in place of {' or '.join(f'`{each.field}`' for each in several)}"
     schema["properties"][name] = {"type": "string", "description": words, "examples": EXAMPLES[name]}
-    for beside in ROUTED if one.is_routed else ():
+    for beside in ROUTED if one.is_routed and len(several) == 1 else ():
         experts = Experts.model_json_schema()["properties"][beside]["description"]
         words = f"of a mixture of experts by name: {experts}"
         schema["properties"][beside] = {"type": "number", "exclusiveMinimum": 0, "description": words}

@@ -194,10 +194,10 @@ QUESTIONS: dict[str, Question] = {
     ),
     "import-layout": Question(
         summary="A layout of Megatron, torchtitan or DeepSpeed as a plan with simulated times.",
-        about="`rivals` has the best plan that the same trainer can express, and the best of all; `compare: false` "
-        "leaves them out. Limits of the request hold for each of their solves. A layout that does not fit memory is "
-        "an answer. What cannot be read is refused, by line and column, as is what does not go with model, cluster "
-        "and batch.",
+        about="A request without a model or a batch takes the text's. `rivals` has the best plan that the same "
+        "trainer can express, and the best of all; `compare: false` leaves them out. Limits of the request hold for "
+        "each of their solves. A layout that does not fit memory is an answer. What cannot be read is refused, by line "
+        "and column, as is what does not go with model, cluster and batch.",
         path="/v1/layouts:import",
         request=LayoutRequest,
         answer=LayoutImported,

@@ -10,7 +10,8 @@ from installed import under
 from test_torchtitan_split import FULL, expected
 
 from penstock.exporting.layouts import layout_text
-from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
+from penstock.layouts.torchtitan.model_parts import HEADS
+from penstock.layouts.torchtitan.torchtitan import SCHEDULES
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.schedules.trainer_orders import ranks_of_stages
 

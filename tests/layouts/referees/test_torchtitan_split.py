@@ -12,7 +12,8 @@ from installed import RELEASES, under
 
 from penstock.examples import catalogue
 from penstock.exporting.layouts import layout_text
-from penstock.layouts.torchtitan.torchtitan import HEADS, SCHEDULES
+from penstock.layouts.torchtitan.model_parts import HEADS
+from penstock.layouts.torchtitan.torchtitan import SCHEDULES
 from penstock.questions.layouts import import_layout, plan_file
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.plan import PlanFile

@@ -74,7 +74,9 @@ def test_names_wherever_documents_are_taken():
     assert (swept.request.profile, swept.request.topology) == (profile, topology)
     assert swept.over.topologies == (topology, catalogue.cluster("16xA100"))
     layout = LayoutRequest.parse(with_documents(LayoutRequest, {**tiny_layout(), "request": dict(NAMED)}))
-    assert layout.request.profile == profile
+    assert layout.request.shape == catalogue.shape("gpt2-small")
+    other = with_documents(LayoutRequest, {**tiny_layout(), "request": {**NAMED, "model": "resnet-50"}})
+    assert LayoutRequest.parse(other).request.profile == catalogue.profile("resnet-50")
     placement = tiny_placement()
     del placement["topology"], placement["jobs"][0]["profile"]
     placement["jobs"][0]["model"] = "gpt2-small"

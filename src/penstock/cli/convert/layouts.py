@@ -23,7 +23,7 @@ from penstock.cli.options import (
     Workers,
     given,
 )
-from penstock.cli.plan.request_options import request_of
+from penstock.cli.plan.request_options import layout_job_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
 from penstock.schemas.errors import InvalidDocument, InvalidPlan
@@ -180,57 +180,27 @@ def import_layout(
 
 
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
-    """The request; its batch is the layout's own where no option gives one."""
-    from penstock.layouts.models import ask, batch_said
+    """Return the request; what no option says of model and batch is the layout's own."""
     from penstock.schemas.api.layouts import LayoutFormat, LayoutRequest
     from penstock.schemas.document import read_text
 
     if format not in (known_formats := get_args(LayoutFormat)):
         raise typer.BadParameter(f"{format!r} is none of {', '.join(known_formats)}", param_hint="--from")
     text = sys.stdin.read() if file == STANDARD else read_text(file)
-    if not text.strip():
-        raise InvalidDocument(
-            f"{file!r} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
-        )
-    source = "standard input" if file == STANDARD else Path(file).name
-    values = dict(_value(text) for text in options["given"] or ())
-    known: dict[str, Any] = {"given": values, "config": options["config"]}
-    own = options["global_batch_size"]
-    unnamed = all(options[name] is None for name in ("request", "profile", "example", "hf"))
-    ask(
-        format, text, source, values, options["config"], batch=own is None and options["request"] is None, model=unnamed
-    )
-    if own is None and options["request"] is None:
-        own = batch_said(format, text, source, values, options["config"], gpus=_gpus(options))
-    made = _model(options, format, text, source, compare=compare, **known)
+    same = ("micro_batch_size", "pipeline_parallel_size", "nodes", "devices_per_node", "config")
+    fields = {name: options[name] for name in same if options[name] is not None}
     return LayoutRequest.parse(
         {
             "schema_version": 1,
             "format": format,
             "layout": text,
-            "source": source,
-            "request": request_of({**options, **made, "micro_batch_size": None, "global_batch_size": own}),
-            "micro_batch_size": options["micro_batch_size"],
-            "pipeline_parallel_size": options["pipeline_parallel_size"],
-            "nodes": options["nodes"] or "",
-            "devices_per_node": options["devices_per_node"],
+            "source": "standard input" if file == STANDARD else Path(file).name,
+            "request": layout_job_of({**options, "micro_batch_size": None}),
+            "given": dict(_value(text) for text in options["given"] or ()),
             "compare": compare,
-            **known,
+            **fields,
         }
     )
-
-
-def _gpus(options: Mapping[str, Any]) -> int | None:
-    """Return the GPUs of the job that options name; None without a cluster, or for nodes that it lacks."""
-    from penstock.cli.plan.request_options import topology_of_options
-    from penstock.importers.cluster.hostlist import expand
-
-    topology = topology_of_options(options)
-    if topology is None:
-        return None
-    nodes = {node.name: node.devices[: options["devices_per_node"]] for node in topology.expanded().nodes}
-    names = expand(options["nodes"]) if options["nodes"] else list(nodes)
-    return sum(device.gpus for name in names for device in nodes.get(name, ())) or None
 
 
 def _value(text: str) -> tuple[str, str]:
@@ -239,46 +209,6 @@ def _value(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as PP=8", param_hint="--given")
     return name.strip(), value.strip()
-
-
-def _model(
-    options: Mapping[str, Any],
-    form: str,
-    text: str,
-    source: str,
-    *,
-    compare: bool,
-    given: Mapping[str, str],
-    config: str | None,
-) -> dict[str, Any]:
-    """Options of the request that say the model: a profile with costs at the file's degrees, where one is computed."""
-    from penstock.cli.plan.request_options import profile_of_options, topology_of_options
-    from penstock.examples import catalogue
-    from penstock.examples.shapes import SHAPES
-    from penstock.facts.device_table import DEVICES
-    from penstock.layouts.models import TRAINERS, asked_for, degrees_said, naming_degrees, profile_said
-    from penstock.solvers.model.degrees import Degrees
-
-    if any(options[name] is not None for name in ("request", "profile")) or form not in TRAINERS:
-        return {}
-    topology = topology_of_options(options)
-    if topology is None:
-        return {}
-    if options["example"] is None and options["hf"] is None:
-        named = dict.fromkeys(device.kind for node in topology.expanded().nodes for device in node.devices)
-        kinds = list(dict.fromkeys((topology.costed_from(kind, DEVICES) or (kind, 1.0))[0] for kind in named))
-        said = profile_said(form, text, source, kinds, given=given, config=config, compare=compare)
-        return {"made_profile": said}
-    shape = SHAPES.get(options["example"])
-    experts = shape is not None and shape.experts is not None
-    stated = degrees_said(form, text, source, given, config, experts=experts)
-    known = options["example"] in SHAPES or options["hf"] is not None
-    if not known or (stated == Degrees() and options["example"] in catalogue.model_names() and form == "torchtitan"):
-        return {}
-    framework = options["framework"] or TRAINERS[form]
-    with naming_degrees(form, text, source, given, config):
-        made = profile_of_options({**options, "framework": framework}, asked=asked_for(stated, compare=compare))
-    return {"made_profile": made, "example": None, "hf": None, "framework": None}
 
 
 def _own_kernels(options: Mapping[str, Any], asked: PlanRequest) -> str | None:

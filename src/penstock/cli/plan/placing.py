@@ -199,13 +199,9 @@ def place(
 
 def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output: str | None) -> PlacementAnswer:
     """Interrupted, the best plan so far is written."""
-    from penstock.schemas.amounts import duration
 
     def show(progress: PlacementProgress) -> None:
-        done = f"{progress.job}: {progress.settled} of {progress.considered} classes of sets"
-        time_ns, nodes = progress.time_per_global_batch_ns, progress.nodes
-        best = "" if time_ns is None else f"; {duration(time_ns)} on {nodes} node{'s' if nodes != 1 else ''}"
-        screen.progress(done + best)
+        screen.progress(str(progress))
 
     if server is not None:
         screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")

@@ -247,12 +247,4 @@ class Reporter:
 
     def progress(self, progress: Progress) -> None:
         """Something is new."""
-        from penstock.schemas.amounts import duration, percent
-
-        best = "no plan yet"
-        if progress.value_ns is not None and self.best is not None:
-            best = f"{duration(progress.value_ns)} by {self.best.planner}"
-        bound = f"bound {duration(progress.bound.bound_ns)}"
-        gap = "" if progress.gap is None else f", gap {percent(progress.gap)}"
-        working = f"; {', '.join(progress.working)}" if progress.working else ""
-        self._screen.progress(f"{best}, {bound}{gap}{working}")
+        self._screen.progress(progress.in_words("" if self.best is None else self.best.planner))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -16,10 +17,14 @@ from penstock.schemas.options.option import Option, put
 from penstock.schemas.options.planning import PLAN_OPTIONS
 
 if TYPE_CHECKING:
+    from penstock.schemas.api.layouts import LayoutJob
+    from penstock.schemas.document import Document
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
     from penstock.schemas.topology import ClusterTopology
     from penstock.shapes.profiled_degrees import Asked
+
+D = TypeVar("D", bound="Document")
 
 SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 """The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
@@ -33,6 +38,55 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     ``open_degrees``: whether degrees are a choice where nothing is said of them (``documents.with_open_degrees``).
     Raises typer.BadParameter for what is missing or contradicts itself, InvalidDocument for what does not validate.
     """
+    from penstock.convert.requested_degrees import named_degrees
+    from penstock.planning.inputs import with_open_degrees
+    from penstock.schemas.request import PlanRequest
+
+    data, fields = _stated(options, SOURCES)
+    if (profile := profile_of_options(options)) is not None:
+        fields["profile"] = profile
+    if named := _named_degrees(options):
+        plain = _parsed(PlanRequest, options, data, fields)
+        fields["degrees"] = named_degrees(plain.profile, named)
+    found = _parsed(PlanRequest, options, data, fields)
+    return with_open_degrees(found) if open_degrees else found
+
+
+def layout_job_of(options: Mapping[str, Any]) -> LayoutJob:
+    """Return the job of a layout by a command's options, which may leave out its model and its batch.
+
+    Raises as ``request_of``.
+    """
+    from penstock.examples import catalogue
+    from penstock.examples.shapes import SHAPES
+    from penstock.planning.inputs import read_config
+    from penstock.schemas.api.layouts import LayoutJob
+    from penstock.schemas.profile import ModelProfile
+    from penstock.shapes.profiled_degrees import context_kind_of
+
+    data, fields = _stated(options, SOURCES[1:])
+    replaced = ["pipeline_profile", *(["profile"] if options["example"] or options["hf"] else [])]
+    data = {name: value for name, value in data.items() if name not in replaced}
+    if (name := options["example"]) is not None:
+        known = name in SHAPES
+        fields |= {"shape": SHAPES[name]} if known else {"profile": catalogue.profile(name)}
+    elif options["hf"] is not None:
+        fields["hugging_face"] = read_config(Path(options["hf"]))
+    elif options["profile"] is not None:
+        fields["profile"] = read_document(ModelProfile, options["profile"])
+    for name, option in PLAN_OPTIONS.items():
+        if not option.pointer and name in LayoutJob.model_fields and options[name] is not None:
+            fields[name] = options[name]
+    if isinstance(kind := fields.get("context_kind"), str):
+        fields["context_kind"] = context_kind_of(kind)
+    return _parsed(LayoutJob, options, data, fields)
+
+
+def _stated(options: Mapping[str, Any], needed: Sequence[tuple[str, ...]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of the request file, and the fields that options give but the model.
+
+    ``needed``: the sources of documents that have to be named; with the profile's, the global batch as well.
+    """
     if [options.get(name) for name in ("request", "profile", "topology")].count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once; only one of the files may be -")
     for ways in SOURCES:
@@ -44,27 +98,29 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     fields = _fields(options)
     missing = [
         f"{', '.join(f'--{way}' for way in ways[:-1])} or --{ways[-1]}"
-        for ways in SOURCES
-        if not (any(options.get(way) for way in (*ways, f"made_{ways[0]}")) or ways[0] in data)
+        for ways in needed
+        if not (any(options.get(way) for way in ways) or ways[0] in data)
     ]
-    if "global_batch_size" not in fields and "global_batch_size" not in data:
+    if needed == SOURCES and "global_batch_size" not in fields and "global_batch_size" not in data:
         missing.append("--global-batch-size")
     if missing:
         raise typer.BadParameter(f"missing {', '.join(missing)}")
-    from penstock.convert.requested_degrees import named_degrees
-    from penstock.planning.inputs import with_open_degrees
-    from penstock.schemas.request import PlanRequest
+    if options.get("pipeline_profile") is not None:
+        from penstock.schemas.profile import PipelineProfile
 
-    fields |= _documents(options)
+        fields["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
+    if (topology := topology_of_options(options)) is not None:
+        fields["topology"] = topology
+    return data, fields
+
+
+def _parsed(kind: type[D], options: Mapping[str, Any], data: dict[str, Any], fields: dict[str, Any]) -> D:
+    """Return the document. Raises typer.BadParameter for values of options, InvalidDocument for others."""
     try:
-        if named := _named_degrees(options):
-            plain = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
-            fields["degrees"] = named_degrees(plain.profile, named)
-        found = PlanRequest.parse(_merged(data, fields), units=True, origin=origin or "")
+        return kind.parse(_merged(data, fields), units=True, origin=options.get("request") or "")
     except InvalidDocument as error:
         _refuse_options(error, fields)
         raise
-    return with_open_degrees(found) if open_degrees else found
 
 
 def _refuse_options(error: InvalidDocument, fields: Mapping[str, Any]) -> None:
@@ -164,11 +220,8 @@ def _assigned(text: str) -> tuple[str, Any]:
 def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None) -> ModelProfile | None:
     """The profile that options name, by file, by a configuration or by name; None where they name none.
 
-    ``asked``: degrees at which a computed one has costs, instead of those that options name. ``made_profile`` among the
-    options is the profile itself.
+    ``asked``: degrees at which a computed one has costs, instead of the degrees that options name.
     """
-    if options.get("made_profile") is not None:
-        return cast("ModelProfile", options["made_profile"])
     from penstock.examples import catalogue
     from penstock.planning.inputs import find_profile, find_shape, with_remarks
     from penstock.schemas.profile import ModelProfile
@@ -206,19 +259,6 @@ def other_kernels_of(asked: PlanRequest) -> str | None:
         return None
     sentence = other_kernels(asked.profile, asked.target)
     return sentence and f"{sentence}; --example and --hf with --framework {FRAMEWORKS[asked.target]} have that one's"
-
-
-def _documents(options: Mapping[str, Any]) -> dict[str, Any]:
-    from penstock.schemas.profile import PipelineProfile
-
-    found: dict[str, Any] = {}
-    if (profile := profile_of_options(options)) is not None:
-        found["profile"] = profile
-    if options.get("pipeline_profile") is not None:
-        found["pipeline_profile"] = read_document(PipelineProfile, options["pipeline_profile"])
-    if (topology := topology_of_options(options)) is not None:
-        found["topology"] = topology
-    return found
 
 
 def topology_of_options(options: Mapping[str, Any]) -> ClusterTopology | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Literal
 
 from penstock.layouts.compared import Size, compared, known_shape, unknown_sentence
 from penstock.layouts.drawn import NONE, Drawn, Reading, wrong
+from penstock.layouts.layout_text import Source, batch_of_replicas
 from penstock.layouts.megatron.cuts import predicts_more, stages_of
-from penstock.layouts.megatron.flags import NO_GIVEN, Flags
+from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.forks import INSTEAD, OF_DEEPSPEED, deepspeed_said, unknown_said
 from penstock.layouts.megatron.layout_string import read_layout
+from penstock.layouts.megatron.model import SHAPED_BY, context_kind_said, shape_said
 from penstock.layouts.megatron.names import (
+    CONTEXT,
     CUTS,
     DEGREES,
     FSDP,
@@ -36,6 +39,8 @@ from penstock.layouts.megatron.other_flags import LOWERING, changing_sentence
 from penstock.layouts.megatron.written import FSDP_STRATEGIES
 from penstock.layouts.stated_degrees import Stated, degrees_in
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.transformers.degrees import ContextKind, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.solvers.model.degrees import Degrees, Module, modules_of
 from penstock.solvers.model.trainer_limits import Recomputing
 
@@ -63,14 +68,53 @@ _WITH_FSDP = "Megatron's FSDP ({}): optimizer states are shared out over the rep
 _MOST_NAMED = 8
 
 
-def read(text: str, given: Reading) -> Drawn:
-    """The layout of flags, or of a layout string alone.
+class MegatronText:
+    """Flags of Megatron-Core, or a layout string alone."""
 
-    Raises InvalidDocument with line and column, for all values at once that are needed and cannot be read.
-    """
+    framework: Framework | None = "megatron"
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.flags = Flags(source.text, source.name, source.values, source.config)
+
+    def ask(self, *, batch: bool, model: bool) -> None:
+        """Raise InvalidDocument that names all flags at once that are needed and cannot be read."""
+        names = ("global-batch-size",) * batch + SHAPED_BY * model
+        self.flags.ask(dict.fromkeys((*ASKED, *names)))
+
+    def degrees(self, *, experts: bool = False) -> Degrees:
+        """Return the degrees; ``experts``: whether the model has experts though no flag says so."""
+        return _stated(self.flags, experts=experts)
+
+    def named_degrees(self) -> tuple[tuple[str, str], ...]:
+        """Return the flags of degrees above 1, each with its place."""
+        named = _by_place(self.flags, DEGREES)
+        return tuple((name, at) for name, at in named if not name.endswith(" 1"))
+
+    def batch(self, gpus: int | None = None) -> int | None:
+        """Return the batch; without one, a micro-batch on each replica. Recipes in Python have other defaults."""
+        stated = self.flags.number("global-batch-size")
+        if stated is not None or self.flags.configured:
+            return stated
+        degrees = [self.flags.number(name) for name in (RANKS, TENSOR, CONTEXT)]
+        return batch_of_replicas(self.flags.number("micro-batch-size"), gpus, degrees)
+
+    def shape(self) -> TransformerShape:
+        """Return the shape that the flags describe."""
+        return shape_said(self.flags, self.source.config or PurePath(self.source.name).stem)
+
+    def context_kind(self) -> ContextKind | None:
+        """Return how the flags exchange keys."""
+        return context_kind_said(self.flags)
+
+    def drawn(self, reading: Reading) -> Drawn:
+        """Return the layout. Raises InvalidDocument for all values at once that are needed and cannot be read."""
+        return _drawn(self.source.text, self.flags, reading)
+
+
+def _drawn(text: str, flags: Flags, given: Reading) -> Drawn:
     roles = given.roles
     assert roles is not None
-    flags = Flags(text, given.source, given.given, given.config)
     if not SHAPE & flags.found.keys():
         if flags.configured:
             said = "; ".join(flags.remarks())
@@ -109,21 +153,6 @@ def read(text: str, given: Reading) -> Drawn:
         assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")
-
-
-def degrees_said(
-    text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None, *, experts: bool = False
-) -> Degrees:
-    """The degrees of the flags, for a profile that has costs at them; ``experts``: whether the model has any."""
-    return _stated(Flags(text, source, given, config), experts=experts)
-
-
-def degrees_by_place(
-    text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None
-) -> tuple[tuple[str, str], ...]:
-    """How the flags have degrees above 1, by place."""
-    found = _by_place(Flags(text, source, given, config), DEGREES)
-    return tuple((name, at) for name, at in found if not name.endswith(" 1"))
 
 
 def _alone(text: str, given: Reading) -> Drawn:

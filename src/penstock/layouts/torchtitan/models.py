@@ -113,18 +113,18 @@ def without_kernels(flavor: str) -> str:
     return _SAME_SIZES.sub("", flavor)
 
 
-def named(said: Settings, config: str | None) -> Named:
+def named(said: Settings) -> Named:
     """The family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
     flavor, family = said.get("model", "flavor"), said.get("model", "name")
     if flavor is not None and family is None:
-        family = _family_of(said, config)
+        family = _family_of(said)
     return Named(None if family is None else str(family), None if flavor is None else str(flavor))
 
 
-def _family_of(said: Settings, config: str | None) -> str | None:
+def _family_of(said: Settings) -> str | None:
     """The family that the configuration's name begins with, else the only one whose class or module is imported."""
     families = sorted({*FLAVORS, *_OTHERS}, key=len, reverse=True)
-    names = (config or "", *(each.rpartition(" ")[2] for each in said.remarks))
+    names = (said.config or "", *(each.rpartition(" ")[2] for each in said.remarks))
     begun = next((each for each in families for name in names if name.startswith(f"{each}_")), None)
     if begun is not None:
         return begun
@@ -134,12 +134,12 @@ def _family_of(said: Settings, config: str | None) -> str | None:
     return next((only[0] for only in (classes, modules) if len(only) == 1), None)
 
 
-def shape_said(said: Settings, source: str, config: str | None) -> TransformerShape:
+def shape_said(said: Settings, source: str) -> TransformerShape:
     """The shape of the model that a configuration names, for samples of its length.
 
     Raises InvalidDocument where it names none or an unknown one, UnsupportedRequest for a family whose layers differ.
     """
-    model = named(said, config)
+    model = named(said)
     if model.flavor is None or model.family is None:
         lacking = "model.flavor" if model.flavor is None else "model.name"
         raise InvalidDocument(

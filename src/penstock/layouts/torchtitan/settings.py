@@ -58,6 +58,7 @@ class Settings:
     def __init__(self, text: str, source: str, given: Mapping[str, str] = NONE, config: str | None = None) -> None:
         text = printed_json(text, _PRINTED)
         self.text, self.faults, self.is_python = text, Faults(source), _is_python(text)
+        self.config = config
         self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
         parsed = _parsed(text, source, given, config, self.remarks)

@@ -11,19 +11,19 @@ transformers where the profile's names say embedding, transformer layers and hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-from penstock.convert.layer_roles import Roles
 from penstock.layouts.compared import compared, sizes_of, unknown_sentence
 from penstock.layouts.drawn import Drawn, Expressed, Reading
+from penstock.layouts.layout_text import Source, batch_of_replicas
 from penstock.layouts.stated_degrees import Stated, degrees_in
 from penstock.layouts.torchtitan import files as torchtitan_files
-from penstock.layouts.torchtitan.models import FLAVORS, named, without_kernels
+from penstock.layouts.torchtitan.model_parts import HEADS, cut, is_plain, names_of
+from penstock.layouts.torchtitan.models import FLAVORS, named, shape_said, without_kernels
 from penstock.layouts.torchtitan.settings import LENGTH, Settings, checkpoints_in_words, checkpoints_of, unmodelled
 from penstock.schemas.errors import Fault, UnsupportedRequest
-from penstock.schemas.profile import ModelProfile
+from penstock.schemas.transformers.degrees import ContextKind, Framework
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.solvers.model.degrees import Degrees, Sharding
 from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
@@ -38,13 +38,6 @@ BEYOND = {
     "dualpipev": "runs a forward and a backward of one rank at once",
     "interleavedzerobubble": "splits backwards over stages in a loop",
 }
-EMBEDDING, NORM = "tok_embeddings", "norm"
-HEADS = {"0.3": "lm_head", "0.2": "output"}
-"""What the head is called in the releases that layouts are written for, the newest first.
-
-A release silently drops the module of an unknown name, and trains without a head.
-"""
-OUTPUTS = (NORM, *HEADS.values())
 WRITTEN = (
     "pipeline_parallel_degree",
     "pipeline_parallel_schedule",
@@ -84,7 +77,6 @@ _UNLIKE: dict[Sharding, str] = {
 """What FSDP without a pipeline does otherwise than a plan."""
 TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 """How newer heads than 0.3 state micro-batches: in tokens."""
-FIRST_LESS, LAST_LESS = (f"pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 
 
 def release_of(stated: str | None) -> str:
@@ -123,7 +115,7 @@ def write(plan: Expressed, release: str | None = None) -> str:
         )
     if plan.gradient == "parameter" and plan.profile.parameter_dtype != "fp32":
         said.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
-    if not _plain(plan.profile, plan.roles):
+    if not is_plain(plan.profile, plan.roles):
         said.append(
             "modules are called as the profile's layers are: torchtitan drops what its model lacks, without a word"
         )
@@ -138,7 +130,7 @@ def write(plan: Expressed, release: str | None = None) -> str:
             "data_parallel_shard_degree": shard,
             **_kept_in_words(plan),
             **_degrees_in_words(plan, release),
-            "module_fqns_per_model_part": [_names(plan, first, last, release) for first, last in plan.stages],
+            "module_fqns_per_model_part": [names_of(plan, first, last, release) for first, last in plan.stages],
         },
         "training": {
             # without a pipeline micro-batches are steps of gradient accumulation
@@ -182,12 +174,55 @@ def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
         )
 
 
-def read(text: str, given: Reading) -> Drawn:
-    """The layout of torchtitan's settings (``torchtitan_settings``). Raises InvalidDocument saying where."""
-    said = Settings(text, given.source, given.given, given.config)
+class TorchtitanText:
+    """Settings of torchtitan, of any release and in any form."""
+
+    framework: Framework | None = "torch"
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.settings = Settings(source.text, source.name, source.values, source.config)
+
+    def ask(self, *, batch: bool, model: bool) -> None:
+        """Ask for nothing: settings leave nothing open that is not said where it is read."""
+
+    def degrees(self, *, experts: bool = False) -> Degrees:
+        """Return the degrees of the settings."""
+        dense, of_experts = _groups(self.settings)
+        self.settings.faults.stop()
+        return Degrees(*dense.values(), *of_experts.values())
+
+    def named_degrees(self) -> tuple[tuple[str, str], ...]:
+        """Return the settings of degrees above 1, each with its line."""
+        dense, of_experts = _groups(self.settings)
+        both = {**dense, **of_experts}.items()
+        return tuple((f"{name} {value}", f"line {self.settings.line(name)}") for name, value in both if value > 1)
+
+    def batch(self, gpus: int | None = None) -> int | None:
+        """Return the batch; without one, a local batch on each replica."""
+        stated, local = (self.settings.number("training", f"{size}_batch_size") for size in ("global", "local"))
+        kinds = ("pipeline", "tensor", "context")
+        degrees = [self.settings.number("parallelism", f"{kind}_parallel_degree") for kind in kinds]
+        self.settings.faults.stop()
+        return stated or batch_of_replicas(local, gpus, degrees)
+
+    def shape(self) -> TransformerShape:
+        """Return the shape of the model that the settings name."""
+        return shape_said(self.settings, self.source.name)
+
+    def context_kind(self) -> ContextKind | None:
+        """Return the way of context parallelism, which torchtitan has one of."""
+        return "all_gather" if self.degrees().context > 1 else None
+
+    def drawn(self, reading: Reading) -> Drawn:
+        """Return the layout. Raises InvalidDocument saying where."""
+        return _drawn(self.settings, reading)
+
+
+def _drawn(said: Settings, given: Reading) -> Drawn:
     _refuse_empty(said, given)
     name, schedule = _schedule(said)
-    ranks, stages = _cut(said, schedule, given)
+    ranks, stages = cut(said, schedule, given)
     if ranks == len(stages) == 1:  # without a pipeline no schedule is looked at
         schedule = "early-backward"
     if len(stages) % ranks:
@@ -330,21 +365,6 @@ def _groups(said: Settings) -> tuple[dict[str, int], dict[str, int]]:
     return dense, experts
 
 
-def degrees_said(said: Settings) -> Degrees:
-    """The degrees of the settings, for a profile that has costs at them."""
-    dense, experts = _groups(said)
-    said.faults.stop()
-    return Degrees(*dense.values(), *experts.values())
-
-
-def degrees_by_place(said: Settings) -> tuple[tuple[str, str], ...]:
-    """How the settings have degrees above 1, by place."""
-    dense, experts = _groups(said)
-    return tuple(
-        (f"{name} {value}", f"line {said.line(name)}") for name, value in {**dense, **experts}.items() if value > 1
-    )
-
-
 def _gathered(said: Settings) -> str:
     """FSDP under a pipeline: ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches."""
     policy = said.get("parallelism", "fsdp_reshard_after_forward") or "default"
@@ -365,7 +385,7 @@ def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
         for words in found.wrong.values():
             said.fault(name, f"training.{name} is {length}; {words}")
         unknown += [f"training.{name} {length}"] if found.unknown else []
-    model = named(said, given.config)
+    model = named(said)
     shape = FLAVORS.get(model.family or "", {}).get(without_kernels(model.flavor or ""))
     if shape is not None:
         sizes = sizes_of(shape)
@@ -377,118 +397,3 @@ def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
             said.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {layers}")
         unknown += [f"model.flavor {model.flavor}"] if found.unknown else []
     return unknown_sentence(unknown)
-
-
-def _cut(said: Settings, schedule: str, given: Reading) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """The ranks, and the stages: as stated, by split points, or as torchtitan cuts."""
-    degree = said.number("parallelism", "pipeline_parallel_degree") or given.ranks
-    parts = said.get("parallelism", "module_fqns_per_model_part")
-    points = said.get("parallelism", "pipeline_parallel_split_points")
-    if parts is not None:
-        stages = _stages(parts, given, said)
-    elif points:
-        stages = _split(points, given, said)
-    else:
-        return degree or 1, _even(said, schedule, degree or 1, given)
-    return degree or len(stages) // (1 if schedule in ONE_STAGE else 2) or 1, stages
-
-
-def _even(said: Settings, schedule: str, ranks: int, given: Reading) -> tuple[tuple[int, int], ...]:
-    """As torchtitan cuts by itself: layers, and what embedding and head count for, evenly; the first stages have more.
-
-    Numbers of stages: as ``pipeline_parallel_layers_per_stage`` asks for, else one or two on each rank.
-    """
-    if ranks == 1:
-        return ((0, len(given.profile.layers) - 1),)
-    roles = given.roles
-    if roles is None:
-        said.fault("parallelism", "no module_fqns_per_model_part, and the profile's names say no transformer layers")
-        said.faults.stop("say which they are (--set transformer=FIRST-LAST), or name the modules of each part")
-    assert roles is not None
-    first, last = (said.number("parallelism", name, least=0) for name in (FIRST_LESS, LAST_LESS))
-    less = 1 if first is None else first, 1 if last is None else last
-    counted = roles.number + sum(less)
-    per_stage = said.number("parallelism", "pipeline_parallel_layers_per_stage")
-    stages = -(-counted // per_stage) if per_stage else ranks * (1 if schedule in ONE_STAGE else 2)
-    each, more = divmod(counted, stages)
-    if each < max(1, *less):
-        detail = f"{counted} layers (embedding counts as {less[0]}, head as {less[1]}) are too few for {stages} stages"
-        said.fault("pipeline_parallel_degree", detail)
-    said.faults.stop()
-    counts = [each + (s < more) for s in range(stages)]
-    counts[0] -= less[0]
-    counts[-1] -= less[1]
-    begins = [roles.first + sum(counts[:s]) for s in range(stages)]
-    bounds = [0, *begins[1:], len(given.profile.layers)]
-    return tuple((bounds[s], bounds[s + 1] - 1) for s in range(stages))
-
-
-def _split(points: Any, given: Reading, said: Settings) -> tuple[tuple[int, int], ...]:
-    """Older versions: the first module of each stage but the first."""
-    known = _layer_of(given)
-    names = points.split(",") if isinstance(points, str) else points
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() in known for name in names):
-        said.fault("pipeline_parallel_split_points", f"{str(points)[:80]} is no list of modules of the profile")
-        said.faults.stop(f"names like {', '.join(list(known)[-4:])}")
-    bounds = [0, *(known[name.strip()] for name in names), len(given.profile.layers)]
-    if any(a >= b for a, b in pairwise(bounds)):
-        said.fault("pipeline_parallel_split_points", f"{str(points)[:80]} do not come in the order of the model")
-    said.faults.stop()
-    return tuple((a, b - 1) for a, b in pairwise(bounds))
-
-
-def _layer_of(given: Reading) -> dict[str, int]:
-    """The layer of each module name, the profile's own and torchtitan's."""
-    layers: dict[str, int] = {layer.name: i for i, layer in enumerate(given.profile.layers)}
-    last = len(given.profile.layers) - 1
-    for i in range(last + 1):
-        layers |= dict.fromkeys(_modules(given.profile, given.roles, i, HEADS["0.3"]), i)
-    return layers | {name: last for name in OUTPUTS if given.roles is not None and name not in layers}
-
-
-def _plain(profile: ModelProfile, roles: Roles | None) -> bool:
-    """Whether embedding and head are one layer each, so that torchtitan's names say every cut."""
-    return roles is not None and roles.first == 1 and roles.after == 1
-
-
-def _names(plan: Expressed, first: int, last: int, release: str) -> list[str]:
-    names: list[str] = []
-    for layer in range(first, last + 1):
-        names += _modules(plan.profile, plan.roles, layer, HEADS[release])
-    return names
-
-
-def _modules(profile: ModelProfile, roles: Roles | None, layer: int, head: str) -> Sequence[str]:
-    if roles is None or not _plain(profile, roles):
-        return (profile.layers[layer].name,)
-    if layer < roles.first:
-        return (EMBEDDING,)
-    return (f"layers.{layer - roles.first}",) if layer <= roles.last else (NORM, head)
-
-
-def _stages(parts: Any, given: Reading, said: Settings) -> tuple[tuple[int, int], ...]:
-    where = "module_fqns_per_model_part"
-    shaped = isinstance(parts, list) and parts and all(isinstance(part, list) and part for part in parts)
-    if not shaped or not all(isinstance(name, str) for part in parts for name in part):
-        said.fault(where, f"parallelism.{where} is no list of lists of module names, each with one")
-        said.faults.stop('[["tok_embeddings", "layers.0"], ["layers.1", "norm", "lm_head"]]')
-    layers = _layer_of(given)
-    last = len(given.profile.layers) - 1
-    stages, expected = [], 0
-    for p, part in enumerate(parts):
-        unknown = [name for name in part if name not in layers]
-        if unknown:
-            said.fault(unknown[0], f"model part {p}: the profile has no layer for {unknown[0]!r}")
-            said.faults.stop(f"names like {', '.join(list(layers)[-4:])}")
-        held = sorted({layers[name] for name in part})
-        if held != list(range(expected, expected + len(held))):
-            shown = given.profile.layers[min(expected, last)].name
-            detail = f"model part {p} holds {part[0]!r} …; layer {expected} ({shown}) is the next, all in order"
-            said.fault(where, detail)
-            said.faults.stop("every layer once, in the order of the model")
-        stages.append((expected, held[-1]))
-        expected = held[-1] + 1
-    if expected <= last:
-        said.fault(where, f"the model parts end with layer {expected - 1}; the profile has {last + 1}")
-        said.faults.stop()
-    return tuple(stages)

@@ -17,6 +17,7 @@ from penstock.client import Client
 from penstock.examples.tiny import tiny_layout, tiny_request
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
+from penstock.schemas.plan import Plan
 from penstock.schemas.request import PlanRequest
 
 PATH = "/v1/layouts:import"
@@ -112,3 +113,56 @@ def test_a_script_that_stands_for_too_much_is_refused(http: httpx.Client) -> Non
     refused = http.post(PATH, json=asked)
     assert refused.status_code == 422
     assert "the layout takes more than 200,000 steps to read" in refused.text
+
+
+SCRIPT = """
+torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2
+  --micro-batch-size 1 --global-batch-size 32 --num-layers 4 --hidden-size 512 --ffn-hidden-size 1536 --bf16
+  --num-attention-heads 8 --seq-length 256 --position-embedding-type rope --vocab-size 1024
+""".replace("\n  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ({}, []),
+        ({"model": "gpt2-small", "sequence_length": 512}, ["--example", "gpt2-small", "--sequence-length", "512"]),
+    ],
+    ids=["the model of the script", "a model by name"],
+)
+def test_a_script_alone_is_judged_as_the_command_judges_it(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: dict[str, object], options: list[str]
+) -> None:
+    """Its batch and, without a name, its model are read by the service, with costs at its degrees."""
+    script = SCRIPT if not model else SCRIPT.partition("--num-layers")[0]
+    (tmp_path / "train.sh").write_text(script)
+    command = ["import", "layout", str(tmp_path / "train.sh"), "--from", "megatron", "--cluster", "1x8xH100", *options]
+    assert main([*command, "--alone", "--json"]) == 0
+    mine = json.loads(capsys.readouterr().out)
+    job = {"cluster": "1x8xH100", **model}
+    body = {"format": "megatron", "layout": script, "source": "train.sh", "request": job, "compare": False}
+    answer = http.post(PATH, json=body)
+    assert answer.status_code == 200, answer.text
+    theirs = answer.json()
+    assert Plan.parse(theirs["plan"]) == Plan.parse(mine["plan"])
+    assert theirs["plan"]["degrees"]["tensor"] == 2
+    assert theirs["request"]["global_batch_size"] == 32
+    assert theirs["sentences"] == mine["sentences"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "job", "words"),
+    [
+        (SCRIPT.replace("--num-layers 4", ""), {}, "num-layers"),
+        (SCRIPT.replace("--global-batch-size 32", "--global-batch-size $B"), {}, "$B"),
+        (SCRIPT.replace("size 32", "size 900000000"), {}, "more than 1048576 micro-batches"),
+        (SCRIPT, {"model": "gpt2-smal"}, "gpt2-small"),
+        (SCRIPT, {"model": "gpt2-small", "profile": "sha256:" + "0" * 64}, "not both"),
+        (SCRIPT, {"hugging_face": {"model_type": "nothing"}}, "nothing"),
+    ],
+)
+def test_what_a_script_leaves_open_is_said(http: httpx.Client, layout: str, job: dict[str, object], words: str) -> None:
+    body = {"format": "megatron", "layout": layout, "request": {"cluster": "1x8xH100", **job}, "compare": False}
+    answer = http.post(PATH, json=body)
+    assert answer.status_code == 422
+    assert words in answer.text
