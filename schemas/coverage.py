@@ -200,7 +200,7 @@ def _listed(values: Iterable[str]) -> str:
 def model_of(scope: Scope, covers: Covers) -> str:
     """Which plans a bound covers, as certificates say it: stored ones are refused where these words change."""
     if scope == REQUEST_SCOPE:
-        return f"every plan of this request{_evenly(covers)}"
+        return f"every plan of this request{evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         return ", ".join(("this allocation, any order of its operations", *_operations(covers)))
     return f"plans {describe(covers)}"
@@ -213,14 +213,14 @@ def claim(scope: Scope, covers: Covers) -> str:
     samples on the meshes of a cell where cells have several; of any other one the sentence begins with what it covers.
     """
     if scope == REQUEST_SCOPE:
-        return f"No plan of this request{_evenly(covers)}"
+        return f"No plan of this request{evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         kinds = ", ".join(_operations(covers))
         return f"No order of this allocation's operations{f' ({kinds})' if kinds else ''}"
     return f"No plan {describe(covers)}"
 
 
-def _evenly(covers: Covers) -> str:
+def evenly(covers: Covers) -> str:
     """What a bound on all plans takes for granted of some of them."""
     names = covers.degrees or ()
     cells = f" with {EVEN} all meshes of a cell" if any(EVEN in each for each in names) else ""

@@ -262,7 +262,7 @@ def test_pointers(browser: Browser, report: str, drawn: Picture) -> None:
         page.mouse.up()
         middle = 300 / value("d.lanesWidth") * drawn.end_ns
         assert value("(v.from + v.to) / 2") == pytest.approx(middle, rel=0.01)
-        page.click("text=All")
+        page.click("button:text-is('All')")
         box = value("d.box({strip: v.data.lanes[1].strip, part: 'compute', index: 0}, 1)")
         page.mouse.click(*_on(page, (box[0] + box[1]) / 2, (box[2] + box[3]) / 2))
         assert value("[v.lane, v.selected.index]") == [1, 0]

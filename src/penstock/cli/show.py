@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.schemas.plan import Plan
     from penstock.schemas.request import PlanRequest
 
+MORE = "every stage, every bound, the timeline and what was tried: --verbose"
 PLAIN_WIDTH = 110
 MAX_ROWS = 40
 """The number of rows of a table that fit a terminal."""
@@ -135,6 +136,62 @@ class Screen:
         if self._open:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
             self._open = False
+
+
+def show_short(screen: Screen, request: PlanRequest, result: ResultOut, path: str | None, *, simulate: bool) -> None:
+    """Show an answer in twelve lines at most: the layout, its speed, what is proven, the stages, who can express it.
+
+    ``path``: the plan's file. ``simulate``: whether there is time to simulate the plan again, for its exports.
+    """
+    screen.done()
+    if result.plan is None:
+        _show_nothing(screen, result)
+        return
+    if screen.quiet:
+        return
+    from penstock.planning.sentences import used
+    from penstock.report.headline import headline, proof, speed
+    from penstock.report.plan_tables import stages_in_short
+    from penstock.schemas.profile import ModelProfile
+    from penstock.schemas.topology import ClusterTopology
+
+    profile, topology = request.profile, request.topology
+    assert isinstance(profile, ModelProfile)
+    assert isinstance(topology, ClusterTopology)
+    idle = used(result.plan, topology).partition("; ")[2]
+    title = f"{profile.name} on {topology.name}, {request.global_batch_size:,} samples a step"
+    screen.say(f"{title}; {idle}" if idle else title)
+    screen.say(headline(result.plan))
+    screen.say(speed(result.plan))
+    screen.say(proof(result.plan))
+    rows = stages_in_short(result.plan, profile)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in rows.columns:
+        table.add_column(column.head, justify="right" if column.numeric else "left", no_wrap=True)
+    for row in rows.rows:
+        table.add_row(*(cell.text for cell in row))
+    screen.table(table)
+    if simulate:
+        screen.say(_expressible(request, result.plan, path or "PLAN"))
+    screen.say(f"{f'written to {path}; ' if path else ''}{MORE}")
+
+
+def _expressible(request: PlanRequest, plan: Plan, path: str) -> str:
+    """Return the trainers that can express a plan in one line, or why the first one cannot."""
+    from penstock.exporting.layouts import expressible
+    from penstock.planning.judge import judge
+    from penstock.schemas.plan import PlanFile
+
+    file = PlanFile(plan=plan, request=request)
+    reasons = expressible(file, judge(file))
+    can = [name for name, reason in reasons.items() if not reason]
+    cannot = [(name, reason) for name, reason in reasons.items() if reason]
+    if can:
+        others = f"; not {', '.join(name for name, _reason in cannot)}" if cannot else ""
+        line = f"as flags: penstock export {path} --to {'|'.join(can)}{others}"
+    else:
+        line = f"as flags: for no trainer; {cannot[0][0]}: {cannot[0][1]}"
+    return line if len(line) <= 100 else f"{line[:99]}…"
 
 
 def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None:

@@ -16,9 +16,10 @@ from penstock.layouts.limits import faults, order_name, recomputing_of
 from penstock.layouts.megatron import bridge, megatron
 from penstock.layouts.torchtitan import torchtitan
 from penstock.planning.judge import Judgement, judge
-from penstock.schemas.errors import Fault, InvalidPlan, UnsupportedRequest
+from penstock.schemas.errors import Fault, InvalidPlan, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
+from penstock.schemas.request import Target
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.degrees import ContextKind
 from penstock.solvers.model.allocation import Stage
@@ -60,6 +61,18 @@ def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
         release = torchtitan.release_of(release)
         return torchtitan.write(expressed(file, judgement, to), release)
     return WRITERS[to](expressed(file, judgement, TRAINER_OF.get(to, to)))
+
+
+def expressible(file: PlanFile, judgement: Judgement) -> dict[str, str]:
+    """Return the trainers, each with the reason why it cannot express a plan; no text where it can."""
+    reasons = {}
+    for target in get_args(Target):
+        try:
+            (torchtitan.write if target == "torchtitan" else WRITERS[target])(expressed(file, judgement, target))
+            reasons[target] = ""
+        except PenstockError as error:
+            reasons[target] = next((fault.detail for fault in error.faults), error.detail)
+    return reasons
 
 
 def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:

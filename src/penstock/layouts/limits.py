@@ -141,7 +141,8 @@ def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | Non
     most = max(last - first + 1 for first, last in segments)
     count = max(len(stage.recompute) for stage in stages)
     apart = next(stage.recompute[0][0] - max(stage.first, within.span.first) + 1 for stage in stages if stage.recompute)
-    for how in (Recomputing("uniform", most), Recomputing("block", count), Recomputing("every", apart)):
+    every = [Recomputing("every", apart)] if apart > 0 else []  # an embedding that is recomputed is before the first
+    for how in (Recomputing("uniform", most), Recomputing("block", count), *every):
         known = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method != "uniform")
         if known and all(within.segments(stage, how) == stage.recompute for stage in stages):
             return how

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
     """Return the plan in one line: its shape, the devices it leaves idle, its micro-batches, and its planner."""
-    again = "" if plan.degrees is None else f", {_recomputation(plan)}"
+    again = ""
+    if plan.degrees is not None:
+        again = ", no recomputation" if (what := recomputation(plan)) is None else f", recomputing {what}"
     shared = "" if plan.sharding in (None, "none") else f", {SHARDED[plan.sharding]}"
     return (
         f"{used(plan, topology)}{shared}{again}; a global batch of {plan.global_batch_size:,} in "
@@ -156,10 +158,9 @@ def recomputed_modules(plan: Plan) -> str | None:
     return _on_stages(plan, lambda stage: not isinstance(stage.recompute, str | tuple))
 
 
-def _recomputation(plan: Plan) -> str:
-    """Return ``no recomputation``, or ``recomputing norm on every stage``."""
-    found = _on_stages(plan, lambda stage: stage.recompute != "none")
-    return "no recomputation" if found is None else f"recomputing {found}"
+def recomputation(plan: Plan) -> str | None:
+    """Return what stages recompute: ``norm on every stage``; None where they recompute nothing."""
+    return _on_stages(plan, lambda stage: stage.recompute != "none")
 
 
 def _on_stages(plan: Plan, counted: Callable[[Stage], bool]) -> str | None:

@@ -13,6 +13,7 @@ from penstock.schemas.api.calibration import CalibrationOut
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.fits import FitsAnswer
 from penstock.schemas.api.jobs import JobEvent, JobOut, ProblemDetails, ResultOut, RunOut, RunRequest
+from penstock.schemas.api.layouts import LayoutJob
 from penstock.schemas.api.placement import PlacementAnswer
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.api.throughput import ThroughputOut
@@ -58,6 +59,7 @@ DOCUMENTS: dict[str, type[Part]] = {
     "job": JobOut,
     "job-event": JobEvent,
     "run-request": RunRequest,
+    "layout-job": LayoutJob,
     "run": RunOut,
     "sweep-request": SweepRequest,
     "sweep": SweepOut,

@@ -36,6 +36,16 @@ def of_share(share: float | None) -> Cell:
     return Cell(NONE) if share is None else Cell(percent(share), share)
 
 
+def _span(first: Cell, last: Cell) -> Cell:
+    """Return the cell of a run of rows: one text, or the ends of both."""
+    if first.text == last.text:
+        return first
+    start, end = first.text, last.text
+    for mark in ("–", " … "):
+        start, end = start.split(mark)[0], end.split(mark)[-1]
+    return Cell(f"{start}{' … ' if '/' in start else '–'}{end}", first.value)
+
+
 class Column(NamedTuple):
     """A column's heading. ``numeric``: aligned to the right; ``brief``: also where there is little room."""
 
@@ -71,6 +81,23 @@ class Table:
     def more(self) -> str:
         """Return how many rows are shown, where there are more; else an empty text."""
         return f"{len(self.rows):,} of {self.total:,} rows are shown." if self.total > len(self.rows) else ""
+
+    def folded(self, places: int, most: int) -> Table:
+        """Return the table with neighbouring rows as one where they differ in the first ``places`` columns alone.
+
+        These columns then have both ends. Of more than ``most`` rows the first and the last ones stay.
+        """
+        groups: list[list[tuple[Cell, ...]]] = []
+        for row in self.rows:
+            if groups and [cell.text for cell in groups[-1][0][places:]] == [cell.text for cell in row[places:]]:
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        rows = [tuple(_span(a, b) for a, b in zip(group[0], group[-1], strict=True)) for group in groups]
+        if len(rows) > most:
+            gap = (Cell("…"), Cell(f"{len(rows) - most + 1} more"), *(Cell("") for _ in self.columns[2:]))
+            rows = [*rows[: most - 2], gap, rows[-1]]
+        return Table(self.columns, tuple(rows), self.caption, len(rows))
 
     def brief(self) -> Table:
         """Return the table with the columns that are shown where there is little room."""

@@ -43,6 +43,11 @@ def stages_table(plan: Plan, profile: ModelProfile, *, most: int | None = MAX_RO
     return Table.of(heads, _stages(plan, profile), "Which layers each stage holds, and on which devices.", most=most)
 
 
+def stages_in_short(plan: Plan, profile: ModelProfile, most: int = 5) -> Table:
+    """Return the stages where there is room for a few rows: equal neighbours are one row."""
+    return stages_table(plan, profile, most=None).brief().folded(3, most)
+
+
 def _stages(plan: Plan, profile: ModelProfile) -> Iterator[tuple[Cell | str, ...]]:
     uses = {use.device: use for use in plan.prediction.devices} if plan.prediction else {}
     total = plan.prediction.time_per_global_batch_ns if plan.prediction else 0

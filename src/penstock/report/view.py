@@ -14,6 +14,7 @@ from penstock.report.device_names import idle_sentence
 from penstock.report.drawing.picture import Picture, rows_in_words
 from penstock.report.explained import explained, in_words
 from penstock.report.gists import cluster_words, devices_words, stages_words
+from penstock.report.headline import headline, proof, speed
 from penstock.report.memory_curves import fullest, peaks
 from penstock.report.plan_tables import alternatives_table, bounds_table, devices_table, operations_table, stages_table
 from penstock.report.traffic import Flow
@@ -38,7 +39,7 @@ class PlanView:
     """
 
     title: str
-    subtitle: str
+    headline: tuple[str, ...]
     faults: tuple[str, ...]
     figures: tuple[tuple[str, str], ...]
     note: str | None
@@ -69,7 +70,7 @@ def view_of(
     figures, note = _measured(plan, trace)
     return PlanView(
         title=f"{profile.name} on {topology.name}",
-        subtitle=subtitle(plan, topology),
+        headline=(headline(plan), speed(plan), proof(plan)),
         faults=tuple(faults),
         figures=(*_figures(plan), *figures),
         note=note,
@@ -99,7 +100,7 @@ def _sections(
     yield Section("devices", "Devices", devices_words(plan), (devices_table(plan),))
     yield _bounds(plan)
     yield Section("operations", "Operations", "the timeline as a table", (operations_table(picture),))
-    yield _origin(plan, profile)
+    yield _origin(plan, profile, topology)
 
 
 def search(why: Sequence[str]) -> Section:
@@ -169,7 +170,7 @@ def _bounds(plan: Plan) -> Section:
     return Section("bounds", "Bounds", gist, (Bullets(tuple(bound_sentences(plan))), bounds_table(plan.certificates)))
 
 
-def _origin(plan: Plan, profile: ModelProfile) -> Section:
+def _origin(plan: Plan, profile: ModelProfile, topology: ClusterTopology) -> Section:
     entries = (*plan.assumptions, *(each for each in profile.assumptions if each not in plan.assumptions))
     number = len(entries)
     source = profile.source
@@ -177,6 +178,7 @@ def _origin(plan: Plan, profile: ModelProfile) -> Section:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
     facts = Facts(
         (
+            ("in words", subtitle(plan, topology)),
             ("plan", plan.content_hash()),
             ("request", plan.request_hash),
             ("seed", str(plan.seed)),

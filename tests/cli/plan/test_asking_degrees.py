@@ -10,6 +10,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.examples import catalogue
 from penstock.planning.inputs import with_open_degrees
+from penstock.report.headline import headline
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 
@@ -34,8 +35,8 @@ def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: p
     file, said = PlanFile.read(path), capsys.readouterr().out
     assert (file.request.degrees, file.request.sharding) == ("auto", "auto")
     assert file.plan.degrees is not None
-    assert f"degrees    {file.plan.degrees}, sharding {file.plan.sharding}" in said
-    assert "tokens/s per GPU, MFU" in said
+    assert headline(file.plan) in said
+    assert "tokens/s/GPU · MFU" in said
     covers = file.plan.certificates[0].covers
     assert set(covers.degrees or ()) == {
         f"{degrees}, {sharded}"

@@ -31,7 +31,7 @@ def folder_of(release: str, tier: str) -> Path:
 def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
     """What a referee's process, with the release on its path, answers in its last line."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / referee)],
+        [sys.executable, "-W", "ignore", str(HERE / "processes" / referee)],
         input=json.dumps(asked),
         capture_output=True,
         text=True,

@@ -78,6 +78,15 @@ def plan(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Also show every stage, every bound, the timeline, and what was tried.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     server: Server = None,
 ) -> None:
     """Find the fastest plan for a model on a cluster, and prove how good it is.
@@ -93,7 +102,7 @@ def plan(
 
     asked = with_effort(request_of(options, open_degrees=True))
     prepare_output(output)
-    from penstock.cli.show import Screen, show_alternatives, show_answer, show_result
+    from penstock.cli.show import Screen, show_alternatives, show_answer, show_result, show_short
 
     screen = Screen.of(quiet=as_json or output == STANDARD)
     if server is None:
@@ -106,15 +115,20 @@ def plan(
     if as_json and output != STANDARD:
         print_json(result)
     drawn = server is None and (asked.termination.time_limit_ns is None or result.plan is None or _may_judge())
-    (show_result if drawn else show_answer)(screen, asked if file is None else file.request, result)
+    answered = asked if file is None else file.request
+    path = None if output == STANDARD else output
+    if verbose:
+        (show_result if drawn else show_answer)(screen, answered, result)
+    else:
+        show_short(screen, answered, result, path, simulate=drawn)
     if as_table:
         show_alternatives(screen, result)
-    if not drawn and server is None:
+    if verbose and not drawn and server is None:
         screen.say(NOT_DRAWN)
     if (line := other_kernels_of(asked)) is not None:
         screen.say(line)
-    if file is not None and output not in (None, STANDARD):
-        screen.say(f"written to {output}")
+    if verbose and file is not None and path is not None:
+        screen.say(f"written to {path}")
     not_proven = require_optimal and result.status == "feasible"
     raise typer.Exit(NOT_PROVEN if not_proven else EXIT_CODES[result.status])
 
