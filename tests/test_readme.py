@@ -89,6 +89,19 @@ def test_the_first_screen_has_what_a_stranger_needs() -> None:
         assert words in first
 
 
+def test_the_gain_on_a_script_is_the_tutorials() -> None:
+    """The tutorial's output is compared with what its command prints (tests/docs)."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    today, best, ratio, bound = re.findall(r"([\d.]+)(?: s|×)", readme.partition("GPT-2 small on four V100")[2])[:4]
+    (printed,) = [
+        block for block in _blocks(ROOT / "docs/tutorials/megatron-user.md", "text") if "best within" in block
+    ]
+    assert printed.startswith(f"{today} s per global batch")
+    assert f"megatron can express: {best} s" in printed
+    assert f"none takes less than {bound} s" in printed
+    assert ratio == f"{float(today) / float(best):.2f}"
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=NAMED)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):

@@ -119,7 +119,9 @@ SMALLER = {
     "plan --example llama-3-8b --cluster 1x8xH100": "{} --planner even",
     "-b 64 --target megatron --tensor 2,4": "{} --planner uniform",
     "penstock plan --hf config.json --cluster 8x8xH100 -b 64": "{} --planner even",
-    "plan --example llama-3-70b --cluster 8x8xH100": "plan --example gpt2-small --cluster 2x8xH100 --planner gpipe",
+    "plan --example llama-3-70b --cluster 8x8xH100 --global-batch-size 64 -o plan.json": (
+        "plan --example gpt2-small --cluster 2x8xH100 --global-batch-size 64 --planner gpipe -o plan.json"
+    ),
     "penstock plan --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner dapple",
     "penstock compare --example bert-48 --cluster dapple-config-a --global-batch-size 64": "{} --planner gpipe",
     "penstock compare --example gpt2-small --cluster 2x4xV100 -b 64 --update-rule all": "{} --planner wpipe",
