@@ -34,7 +34,7 @@ def test_plan_there_is_plan_here(asked: tuple[str, Path, str], tmp_path: Path, c
     here = PlanFile.read(tmp_path / "here.json")
     assert PlanFile.read(plan).plan.pipelines == here.plan.pipelines
     capsys.readouterr()
-    assert main(["plan", "--request", request, "--server", url]) == code
+    assert main(["plan", "--request", request, "--server", url, "--verbose"]) == code
     out = capsys.readouterr().out
     for words in ("dapple, ", "predicted", "bound", "stage"):
         assert words in out
