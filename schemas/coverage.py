@@ -200,7 +200,7 @@ def _listed(values: Iterable[str]) -> str:
 def model_of(scope: Scope, covers: Covers) -> str:
     """Which plans a bound covers, as certificates say it: stored ones are refused where these words change."""
     if scope == REQUEST_SCOPE:
-        return f"every plan of this request{evenly(covers)}"
+        return f"every plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         return ", ".join(("this allocation, any order of its operations", *_operations(covers)))
     return f"plans {describe(covers)}"
@@ -213,19 +213,22 @@ def claim(scope: Scope, covers: Covers) -> str:
     samples on the meshes of a cell where cells have several; of any other one the sentence begins with what it covers.
     """
     if scope == REQUEST_SCOPE:
-        return f"No plan of this request{evenly(covers)}"
+        return f"No plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
         kinds = ", ".join(_operations(covers))
         return f"No order of this allocation's operations{f' ({kinds})' if kinds else ''}"
     return f"No plan {describe(covers)}"
 
 
-def evenly(covers: Covers) -> str:
+def _evenly(covers: Covers) -> str:
     """What a bound on all plans takes for granted of some of them."""
-    names = covers.degrees or ()
-    cells = f" with {EVEN} all meshes of a cell" if any(EVEN in each for each in names) else ""
-    shared = f" that shards gradients {OVER_ALL} or not at all" if any(OVER_ALL in each for each in names) else ""
-    return cells + shared
+    words = {EVEN: f" with {EVEN} all meshes of a cell", OVER_ALL: f" that shards gradients {OVER_ALL} or not at all"}
+    return "".join(words[limit] for limit in limits_of(covers))
+
+
+def limits_of(covers: Covers) -> list[str]:
+    """Return which of ``EVEN`` and ``OVER_ALL`` holds for some of the plans that a bound covers."""
+    return [limit for limit in (EVEN, OVER_ALL) if any(limit in each for each in covers.degrees or ())]
 
 
 def _operations(covers: Covers) -> list[str]:

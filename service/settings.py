@@ -176,8 +176,11 @@ class Settings(BaseSettings):
     @property
     def limits_of_tasks(self) -> dict[str, int]:
         """The limits within which a child answers a question."""
-        names = {"most_devices": "max_devices", "most_micro_batches": "max_micro_batches"}
-        return {name: getattr(self, each) for name, each in names.items()} | {"memory_bytes": self.solve_memory_bytes}
+        return {
+            "most_devices": self.max_devices,
+            "most_micro_batches": self.max_micro_batches,
+            "memory_bytes": self.solve_memory_bytes,
+        }
 
     def refuse_unprotected(self) -> None:
         """Raise UnsupportedRequest when the service would be open to other hosts although no setting allows it."""

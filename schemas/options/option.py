@@ -59,11 +59,6 @@ class Option:
         return self.metavar or "|".join(self.values)
 
     @property
-    def words(self) -> str:
-        """Its help as a sentence."""
-        return f"{_capital(self.help)}."
-
-    @property
     def sentence(self) -> str:
         """Its help as a sentence, with the default."""
         return f"{_capital(self.help)}{f' (default: {self.default})' if self.default else ''}."
@@ -76,7 +71,7 @@ class Option:
     @property
     def hint(self) -> str:
         """The sentences beneath its field of text in the form."""
-        return f"{self.words}{f' Empty: {self.default}.' if self.default else ''}"
+        return f"{_capital(self.help)}.{f' Empty: {self.default}.' if self.default else ''}"
 
     @property
     def description(self) -> str:

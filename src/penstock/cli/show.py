@@ -143,11 +143,7 @@ def show_short(screen: Screen, request: PlanRequest, result: ResultOut, path: st
 
     ``path``: the plan's file. ``simulate``: whether there is time to simulate the plan again, for its exports.
     """
-    screen.done()
-    if result.plan is None:
-        _show_nothing(screen, result)
-        return
-    if screen.quiet:
+    if (plan := _plan_to_show(screen, result)) is None:
         return
     from penstock.planning.sentences import used
     from penstock.report.headline import headline, proof, speed
@@ -158,21 +154,15 @@ def show_short(screen: Screen, request: PlanRequest, result: ResultOut, path: st
     profile, topology = request.profile, request.topology
     assert isinstance(profile, ModelProfile)
     assert isinstance(topology, ClusterTopology)
-    idle = used(result.plan, topology).partition("; ")[2]
+    idle = used(plan, topology).partition("; ")[2]
     title = f"{profile.name} on {topology.name}, {request.global_batch_size:,} samples a step"
     screen.say(f"{title}; {idle}" if idle else title)
-    screen.say(headline(result.plan))
-    screen.say(speed(result.plan))
-    screen.say(proof(result.plan))
-    rows = stages_in_short(result.plan, profile)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in rows.columns:
-        table.add_column(column.head, justify="right" if column.numeric else "left", no_wrap=True)
-    for row in rows.rows:
-        table.add_row(*(cell.text for cell in row))
-    screen.table(table)
+    screen.say(headline(plan))
+    screen.say(speed(plan))
+    screen.say(proof(plan))
+    screen.table(rich_table(stages_in_short(plan, profile), is_plain=True))
     if simulate:
-        screen.say(_expressible(request, result.plan, path or "PLAN"))
+        screen.say(_expressible(request, plan, path or "PLAN"))
     screen.say(f"{f'written to {path}; ' if path else ''}{MORE}")
 
 
@@ -188,35 +178,36 @@ def _expressible(request: PlanRequest, plan: Plan, path: str) -> str:
     cannot = [(name, reason) for name, reason in reasons.items() if reason]
     if can:
         others = f"; not {', '.join(name for name, _reason in cannot)}" if cannot else ""
-        line = f"as flags: penstock export {path} --to {'|'.join(can)}{others}"
-    else:
-        line = f"as flags: for no trainer; {cannot[0][0]}: {cannot[0][1]}"
+        return f"as flags: penstock export {path} --to {'|'.join(can)}{others}"
+    line = f"as flags: for no trainer; {cannot[0][0]}: {cannot[0][1]}"
     return line if len(line) <= 100 else f"{line[:99]}…"
+
+
+def _plan_to_show(screen: Screen, result: ResultOut) -> Plan | None:
+    """End the line of progress and return the plan to show; without one, say the reason."""
+    screen.done()
+    if result.plan is None:
+        _show_nothing(screen, result)
+    return None if screen.quiet else result.plan
 
 
 def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
     """A planner's answer: the plan with its bound and timeline, or why there is none."""
-    screen.done()
-    if result.plan is None:
-        _show_nothing(screen, result)
-        return
-    if screen.quiet:
+    if (plan := _plan_to_show(screen, result)) is None:
         return
     from penstock.planning.judge import judge
     from penstock.schemas.plan import PlanFile
 
-    judgement = judge(PlanFile(plan=result.plan, request=request))
+    judgement = judge(PlanFile(plan=plan, request=request))
     show_plan(screen, request, judgement)
     _say_why(screen, result)
 
 
 def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
     """The same without the timeline, which needs the judge: what a service has answered."""
-    screen.done()
-    if result.plan is None:
-        _show_nothing(screen, result)
+    if (plan := _plan_to_show(screen, result)) is None:
         return
-    show_found(screen, request, result.plan)
+    show_found(screen, request, plan)
     _say_why(screen, result)
 
 
@@ -234,13 +225,19 @@ def _show_nothing(screen: Screen, result: ResultOut) -> None:
             screen.say(f"  try: {result.infeasibility.remedy}")
 
 
-def rich_table(rows: Rows, most: int = MAX_ROWS) -> Table:
-    """Return rows as a table of the terminal; of more than ``most`` the first and the last ones."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+def rich_table(rows: Rows, most: int = MAX_ROWS, *, is_plain: bool = False) -> Table:
+    """Return rows as a table of the terminal; of more than ``most`` the first and the last ones.
+
+    ``is_plain``: without rules, and each row in one line.
+    """
+    table = Table(box=None if is_plain else SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if is_plain else 1, 0, 0))
     brief = rows.brief()
     for column in brief.columns:
         table.add_column(
-            column.head, justify="right" if column.numeric else "left", no_wrap=column.numeric, overflow="fold"
+            column.head,
+            justify="right" if column.numeric else "left",
+            no_wrap=column.numeric or is_plain,
+            overflow="fold",
         )
     texts = [[cell.text for cell in row] for row in brief.rows]
     half, left_out = most // 2, rows.total - most

@@ -30,6 +30,7 @@ from penstock.solvers.model.schedule import Orders
 WRITERS: dict[str, Callable[[Expressed], str]] = {
     "megatron": megatron.write,
     "megatron-bridge": bridge.write,
+    "torchtitan": torchtitan.write,
     "deepspeed": deepspeed.write,
 }
 TRAINER_OF = {"megatron-bridge": "megatron"}
@@ -68,7 +69,7 @@ def expressible(file: PlanFile, judgement: Judgement) -> dict[str, str]:
     reasons = {}
     for target in get_args(Target):
         try:
-            (torchtitan.write if target == "torchtitan" else WRITERS[target])(expressed(file, judgement, target))
+            WRITERS[target](expressed(file, judgement, target))
             reasons[target] = ""
         except PenstockError as error:
             reasons[target] = next((fault.detail for fault in error.faults), error.detail)

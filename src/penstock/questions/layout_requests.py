@@ -45,16 +45,15 @@ def plan_request(question: LayoutRequest, text: LayoutText, terms: Terms) -> Pla
             faults=(Fault("/request/global_batch_size", "neither the request nor the layout has it", "missing"),),
             remedy="--global-batch-size, or the field global_batch_size of the request",
         )
-    fields = {name: getattr(job, name) for name in job.model_fields_set & PlanRequest.model_fields.keys()}
-    profile = job.profile or _computed(question, text, job, job.topology)
-    request = PlanRequest.parse(fields | {"profile": profile, "global_batch_size": batch})
     most = terms.most_micro_batches
     if most is not None and batch > most * (question.micro_batch_size or 1):
         raise UnsupportedRequest(
             f"{question.source} trains {batch} samples a step, which is more than {most} micro-batches",
             remedy="state the micro-batch, or have the operator raise max_micro_batches",
         )
-    return request
+    fields = {name: getattr(job, name) for name in job.model_fields_set & PlanRequest.model_fields.keys()}
+    profile = _profile(question, text, job, job.topology)
+    return PlanRequest.parse(fields | {"profile": profile, "global_batch_size": batch})
 
 
 def _gpus(question: LayoutRequest, topology: ClusterTopology) -> int | None:
@@ -64,19 +63,22 @@ def _gpus(question: LayoutRequest, topology: ClusterTopology) -> int | None:
     return sum(device.gpus for name in names for device in nodes.get(name, ())) or None
 
 
-def _computed(question: LayoutRequest, text: LayoutText, job: LayoutJob, topology: ClusterTopology) -> ModelProfile:
-    """Return the profile of the job's transformer, or of the text's own, with costs at the text's degrees."""
+def _profile(question: LayoutRequest, text: LayoutText, job: LayoutJob, topology: ClusterTopology) -> ModelProfile:
+    """Return the stated profile, or one of the stated or the text's transformer at the text's degrees."""
+    assert not isinstance(job.profile, str)
     stated = job.shape or job.hugging_face
     routing = Routing(job.routing_imbalance, job.capacity_factor)
-    shape = find_shape(stated or text.shape(), job.sequence_length, routing)
-    if job.shape is not None and text.framework is None and job.shape == SHAPES.get(job.shape.name):
-        return find_profile(  # whose costs were computed before
-            job.shape.name,
+    is_shipped = job.shape is not None and text.framework is None and job.shape == SHAPES.get(job.shape.name)
+    costed = job.shape.name if job.shape is not None and is_shipped else job.profile
+    if costed is not None:  # whose costs exist: what would change them is refused for a profile
+        return find_profile(
+            costed,
             framework=job.framework,
             sequence_length=job.sequence_length,
             context_kind=job.context_kind,
             routing=routing,
         )
+    shape = find_shape(stated or text.shape(), job.sequence_length, routing)
     profile = profile_at(
         text,
         question.source,

@@ -98,7 +98,7 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
         takes = names_of(kind)
         if kind is PlanRequest and place.keys() & takes.keys():
             _end_by_itself(place)
-        for name in takes.keys() & place.keys():
+        for name in (name for name in takes if name in place):
             _put_document(place, name, takes[name], pointer, faults)
     if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
         names = over.pop("clusters", [])

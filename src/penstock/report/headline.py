@@ -11,7 +11,7 @@ from penstock.planning.bound_sentences import widest
 from penstock.planning.sentences import recomputation
 from penstock.schemas.amounts import duration, percent
 from penstock.schemas.api.words import chosen_words
-from penstock.schemas.coverage import EVEN, OVER_ALL
+from penstock.schemas.coverage import EVEN, OVER_ALL, limits_of
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ SHARDED: dict[Sharding | None, str] = {
 }
 """Names that trainers have for what replicas share out."""
 ORDERS = {"early-backward": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B", "zb-v": "ZB-V"}
+
+LIMITS = {EVEN: "even samples", OVER_ALL: "gradients sharded over all GPUs or none"}
 
 
 def headline(plan: Plan) -> str:
@@ -100,9 +102,6 @@ def proof(plan: Plan) -> str:
     total = p.time_per_global_batch_ns
     proven = total <= bound.bound_ns + bound.tolerance_ns
     better = "no plan is faster" if proven else f"at most {percent(1 - bound.bound_ns / total)} better"
-    degrees = bound.covers.degrees or ()
-    names = (("even samples", EVEN), ("gradients sharded over all GPUs or none", OVER_ALL))
-    limits = [words for words, mark in names if any(mark in each for each in degrees)]
-    if limits:
+    if limits := [LIMITS[limit] for limit in limits_of(bound.covers.covers())]:
         return f"{better}: lower bound {duration(bound.bound_ns)} ({', '.join(limits)})"
     return f"{better}{'' if proven else ' is possible'}: lower bound over all plans {duration(bound.bound_ns)}"
