@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check of how docstrings, comments, names and pages are written: ``python .ci/sentences.py`` (docs/testing.md)."""
+"""Check of how docstrings, comments, names and pages are written: ``python .ci/sentences.py`` (docs/extending.md)."""
 
 import sys
 

@@ -26,7 +26,7 @@ def open_device(name: str) -> Runtime:
         raise UnsupportedRequest(f"device {name!r}: ranks run on CPUs and on CUDA GPUs", remedy="cpu, or cuda:0")
     why = why_no_gpu()
     if why is not None:
-        raise UnsupportedRequest(f"device {name!r}: {why}", remedy="offer CPU devices, or see docs/gpu.md")
+        raise UnsupportedRequest(f"device {name!r}: {why}", remedy="offer CPU devices, or see docs/running.md")
     device = torch.device("cuda", device.index or 0)
     if device.index >= gpu_count():
         raise UnsupportedRequest(

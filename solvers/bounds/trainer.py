@@ -1,4 +1,4 @@
-"""Lower bounds on all plans that another trainer can express (``within``), by order; docs/bounds.md has the proof.
+"""Lower bounds on all plans that another trainer can express (``within``), by order; docs/explaining.md has the proof.
 
 All stages have r replicas, each gets the same number of rows of a micro-batch, and p r devices are used. Each r and
 number of rows is bounded separately, and the least of these is the bound.

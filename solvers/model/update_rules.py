@@ -1,6 +1,6 @@
 """Update rules: which weights a micro-batch uses, and when a stage may step (ALGORITHMS 5.1).
 
-What they train is in ``docs/update-rules.md``, when their stages step in ``docs/theory/judge.md``, sections 5 and 6.
+What they train is in ``docs/running.md``, when their stages step in ``docs/theory/judge.md``, sections 5 and 6.
 
 Version v of a stage's weights is the result of v updates. Global batch t is *round* t of a stage.
 """

@@ -1,6 +1,6 @@
 """Check of weight versions for ``verify``: every version that an operation uses exists, and is still held.
 
-Version v of a stage's weights is the result of v optimizer steps; ``docs/update-rules.md`` says which one each
+Version v of a stage's weights is the result of v optimizer steps; ``docs/running.md`` says which one each
 rule uses. A lane's row is walked with a counter of its steps. The version that a forward names has to be alive until
 the last gradient operation of its micro-batch: among the newest ``copies`` of the counter, or, under weight stashing,
 one of at most ``copies`` that are in use.

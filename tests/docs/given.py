@@ -46,12 +46,6 @@ def _update_rules(find: Find) -> dict[str, Any]:
     return {"Chain": Chain, "job": Six("six", batch_size=32), "terms_of_a_global_batch": 32 * 64}
 
 
-def _numerics(find: Find) -> dict[str, Any]:
-    from mytrain import Tiny
-
-    return {"job": Tiny("tied", batch_size=32)}
-
-
 def _other_trainers(find: Find) -> dict[str, Any]:
     profile, topology = catalogue.profile("gpt"), catalogue.cluster("1x2xV100")
     answer = penstock.plan(profile, topology, global_batch_size=16, planner="dapple", target=None)
@@ -59,11 +53,9 @@ def _other_trainers(find: Find) -> dict[str, Any]:
 
 
 NAMES: dict[str, Callable[[Find], dict[str, Any]]] = {
-    "docs/agents.md": _agents,
-    "docs/programs.md": _programs,
+    "docs/launching.md": _agents,
     "docs/service.md": _service,
-    "docs/sweeps.md": _sweeps,
-    "docs/update-rules.md": _update_rules,
-    "docs/numerics.md": _numerics,
-    "docs/other-trainers.md": _other_trainers,
+    "docs/planning.md": _sweeps,
+    "docs/running.md": lambda find: _programs(find) | _update_rules(find),
+    "docs/trainers.md": _other_trainers,
 }

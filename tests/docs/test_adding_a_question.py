@@ -15,7 +15,7 @@ from pages import ROOT, pieces
 
 pytestmark = pytest.mark.tier("ci")
 
-PAGE = ROOT / "docs/adding-a-question.md"
+PAGE = ROOT / "docs/extending.md"
 ADDED = [piece for piece in pieces(PAGE) if piece.file]
 IMPORT = "from penstock.schemas.api.legal import LegalAnswer, LegalRequest\n"
 

@@ -19,7 +19,7 @@ from pages import ROOT, Piece, pieces
 
 pytestmark = pytest.mark.tier("ci")
 
-PAGES = (ROOT / "docs/adding-a-schedule.md", ROOT / "docs/adding-a-planner.md")
+PAGES = (ROOT / "docs/extending.md", ROOT / "docs/extending.md")
 FOLDERS = ("schedules", "planners")
 
 BEGIN = """

@@ -127,9 +127,9 @@ def test_clusters_have_the_devices_their_names_say(name: str, nodes: int, device
 
 
 def test_the_mixed_cluster_is_the_one_that_its_page_shows() -> None:
-    """Two kinds on two switches; a shell command of ``docs/describing-clusters.md`` plans with it."""
+    """Two kinds on two switches; a shell command of ``docs/your-cluster.md`` plans with it."""
     text = (ROOT / "examples/topologies/a100-v100-mixed.yaml").read_text()
-    assert f'```yaml title="mixed.yaml"\n{text}```' in (ROOT / "docs/describing-clusters.md").read_text()
+    assert f'```yaml title="mixed.yaml"\n{text}```' in (ROOT / "docs/your-cluster.md").read_text()
     cluster = catalogue.cluster("a100-v100-mixed")
     kinds = [device.kind for node in cluster.nodes for device in node.devices]
     assert (kinds.count("A100"), kinds.count("V100"), len(kinds)) == (8, 8, 16)

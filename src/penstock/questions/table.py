@@ -1,7 +1,7 @@
 """Every question that is answered at once, as a row: its documents, its route, and the function that answers it.
 
 Child processes, HTTP routes, both clients, the OpenAPI document, pages and ``penstock ask`` are made from these rows. A
-further row, with the schemas and the function that it names, is a question on all of them: docs/adding-a-question.md.
+further row, with the schemas and the function that it names, is a question on all of them: docs/extending.md.
 """
 
 from __future__ import annotations

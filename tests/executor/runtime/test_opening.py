@@ -50,7 +50,7 @@ def test_a_gpu_that_no_process_has_is_refused_with_the_reason(monkeypatch: pytes
     monkeypatch.setattr(opening, "why_no_gpu", lambda: "torch sees no GPU")
     with pytest.raises(UnsupportedRequest, match=r"^device 'cuda:99': torch sees no GPU\n") as caught:
         open_device("cuda:99")
-    assert caught.value.remedy == "offer CPU devices, or see docs/gpu.md"
+    assert caught.value.remedy == "offer CPU devices, or see docs/running.md"
 
 
 def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

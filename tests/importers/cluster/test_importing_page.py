@@ -19,7 +19,7 @@ ADDING = ROOT / "docs" / "adding-an-importer.md"
 
 
 def test_the_table_is_that_of_the_data() -> None:
-    assert renewed(PAGE) == PAGE, "python -m penstock.importers.cluster.hardware_page docs/importing-topologies.md"
+    assert renewed(PAGE) == PAGE, "python -m penstock.importers.cluster.hardware_page docs/your-cluster.md"
 
 
 def test_formats_and_options_are_all_there() -> None:

@@ -150,7 +150,7 @@ def export(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Other launch setting, such as partition=gpu (docs/exporting.md lists them). Repeatable.",
+            help="Other launch setting, such as partition=gpu (docs/launching.md lists them). Repeatable.",
             rich_help_panel=LAUNCH,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""``penstock rank``: one rank of a plan, started by srun, torchrun or a person; see docs/slurm.md."""
+"""``penstock rank``: one rank of a plan, started by srun, torchrun or a person; see docs/launching.md."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def other_numbers(file: PlanFile, precision: str) -> str | None:
         f"penstock: warning: the plan's profile has parameters in {held}, and --precision {precision} is autocast, "
         "which leaves parameters in the type that the job makes them in. Where that is fp32, the plan does not count "
         "the masters that replicas hold whole where they share out optimizer states, nor older versions in fp32: "
-        f"`penstock profile --precision {precision}` does (docs/profiling.md, profiles in 16 bits)"
+        f"`penstock profile --precision {precision}` does (docs/your-model.md, profiles in 16 bits)"
     )
 
 
