@@ -14,6 +14,8 @@ TABLE = re.compile(r"^\| option \|.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 """The table of options of a page."""
 PARAMETERS = re.compile(r"(?<=    Parameters\n    ----------\n).*?(?=\n\n    \S)", re.DOTALL)
 """The entries of a docstring's parameters, in the layout of numpy."""
+OPTIONS = "PlanOptions"
+"""The class whose fields are the keywords of the function."""
 ENTRY = re.compile(r"^    (\w.*)\n((?:        .*(?:\n|$))+)", re.MULTILINE)
 
 
@@ -31,9 +33,8 @@ def with_options(page: Path, options: Mapping[str, Option]) -> str:
 
 def with_parameters(source: str, function: str, options: Mapping[str, Option]) -> str:
     """Return a module whose function explains each parameter that an option gives in the option's words."""
-    definition = next(
-        each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef) and each.name == function
-    )
+    tree = ast.parse(source)
+    definition = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == function)
     docstring = ast.get_docstring(definition, clean=False)
     section = docstring and PARAMETERS.search(docstring)
     if not section:
@@ -43,6 +44,8 @@ def with_parameters(source: str, function: str, options: Mapping[str, Option]) -
         if option.argument:
             text = "\n".join(wrap(option.hint.replace("Empty:", "Left out:"), 112))
             words[option.argument] = f"    {option.argument}\n{indent(text, ' ' * 8)}"
-    order = [each.arg for each in (*definition.args.args, *definition.args.kwonlyargs)]
+    keywords = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == OPTIONS)
+    fields = [each.target.id for each in keywords.body if isinstance(each, ast.AnnAssign)]  # type: ignore[union-attr]
+    order = [*(each.arg for each in definition.args.args), *fields, *(each.arg for each in definition.args.kwonlyargs)]
     entries = "\n".join(words[name] for name in order if name in words)
     return source.replace(section[0], entries)

@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from repository import ROOT
 
 import penstock
 from penstock.convert import to_problem
 from penstock.planning.compare import one_device_ns
+from penstock.questions.answer import PlanOptions
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -157,7 +159,7 @@ def test_infeasible_is_an_answer_with_stage_device_bytes_and_remedy() -> None:
 def test_compare_has_a_row_for_each_planner() -> None:
     one = {"degrees": {"tensor": 1}, "sharding": "none"}
     request = penstock.plan("gpt2-small", "2x2xV100", global_batch_size=8, planner="dp", max_plans=4, **one).request
-    rows = list(penstock.compare(request))
+    rows = penstock.compare(request)
     assert {row.planner for row in rows} >= {"auto", "dp", "gpipe", "model-parallel", "dapple"}
     best = next(row for row in rows if row.planner == "auto")
     for row in rows:
@@ -220,7 +222,7 @@ def test_certificates_of_plans_changed_by_hand_are_proven_again(answer: penstock
 
 
 def test_every_field_of_a_request_is_a_keyword_of_plan() -> None:
-    keywords = set(inspect.signature(penstock.plan).parameters)
+    keywords = {*inspect.signature(penstock.plan).parameters, *PlanOptions.__annotations__}
     limits = {"time_limit", "max_plans", "effort", "gap"}
     apart = {"schema_version", "termination"}  # one has nothing to choose, the other is `limits`
     assert set(PlanRequest.model_fields) - apart <= keywords
@@ -244,3 +246,42 @@ def test_a_time_limit_that_is_no_duration_is_refused(limit: float) -> None:
 @pytest.mark.tier("quick")
 def test_errors_are_importable_from_the_front() -> None:
     assert penstock.errors.InvalidPlan is InvalidPlan
+
+
+QUESTIONS = {
+    "plan": lambda *model, **more: penstock.plan(*model, **more).request,
+    "compare": lambda *model, **more: penstock.compare(*model, planners=["dp"], schedules=["gpipe"], **more),
+    "sweep": lambda *model, **more: penstock.sweep(*model, over={"clusters": ["1x1xV100"]}, **more),
+}
+"""The questions that take a request, each asked as a user would."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_each_question_takes_names_or_a_request(question: str) -> None:
+    options = {"global_batch_size": 8, "planner": "dp", "max_plans": 1}
+    ask = QUESTIONS[question]
+    by_name = ask("gpt2-small", "1x2xV100", **options)
+    request = penstock.plan("gpt2-small", "1x2xV100", **options).request
+    timeless = {"seconds": 0.0}
+    if question == "plan":
+        assert by_name == ask(request)
+    else:
+        rows, again = ([row.model_copy(update=timeless) for row in answer] for answer in (by_name, ask(request)))
+        assert rows == again
+    with pytest.raises(InvalidDocument, match="the request has all fields already; seed would contradict it"):
+        ask(request, seed=1)
+    with pytest.raises(InvalidDocument, match="the topology is missing"):
+        ask("gpt2-small", global_batch_size=8)
+    with pytest.raises(TypeError, match="unexpected keyword 'tensor'; the options are global_batch_size,"):
+        ask("gpt2-small", "1x2xV100", global_batch_size=8, tensor=2)
+    with pytest.raises(TypeError, match="global_batch_size is missing"):
+        ask("gpt2-small", "1x2xV100")
+
+
+def test_a_layout_is_judged_by_file_and_names() -> None:
+    script = ROOT / "examples/clusters/megatron/pretrain.sh"
+    options = {"model": "gpt2-small", "compare": False}
+    answer = penstock.import_layout(script, "4x1xV100", format="megatron", **options)
+    assert "3.03 s per global batch" in answer.sentences[0]
+    with pytest.raises(InvalidDocument, match="a layout needs a cluster and a format"):
+        penstock.import_layout(script)

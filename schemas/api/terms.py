@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def _unheard(_message: Any) -> None:
+def unheard(_message: Any) -> None:
     """Drop a message that nobody waits for."""
 
 
@@ -18,7 +18,7 @@ class Terms:
     workers: int | None = None
     most_devices: int | None = None
     most_micro_batches: int | None = None
-    notify: Callable[[Any], None] = _unheard
+    notify: Callable[[Any], None] = unheard
     """Called with each message before the answer: the ``event`` of the question's row in ``questions.table``."""
 
 

@@ -272,7 +272,7 @@ PLAN_OPTIONS = {
         label="Planner",
         flag="--planner",
         metavar="NAME",
-        page="planners.md",
+        page="planning.md#the-planners",
         argument="planner",
     ),
     "schedule": Option(
@@ -293,7 +293,7 @@ PLAN_OPTIONS = {
         flag="--set",
         metavar="OPTION=VALUE",
         is_repeatable=True,
-        page="planners.md",
+        page="planning.md#the-planners",
     ),
     "target": Option(
         panel=PLANNER,
@@ -304,7 +304,7 @@ PLAN_OPTIONS = {
         flag="--target",
         values={"megatron": "Megatron", "torchtitan": "torchtitan", "deepspeed": "DeepSpeed"},
         kind="choice",
-        page="other-trainers.md",
+        page="trainers.md",
         argument="target",
     ),
     "pins": Option(

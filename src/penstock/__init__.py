@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.layouts.even import EvenLayout as EvenLayout
     from penstock.layouts.even import even_layout as even_layout
     from penstock.placing import place as place
-    from penstock.planning.compare import compare as compare
     from penstock.planning.explain import explain as explain
     from penstock.planning.fits import fits as fits
     from penstock.planning.judge import judge as judge
@@ -25,15 +24,16 @@ if TYPE_CHECKING:
     from penstock.planning.programs.lower import programs as programs
     from penstock.questions.answer import Answer as Answer
     from penstock.questions.answer import plan as plan
-    from penstock.questions.layouts import import_layout as import_layout
+    from penstock.questions.by_name import compare as compare
+    from penstock.questions.by_name import import_layout as import_layout
+    from penstock.questions.by_name import sweep as sweep
     from penstock.questions.solve import solve as solve
-    from penstock.questions.sweep import sweep as sweep
     from penstock.solvers.explanation.other_layout import Layout as Layout
 
 _API = {
     **dict.fromkeys(("Answer", "plan"), "penstock.questions.answer"),
     **dict.fromkeys(("ladder", "programs"), "penstock.planning.programs.lower"),
-    "compare": "penstock.planning.compare",
+    **dict.fromkeys(("compare", "import_layout", "sweep"), "penstock.questions.by_name"),
     "fits": "penstock.planning.fits",
     "judge": "penstock.planning.judge",
     "solve": "penstock.questions.solve",
@@ -43,10 +43,8 @@ _API = {
     "place": "penstock.placing",
     "import_topology": "penstock.importers.topology",
     **dict.fromkeys(("EvenLayout", "even_layout"), "penstock.layouts.even"),
-    "import_layout": "penstock.questions.layouts",
     "layout_text": "penstock.exporting.layouts",
     "Layout": "penstock.solvers.explanation.other_layout",
-    "sweep": "penstock.questions.sweep",
 }
 """Where each name of the Python API is."""
 

@@ -15,7 +15,8 @@ from penstock.layouts.megatron.irrelevant_flags import IRRELEVANT
 from penstock.layouts.megatron.names import READ
 from penstock.layouts.megatron.other_flags import CHANGING, HARMLESS
 from penstock.planning.inputs import find_shape
-from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.by_name import import_layout
+from penstock.questions.layouts import plan_file
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.plan import Plan

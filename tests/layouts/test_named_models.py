@@ -7,7 +7,7 @@ from layout_texts import profile_said
 
 from penstock.examples import catalogue
 from penstock.layouts.torchtitan.models import FLAVORS
-from penstock.questions.layouts import import_layout
+from penstock.questions.by_name import import_layout
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest
 from penstock.schemas.request import PlanRequest

@@ -10,7 +10,7 @@ from layout_texts import parsed, profile_said
 from penstock.examples import catalogue
 from penstock.layouts.megatron.flags import Flags
 from penstock.layouts.megatron.model import shape_said
-from penstock.questions.layouts import import_layout
+from penstock.questions.by_name import import_layout
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.shapes.parameters import total

@@ -7,7 +7,8 @@ import pytest
 from penstock.examples import catalogue
 from penstock.exporting.layouts import layout_text
 from penstock.layouts.plain import written_layout
-from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.by_name import import_layout
+from penstock.questions.layouts import plan_file
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import PlanFile

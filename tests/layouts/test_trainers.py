@@ -23,7 +23,8 @@ from penstock.examples import catalogue
 from penstock.exporting.layouts import layout_text
 from penstock.layouts.limits import faults
 from penstock.layouts.megatron.layout_string import print_layout, read_layout
-from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.by_name import import_layout
+from penstock.questions.layouts import plan_file
 from penstock.questions.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest

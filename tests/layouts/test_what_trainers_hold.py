@@ -17,7 +17,8 @@ from penstock.examples.shapes import SHAPES
 from penstock.exporting.layouts import layout_text
 from penstock.layouts.megatron.other_flags import CHANGING
 from penstock.layouts.torchtitan.model_parts import HEADS
-from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.by_name import import_layout
+from penstock.questions.layouts import plan_file
 from penstock.questions.solve import solve
 from penstock.schemas.api.layouts import LayoutImported, LayoutRequest
 from penstock.schemas.errors import InvalidDocument, PenstockError, UnsupportedRequest

@@ -20,7 +20,7 @@ from repository import ROOT
 from penstock.examples.tiny import tiny_request
 from penstock.planning.pareto import front
 from penstock.planning.sweep import cases
-from penstock.questions.sweep import sweep
+from penstock.questions.by_name import sweep
 from penstock.schemas.api.sweep import SweepRequest, SweepRow
 from penstock.schemas.errors import InvalidDocument, Unreachable
 from penstock.schemas.request import PlanRequest
@@ -203,7 +203,7 @@ HANGING_SWEEP = """
 import json, sys
 from penstock.workers.solving import SolveLimits
 from penstock.schemas.api.sweep import SweepRequest
-from penstock.questions.sweep import sweep
+from penstock.questions.by_name import sweep
 sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="solver_entries:entry"))
 """
 

@@ -25,15 +25,15 @@ YOURS = "yours"
 
 
 def answer(question: CompareRequest, terms: Terms = NO_TERMS) -> tuple[PlanComparison, ...]:
-    """Compare as a document asks; notify of each row at once. Raises as ``compare``."""
+    """Compare as a document asks; notify of each row at once. Raises as ``comparisons``."""
     rows = []
-    for row in compare(question.request, question.planners, question.schedules, terms.workers, question.layouts):
+    for row in comparisons(question.request, question.planners, question.schedules, terms.workers, question.layouts):
         terms.notify(row)
         rows.append(row)
     return tuple(rows)
 
 
-def compare(
+def comparisons(
     request: PlanRequest,
     planners: Sequence[str] = (),
     schedules: Sequence[str] = (),
@@ -67,7 +67,7 @@ def compare(
 
 
 def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[str]]:
-    """Return the schedules that ``compare`` runs each planner with; raises as it does."""
+    """Return the schedules that ``comparisons`` runs each planner with; raises as it does."""
     for schedule in schedules:
         schedule_row(schedule)
     found = {}

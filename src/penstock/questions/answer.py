@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from penstock.convert.requested_degrees import named_degrees
 from penstock.planning.inputs import find_profile, find_topology, nanoseconds_of, with_effort, with_open_degrees
 from penstock.planning.judge import Judgement, judge
 from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
-from penstock.schemas.errors import InvalidPlan
+from penstock.schemas.errors import InvalidDocument, InvalidPlan
 from penstock.schemas.plan import Plan, PlanFile
 from penstock.schemas.profile import ModelProfile, PipelineProfile
 from penstock.schemas.quantities import Scalar
@@ -76,38 +76,44 @@ class Answer:
         self.file.write(path)
 
 
+class PlanOptions(TypedDict, total=False):
+    """The keywords of ``penstock.plan``, which ``compare``, ``sweep`` and ``import_layout`` take as well."""
+
+    global_batch_size: int
+    micro_batch_sizes: Sequence[int] | None
+    min_slice: int | None
+    memory: MemoryModel | Mapping[str, object] | None
+    network: NetworkModel | Mapping[str, object] | Literal["shared", "private"] | None
+    update_rules: Sequence[UpdateRule] | None
+    recompute: Recompute | None
+    codec: Literal["auto"] | None
+    planner: str | None
+    schedule: str | None
+    options: Mapping[str, Scalar] | None
+    time_limit: str | float | None
+    max_plans: int | None
+    effort: Effort | None
+    gap: float | None
+    seed: int | None
+    target: Target | None
+    pins: Sequence[Pin | Mapping[str, object]] | None
+    pipeline_profile: PipelineProfile | Mapping[str, object] | None
+    degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None
+    sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None
+    choose: Mapping[str, str | Sequence[str]] | None
+    framework: Framework | None
+    sequence_length: int | None
+    routing_imbalance: float | None
+    capacity_factor: float | None
+
+
 def plan(
-    profile: str | Path | ModelProfile,
-    topology: str | Path | ClusterTopology,
+    profile: str | Path | ModelProfile | PlanRequest,
+    topology: str | Path | ClusterTopology | None = None,
     *,
-    global_batch_size: int,
-    micro_batch_sizes: Sequence[int] | None = None,
-    min_slice: int | None = None,
-    memory: MemoryModel | Mapping[str, object] | None = None,
-    network: NetworkModel | Mapping[str, object] | Literal["shared", "private"] | None = None,
-    update_rules: Sequence[UpdateRule] | None = None,
-    recompute: Recompute | None = None,
-    codec: Literal["auto"] | None = None,
-    planner: str | None = None,
-    schedule: str | None = None,
-    options: Mapping[str, Scalar] | None = None,
-    time_limit: str | float | None = None,
-    max_plans: int | None = None,
-    effort: Effort | None = None,
-    gap: float | None = None,
-    seed: int | None = None,
-    target: Target | None = None,
-    pins: Sequence[Pin | Mapping[str, object]] | None = None,
-    pipeline_profile: PipelineProfile | Mapping[str, object] | None = None,
-    degrees: Literal["auto"] | Degrees | Mapping[str, Any] | Sequence[Degrees | Mapping[str, int]] | None = None,
-    sharding: Literal["auto"] | Sharding | Sequence[Sharding] | None = None,
-    choose: Mapping[str, str | Sequence[str]] | None = None,
-    framework: Framework | None = None,
-    sequence_length: int | None = None,
-    routing_imbalance: float | None = None,
-    capacity_factor: float | None = None,
     workers: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Answer:
     """Plan a model for a cluster, and return the best plan found with its proof.
 
@@ -168,7 +174,8 @@ def plan(
     on_progress
         Called with every better plan, bound, and change of the planners at work.
 
-    The other arguments are the fields of ``PlanRequest``; one that is None keeps that field's default.
+    A ``PlanRequest`` in place of the profile is answered as it is, and takes none of the options. The other arguments
+    are the fields of ``PlanRequest``; one that is None keeps that field's default.
 
     Raises
     ------
@@ -177,40 +184,48 @@ def plan(
     UnsupportedRequest
         No planner here can honour the combination; the message says which one can.
     """
-    routing = Routing(routing_imbalance, capacity_factor)
-    found = find_profile(profile, framework=framework, sequence_length=sequence_length, routing=routing, target=target)
+    request = request_of(profile, topology, options)
+    return Answer(solve(request, on_progress=on_progress, workers=workers), request)
+
+
+def request_of(
+    profile: str | Path | ModelProfile | PlanRequest,
+    topology: str | Path | ClusterTopology | None,
+    options: Mapping[str, Any],
+) -> PlanRequest:
+    """Return the request that ``plan`` answers; a ``PlanRequest`` is returned as it is. Raises as ``plan``."""
+    if isinstance(profile, PlanRequest):
+        if topology is not None or options:
+            extra = ", ".join(("a topology",) * (topology is not None) + tuple(options))
+            raise InvalidDocument(
+                f"the request has all fields already; {extra} would contradict it",
+                remedy="change the request, or pass a model and a cluster",
+            )
+        return profile
+    if topology is None:
+        raise InvalidDocument("the topology is missing", remedy='pass a cluster, such as "8x8xH100"')
+    values = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(values.keys() - PlanOptions.__annotations__.keys()):
+        names = ", ".join(map(repr, unknown))
+        raise TypeError(f"unexpected keyword {names}; the options are {', '.join(PlanOptions.__annotations__)}")
+    if "global_batch_size" not in values:
+        raise TypeError("global_batch_size is missing: samples that one training step consumes, such as 256")
+    routing = Routing(values.pop("routing_imbalance", None), values.pop("capacity_factor", None))
+    model = find_profile(
+        profile,
+        framework=values.pop("framework", None),
+        sequence_length=values.pop("sequence_length", None),
+        routing=routing,
+        target=values.get("target"),
+    )
+    degrees = values.get("degrees")
     if isinstance(degrees, Mapping) and not all(isinstance(value, int) for value in degrees.values()):
         named = {name: (value,) if isinstance(value, int) else value for name, value in degrees.items()}
-        degrees = named_degrees(found, named)  # type: ignore[assignment]
-    limits = {"time_limit_ns": nanoseconds_of(time_limit), "max_plans": max_plans, "effort": effort, "gap": gap}
-    given = {
-        "micro_batch_sizes": micro_batch_sizes,
-        "min_slice": min_slice,
-        "memory": memory,
-        "network": network,
-        "update_rules": update_rules,
-        "recompute": recompute,
-        "codec": codec,
-        "planner": planner,
-        "schedule": schedule,
-        "options": options,
-        "termination": {name: value for name, value in limits.items() if value is not None} or None,
-        "seed": seed,
-        "target": target,
-        "pins": pins,
-        "pipeline_profile": pipeline_profile,
-        "degrees": degrees,
-        "sharding": sharding,
-        "choose": choose,
-    }
-    request = PlanRequest.parse(
-        {
-            "profile": found,
-            "topology": find_topology(topology),
-            "global_batch_size": global_batch_size,
-            **{name: value for name, value in given.items() if value is not None},
-        },
-        units=True,
-    )
-    request = with_effort(with_open_degrees(request))
-    return Answer(solve(request, on_progress=on_progress, workers=workers), request)
+        values["degrees"] = named_degrees(model, named)
+    if "time_limit" in values:
+        values["time_limit_ns"] = nanoseconds_of(values.pop("time_limit"))
+    limits = {name: values.pop(name) for name in ("time_limit_ns", "max_plans", "effort", "gap") if name in values}
+    document = {"profile": model, "topology": find_topology(topology), **values}
+    if limits:
+        document["termination"] = limits
+    return with_effort(with_open_degrees(PlanRequest.parse(document, units=True)))

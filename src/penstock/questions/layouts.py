@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -52,13 +52,6 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import REQUEST_SCOPE, Bound, JudgedPlan
 from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.incumbent import shown
-
-
-def import_layout(
-    question: LayoutRequest, *, workers: int | None = None, on_progress: Callable[[str], None] = lambda _words: None
-) -> LayoutImported:
-    """Judge a layout as ``answer`` does, on ``workers`` processes; ``on_progress`` is called with what is done."""
-    return answer(question, Terms(workers=workers, notify=on_progress))
 
 
 def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:

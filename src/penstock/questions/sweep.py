@@ -1,7 +1,4 @@
-"""Sweeps without a service.
-
-``penstock.sweep(request, executor=executor_of("local:4"))`` solves every case in a process of its own.
-"""
+"""Sweeps without a service, each case in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from penstock.workers.protocol import crashed
 from penstock.workers.solving import SolveLimits, solve_case
 
 
-def sweep(
+def sweep_rows(
     request: SweepRequest,
     *,
     executor: Executor | None = None,

@@ -11,7 +11,7 @@ from installed import RELEASES, under
 from layout_texts import parsed
 
 from penstock.examples import catalogue
-from penstock.questions.layouts import import_layout
+from penstock.questions.by_name import import_layout
 from penstock.schemas.api.layouts import LayoutImported, LayoutJob, LayoutRequest
 
 pytestmark = pytest.mark.tier("nightly")

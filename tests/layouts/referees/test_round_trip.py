@@ -9,7 +9,7 @@ from drawn_plans import PLANS, Drawn, plan_of
 
 from penstock.convert.requested_degrees import degrees_of
 from penstock.exporting.layouts import layout_text
-from penstock.questions.layouts import import_layout
+from penstock.questions.by_name import import_layout
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.schemas.plan import Plan

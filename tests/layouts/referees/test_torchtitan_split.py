@@ -14,7 +14,8 @@ from penstock.examples import catalogue
 from penstock.exporting.layouts import layout_text
 from penstock.layouts.torchtitan.model_parts import HEADS
 from penstock.layouts.torchtitan.torchtitan import SCHEDULES
-from penstock.questions.layouts import import_layout, plan_file
+from penstock.questions.by_name import import_layout
+from penstock.questions.layouts import plan_file
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest

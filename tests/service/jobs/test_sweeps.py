@@ -13,7 +13,7 @@ from service_process import Server
 
 from penstock.client import Client
 from penstock.examples.tiny import tiny_request
-from penstock.questions.sweep import sweep as swept
+from penstock.questions.sweep import sweep_rows as swept
 from penstock.schemas.api.jobs import JobPage
 from penstock.schemas.api.sweep import SweepOut, SweepRequest
 from penstock.schemas.errors import Conflict, InvalidDocument, NotFound, QuotaExceeded

@@ -165,7 +165,7 @@ def _profiles(options: Mapping[str, Any], request: PlanRequest) -> list[ModelPro
 def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
     one_thread()
     announce_compilation()
-    from penstock.questions.sweep import sweep as swept
+    from penstock.questions.sweep import sweep_rows as swept
     from penstock.workers.executors import executor_of
 
     ended = 0
