@@ -72,7 +72,7 @@ PENSTOCK = (sys.executable, "-m", "penstock.cli.main")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that pages take for granted."""
     place = tmp_path_factory.mktemp("base")
-    (job,) = (piece.text for piece in pieces(ROOT / "docs/running.md") if piece.kind == "python")
+    (job,) = (piece.text for piece in pieces(ROOT / "docs/running.md") if "job = Tiny(" in piece.text)
     for name, text in (("mytrain.py", job), ("cluster.yaml", CLUSTER), ("c.yaml", CLUSTER), ("graph.txt", GRAPH)):
         (place / name).write_text(text)
     (place / "config.json").write_text(json.dumps(CONFIG))
