@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def amount(count: float) -> str:
-    """``1.50 GiB``: three digits and the binary unit that fits."""
+    """Format bytes with three digits and the binary unit that fits, as in ``1.50 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1023.5:
             return f"{count:.0f} B" if unit == "B" else f"{three_digits(count)} {unit}"
@@ -13,13 +13,13 @@ def amount(count: float) -> str:
 
 
 def exact(count: int) -> str:
-    """``490 MiB (513,597,444 bytes)``: for a number that a user may need to the byte."""
+    """Format bytes that a user may need exactly, as in ``490 MiB (513,597,444 bytes)``."""
     whole = f"{count:,} byte{'' if count == 1 else 's'}"
     return whole if abs(count) < 1024 else f"{amount(count)} ({whole})"
 
 
 def shortage(needed_bytes: int, available_bytes: int, device: str) -> str:
-    """``790 MiB on node0/0, which has 300 MiB: 490 MiB (513,597,444 bytes) are missing``."""
+    """Return the sentence ``790 MiB on node0/0, which has 300 MiB: 490 MiB (513,597,444 bytes) are missing``."""
     return (
         f"{amount(needed_bytes)} on {device}, which has {amount(available_bytes)}: "
         f"{exact(needed_bytes - available_bytes)} are missing"
@@ -27,7 +27,7 @@ def shortage(needed_bytes: int, available_bytes: int, device: str) -> str:
 
 
 def doubtful_memory(memory_bytes: int) -> str:
-    """The question whether a unit was forgotten, of a device with less than 1 MiB; empty for any other."""
+    """Return the question whether a unit was forgotten, for a device with less than 1 MiB; otherwise ""."""
     if memory_bytes >= 2**20:
         return ""
     unit, scale = ("GiB", 2**30) if memory_bytes <= 512 else ("MiB", 2**20)
@@ -38,7 +38,7 @@ def doubtful_memory(memory_bytes: int) -> str:
 
 
 def three_digits(number: float) -> str:
-    """The digits of a number that has its unit already."""
+    """Format a number with three digits, without its unit."""
     if abs(number) >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"

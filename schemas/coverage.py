@@ -61,10 +61,10 @@ class Covers:
     may show several of these values). ``recompute_modules``: whether any of them recomputes single modules of its
     layers. ``recompute_runs``: inside the backward or as an operation apart. ``all_reduce``:
     overlapped with the last backward, or after it. ``replica_order``: replicas in the cluster's order of devices.
-    ``memory``: the plan fits into memory or exceeds it. ``pins``: it keeps those of the request, or breaks one.
-    ``trainer``: the target whose limits the plan keeps. ``degrees``: those of parallelism, and what replicas share
-    out, where the request makes them a choice. ``order``: names of schedules. ``micro_batches``: how many of them a
-    step has.
+    ``memory``: the plan fits into memory or exceeds it. ``pins``: it keeps the request's pins, or breaks one.
+    ``trainer``: the target whose limits the plan keeps. ``degrees``: the degrees of parallelism, and what replicas
+    share out, where the request makes them a choice. ``order``: names of schedules. ``micro_batches``: the number
+    of micro-batches of a step.
 
     In ``trainer``, ``degrees``, ``order`` and ``micro_batches``, whose values cannot be listed, None means any value.
     """
@@ -94,7 +94,7 @@ class Covers:
                 raise ValueError(f"{name} has no value {sorted(unknown)[0]!r}; it has {', '.join(domain)}")
 
     def __le__(self, other: Covers) -> bool:
-        """Whether every plan of this class is one of the other class."""
+        """Return whether every plan of this class is also in the other class."""
         closed = all(getattr(self, name) <= getattr(other, name) for name in DOMAINS)
         return (
             closed
@@ -113,19 +113,19 @@ EVERY_PLAN: Final = Covers(**{name: _every(name) for name in DOMAINS}, trainer=N
 
 
 def every(*features: str) -> dict[str, Values]:
-    """All values of some closed features, as keyword arguments of ``Covers``."""
+    """Return all values of some closed features, as keyword arguments of ``Covers``."""
     return {name: _every(name) for name in features}
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
-    """Numbers as disjoint ranges."""
-    found: list[tuple[int, int]] = []
+    """Return numbers as disjoint ranges."""
+    ranges: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
-        if found and found[-1][1] == number - 1:
-            found[-1] = found[-1][0], number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
         else:
-            found.append((number, number))
-    return tuple(found)
+            ranges.append((number, number))
+    return tuple(ranges)
 
 
 def _within(inner: Values | None, outer: Values | None) -> bool:
@@ -164,11 +164,11 @@ _PHRASES: Final[dict[str, dict[frozenset[str], str]]] = {
 
 
 def describe(covers: Covers) -> str:
-    """The class as a noun phrase without its head: ``of one pipeline, whole backwards, synchronous updates``.
+    """Return the class as a phrase that follows "plan": ``of one pipeline, whole backwards, synchronous updates``.
 
-    Empty for the class of every plan. Every feature that is restricted is named, but for ``memory`` and ``pins``
-    (plans of a request fit and keep them), for recomputation's place where nothing is recomputed, and for modules
-    where none is recomputed by itself: what is said of recomputation is of whole layers then, as it always was.
+    Empty for the class of every plan. The phrase names every feature that is restricted, with three exceptions:
+    ``memory`` and ``pins``, since plans of a request fit and keep them, the place of recomputation where nothing is
+    recomputed, and modules where no module is recomputed by itself, since recomputation then means whole layers.
     """
     parts = []
     if covers.degrees is not None and covers.degrees != NEUTRAL.degrees:
@@ -198,7 +198,10 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def model_of(scope: Scope, covers: Covers) -> str:
-    """Which plans a bound covers, as certificates say it: stored ones are refused where these words change."""
+    """Return which plans a bound covers, in the words of certificates.
+
+    Stored ones are refused where these words change.
+    """
     if scope == REQUEST_SCOPE:
         return f"every plan of this request{_evenly(covers)}"
     if scope == SCHEDULE_SCOPE:
@@ -207,10 +210,10 @@ def model_of(scope: Scope, covers: Covers) -> str:
 
 
 def claim(scope: Scope, covers: Covers) -> str:
-    """The subject of the sentence about a bound, to be followed by ``takes less than`` and the time.
+    """Return the subject of the sentence about a bound; ``takes less than`` and the time follow it.
 
-    ``No plan of this request`` is said of a bound that covers every plan that the request allows, with equally many
-    samples on the meshes of a cell where cells have several; of any other one the sentence begins with what it covers.
+    It is ``No plan of this request`` where the bound covers every plan that the request allows, with equally many
+    samples on all meshes of a GPU group. For any other bound it names the plans that the bound covers.
     """
     if scope == REQUEST_SCOPE:
         return f"No plan of this request{_evenly(covers)}"
@@ -221,7 +224,7 @@ def claim(scope: Scope, covers: Covers) -> str:
 
 
 def _evenly(covers: Covers) -> str:
-    """What a bound on all plans takes for granted of some of them."""
+    """Return the phrase for what a bound on all plans assumes about some of them."""
     words = {EVEN: f" with {EVEN} all meshes of a cell", OVER_ALL: f" that shards gradients {OVER_ALL} or not at all"}
     return "".join(words[limit] for limit in limits_of(covers))
 
@@ -232,15 +235,15 @@ def limits_of(covers: Covers) -> list[str]:
 
 
 def _operations(covers: Covers) -> list[str]:
-    """Which operations an allocation's orders are made of, where that is not the usual forward and whole backward."""
-    said = []
+    """Return the kinds of operations of an allocation's orders, other than forwards and whole backwards."""
+    phrases = []
     if covers.update_rule <= PERIODIC:
-        said.append("as many micro-batches in flight, without a flush")
+        phrases.append("as many micro-batches in flight, without a flush")
     if covers.backward == {"split"}:
-        said.append("split backwards")
+        phrases.append("split backwards")
     if covers.recompute_runs == {"apart"}:
-        said.append("recomputation apart from the backwards")
-    return said
+        phrases.append("recomputation apart from the backwards")
+    return phrases
 
 
 PERIODIC: Final = frozenset({"weight_stashing", "double_buffered", "double_grouped"})

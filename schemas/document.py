@@ -1,4 +1,4 @@
-"""What all documents share: frozen, closed to unknown fields, canonical JSON and an address made from it."""
+"""Base of all documents: frozen, closed to unknown fields, with canonical JSON and an address computed from it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from penstock.schemas.recognising import recognised, with_hints
 MOST_SHOWN = 200
 """Characters of a wrong value that its fault repeats."""
 MOST_FAULTS = 100
-"""Faults of one document that are listed; of more, their number is said."""
+"""Most faults that are listed for one document; of further faults only the number is stated."""
 MOST_TEXT = 1000
-"""Characters of a fault's pointer and of its sentence, each."""
+"""Most characters of a fault's pointer, and of its sentence."""
 MOST_REPORTED_BYTES = 64_000
-"""Of all listed faults together, as JSON."""
+"""Most bytes of all listed faults together, as JSON."""
 _EXACT = 2**53 - 1
 """The largest integer that RFC 8785 allows: readers of JSON may take numbers as doubles."""
 D = TypeVar("D", bound="Document")
@@ -49,21 +49,21 @@ class Document(Part):
     schema_version: Literal[1] = 1
 
     def canonical_json(self) -> bytes:
-        """The document as RFC 8785 canonical JSON; absent optional fields are left out.
+        """Return the document as RFC 8785 canonical JSON, without absent optional fields.
 
         Raises InvalidDocument for free data with numbers that JSON's readers would change.
         """
         return canonical_object(self.canonical_fields())
 
     def canonical_fields(self) -> dict[str, bytes]:
-        """The canonical JSON of each field that is present. Raises as ``canonical_json``."""
+        """Return the canonical JSON of each field that is present. Raises as ``canonical_json``."""
         try:
             return {name: canonical(value) for name, value in self.model_dump(mode="json", exclude_none=True).items()}
         except rfc8785.CanonicalizationError as error:
             raise InvalidDocument(f"{self.kind} has no canonical form: {error}") from None
 
     def content_hash(self) -> str:
-        """``sha256:`` and the digest of the canonical JSON: the document's address."""
+        """Return the document's address: ``sha256:`` and the digest of the canonical JSON."""
         return address_of(self.canonical_json())
 
     @classmethod
@@ -98,7 +98,7 @@ class Document(Part):
         Path(path).write_text(self.text() + "\n", encoding="utf-8")
 
     def text(self) -> str:
-        """Indented JSON."""
+        """Return the document as indented JSON."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
 
 
@@ -121,7 +121,7 @@ def _plain(value: Any) -> bytes:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether there is nothing in it that JSON's writers treat differently: no fraction, nothing beyond ASCII."""
+    """Return whether all JSON writers agree on a value: it has no fraction, and no character beyond ASCII."""
     kind = type(value)
     if kind is str:
         return bool(value.isascii())
@@ -135,7 +135,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def canonical_object(fields: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON of an object, given that of its fields, whose names are ASCII."""
+    """Return the canonical JSON of an object, given the canonical JSON of its fields, whose names are ASCII."""
     return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), fields[name]) for name in sorted(fields))
 
 
@@ -162,7 +162,7 @@ def read_text(path: str | Path) -> str:
 
 
 def _load_yaml(text: str, path: str) -> Any:
-    """YAML; as JSON, a hundred times faster, where it is that as well."""
+    """Parse YAML; text that is also JSON is read as JSON, which is a hundred times faster."""
     if text.startswith("{"):
         with suppress(InvalidDocument):
             return load_json(text)
@@ -170,19 +170,21 @@ def _load_yaml(text: str, path: str) -> Any:
 
 
 def load_json(text: str | bytes, origin: str = "") -> Any:
-    """``json.loads`` that refuses NaN, infinities and doubled keys, and more than MAX_DEPTH values in each other.
+    """Parse JSON as ``json.loads`` does, but refuse NaN, infinities, doubled keys and more than MAX_DEPTH levels.
 
     Raises InvalidDocument with a pointer to each.
     """
-    found: list[tuple[Any, str, str]] = []
+    problems: list[tuple[Any, str, str]] = []
 
     def constant(name: str) -> Any:
-        found.append((wrong := object(), f"{name} is not a number that JSON has; give a finite number", "not-finite"))
+        problems.append(
+            (wrong := object(), f"{name} is not a number that JSON has; give a finite number", "not-finite")
+        )
         return wrong
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if doubled := doubled_keys(pairs):
-            found.append(
+            problems.append(
                 (seen := dict(pairs), _cut(f"the keys {doubled} are given twice in one object"), "doubled-key")
             )
             return seen
@@ -197,10 +199,10 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     except ValueError as error:
         why = f"not JSON: {error}" if text.strip() else "empty"
         raise InvalidDocument(f"{origin or 'the body'} is {why}") from None
-    if found:
-        pointers = _pointers_to([wrong for wrong, _, _ in found[:MOST_FAULTS]], data)
-        listed = [Fault(at, detail, code) for at, (_, detail, code) in zip(pointers, found, strict=False)]
-        faults = (*listed, *_unlisted(len(found) - len(listed)))
+    if problems:
+        pointers = _pointers_to([wrong for wrong, _, _ in problems[:MOST_FAULTS]], data)
+        listed = [Fault(at, detail, code) for at, (_, detail, code) in zip(pointers, problems, strict=False)]
+        faults = (*listed, *_unlisted(len(problems) - len(listed)))
         raise InvalidDocument(f"{origin or 'the body'} is not JSON: {faults[0].detail}", faults=faults)
     _refuse_depths(data, origin)
     return data
@@ -224,14 +226,14 @@ def _refuse_depths(data: Any, origin: str) -> None:
 
 
 def doubled_keys(pairs: list[tuple[str, Any]]) -> list[str]:
-    """The keys that an object has more than once."""
+    """Return the keys that an object has more than once."""
     if len(dict(pairs)) == len(pairs):
         return []
     return sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
 
 def _pointers_to(wanted: Sequence[Any], data: Any) -> list[str]:
-    """Where objects are in plain data, in one pass; of one that a doubled key has displaced, the root."""
+    """Return the pointers to objects in plain data, in one pass; "" for an object that a doubled key displaced."""
     numbers = {id(one): number for number, one in enumerate(wanted)}
     pointers = [""] * len(wanted)
     left: list[tuple[_Trail, Any]] = [(None, data)]
@@ -269,10 +271,10 @@ def _cut(text: str, most: int = MOST_TEXT) -> str:
 def refusal(
     model: type[BaseModel], error: ValidationError, data: Any, *, origin: str = "", remedy: str | None = None
 ) -> InvalidDocument:
-    """Why data are no ``model``: another kind of document, or how many faults they have, and the first with hints."""
+    """Return why data are not a valid ``model``: another kind of document, or the first of their faults."""
     kind = getattr(model, "kind", None)
-    if kind is not None and (found := recognised(data)) not in (None, kind):
-        return WrongDocument(f"{origin or 'this'} is a {found}, not a {kind}", found=found)
+    if kind is not None and (actual_kind := recognised(data)) not in (None, kind):
+        return WrongDocument(f"{origin or 'this'} is a {actual_kind}, not a {kind}", document_kind=actual_kind)
     listed, more = first_faults(error.errors(include_url=False, include_context=False), data)
     number = len(listed) + more
     detail = f"{kind or 'the body'}{f' in {origin}' if origin else ''} has {number} fault{'s' if number > 1 else ''}"
@@ -284,16 +286,16 @@ def refusal(
 
 
 def faults_of(errors: Sequence[Any], data: Any = None) -> list[Fault]:
-    """Pydantic's errors as faults: those of `first_faults`, and if there are more, one that says how many."""
+    """Convert Pydantic's errors to faults: the faults of `first_faults`, and one with the number of further ones."""
     faults, more = first_faults(errors, data)
     return [*faults, *_unlisted(more)]
 
 
 def first_faults(errors: Sequence[Any], data: Any = None) -> tuple[list[Fault], int]:
-    """Pydantic's first errors as faults, and how many more there are: pointer, sentence with the value, code.
+    """Return Pydantic's first errors as faults, with pointer, sentence and code, and the number of further errors.
 
-    With the ``data`` that was read, the pointers hold only steps that exist there: pydantic names the members of a
-    union as well. At most MOST_FAULTS, of MOST_REPORTED_BYTES as JSON; takes time linear in the number of errors.
+    With ``data``, pointers hold only steps that exist in it: pydantic also names the members of a
+    union. At most MOST_FAULTS, of MOST_REPORTED_BYTES as JSON; takes time linear in the number of errors.
     """
     places = [tuple(_within(data, error)) for error in errors]
     outer = {place[:length] for place in set(places) for length in range(len(place))}
@@ -314,16 +316,16 @@ def first_faults(errors: Sequence[Any], data: Any = None) -> tuple[list[Fault], 
 
 
 _FOLLOWING = frozenset({"too_short", "string_type"})
-"""What pydantic adds to inner faults: it counts only the valid items, and tries each member of a union."""
+"""Errors that pydantic adds to inner faults: it counts only the valid items, and tries each member of a union."""
 
 
 def _fault(place: Iterable[str | int], error: Any) -> Fault:
-    given = error.get("input")
-    printable = isinstance(given, str | int | float | bool) and error["type"] != "missing"
-    shown = f" (given: {_cut(repr(given), MOST_SHOWN)})" if printable else ""
+    input_value = error.get("input")
+    printable = isinstance(input_value, str | int | float | bool) and error["type"] != "missing"
+    shown = f" (given: {_cut(repr(input_value), MOST_SHOWN)})" if printable else ""
     words = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
     if error["type"] == "model_type":
-        words = f"has to have fields, as in `name: value`, and is {in_words(given)}"
+        words = f"has to have fields, as in `name: value`, and is {in_words(input_value)}"
     place = tuple(place)
     if place[-1:] == ("schema_version",):
         words = "another version of Penstock wrote this; this version reads documents of version 1"
@@ -337,7 +339,7 @@ def in_words(value: Any) -> str:
 
 
 def _unlisted(more: int) -> tuple[Fault, ...]:
-    """Return the fault that counts those that are not listed; none where all are."""
+    """Return a fault with the number of faults that are not listed; empty where all are listed."""
     return (Fault("", f"{more} more faults are not listed", "more-faults"),) if more else ()
 
 
@@ -347,15 +349,15 @@ def _within(data: Any, error: Any) -> Sequence[str | int]:
 
 
 def _steps_within(data: Any, steps: tuple[str | int, ...], code: str) -> list[str | int]:
-    found: list[str | int] = []
+    path: list[str | int] = []
     for number, step in enumerate(steps):
-        known = step in data if isinstance(data, dict) else isinstance(step, int) and isinstance(data, list | tuple)
-        if known and not (isinstance(data, list | tuple) and step >= len(data)):  # type: ignore[operator]
+        exists = step in data if isinstance(data, dict) else isinstance(step, int) and isinstance(data, list | tuple)
+        if exists and not (isinstance(data, list | tuple) and step >= len(data)):  # type: ignore[operator]
             data = data[step]
         elif code != "missing" or number < len(steps) - 1:
             continue
-        found.append(step)
-    return found
+        path.append(step)
+    return path
 
 
 def refuse_doubles(what: str, names: list[str]) -> None:

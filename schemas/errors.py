@@ -6,7 +6,7 @@ PenstockError
 ├── UnsupportedRequest   well-formed, but no planner, schedule or executor here does it
 │   └── UnknownMethod    no such planner, schedule or option of one
 ├── InvalidPlan          a plan that the judge refuses (does not verify, deadlocks, does not lower)
-├── ModelMismatch        the model's layers are not those of the plan
+├── ModelMismatch        the model's layers are not the plan's layers
 ├── NotFound             no such job, plan, run, agent
 │   └── UnknownName      no such example, kind of device or module: a name that its user wrote
 ├── Conflict             the state does not allow it (a second agent of one name, a finished job)
@@ -38,7 +38,7 @@ class Fault:
 
 
 class PenstockError(Exception):
-    """What went wrong, with which values, and what to do about it."""
+    """An error that says what went wrong, with which values, and what to do about it."""
 
     title: ClassVar[str] = "Penstock could not do that"
     code: ClassVar[str] = "error"
@@ -76,7 +76,7 @@ class InvalidDocument(PenstockError):
 
 
 class WrongDocument(InvalidDocument):
-    """A document of another kind than the one that belongs here; ``found``: which."""
+    """A document of another kind than the one that belongs here; ``document_kind`` is its kind."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class WrongDocument(InvalidDocument):
         *,
         faults: tuple[Fault, ...] = (),
         remedy: str | None = None,
-        found: str | None = None,
+        document_kind: str | None = None,
     ) -> None:
         super().__init__(detail, faults=faults, remedy=remedy)
-        self.found = found
+        self.document_kind = document_kind
 
 
 class UnsupportedRequest(PenstockError):
@@ -124,7 +124,7 @@ class ModelMismatch(PenstockError):
 
 
 class NotFound(PenstockError):
-    """There is no such thing here."""
+    """An object that does not exist here."""
 
     title = "Not found"
     code = "not-found"
@@ -160,7 +160,7 @@ class Conflict(PenstockError):
 
 
 class Unauthenticated(PenstockError):
-    """Nobody knows who asks: no key, a malformed one, or one that is unknown, expired or revoked."""
+    """A request without a valid key: the key is missing, malformed, unknown, expired or revoked."""
 
     title = "A valid key is needed"
     code = "unauthenticated"

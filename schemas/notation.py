@@ -9,9 +9,9 @@ ranges and repetitions are the same for all::
 
 ``F0:8`` is F0 to F7. ``(B0 F8)*4088`` is B0 F8 B1 F9 … A number has no leading zero; micro-batches are below 2^31.
 
-**Printing** is greedy from the left. At each place the repetition (one shift for all its operations, at least twice)
-that covers most operations is taken, of equals the one with the shorter period; a period has at most 64 operations
-(1,024 instructions); where nothing repeats, a single token. A period of one operation and shift 1 is printed as a
+**Printing** is greedy from the left. At each place it takes the repetition (one shift for all its operations, at least
+twice) that covers most operations, and of equal ones the shorter period. A period has at most 64 operations (1,024
+instructions). Where nothing repeats, it takes a single token. A period of one operation and shift 1 is printed as a
 range; the period of a longer one is printed by the same rule. Parsing what was printed gives back the same operations.
 
 Cost: linear in the operations for rows that repeat; at most 64 comparisons per operation otherwise.
@@ -55,7 +55,7 @@ class Printer:
             seen[step] = i
 
     def text(self, low: int, high: int) -> str:
-        """Text of the codes [low, high)."""
+        """Return the text of the codes [low, high)."""
         items = []
         while low < high:
             period, count = self.best(low, high)
@@ -64,7 +64,7 @@ class Printer:
         return " ".join(items)
 
     def item(self, i: int, period: int, count: int) -> str:
-        """Text of ``count`` repetitions of the ``period`` codes from ``i``."""
+        """Return the text of ``count`` repetitions of the ``period`` codes from ``i``."""
         if count == 1:
             return self.token(i)
         shift = self.codes[i + period] - self.codes[i]
@@ -74,46 +74,46 @@ class Printer:
         return f"({inner})*{count}" + ("" if shift == 1 else f"{shift:+d}")
 
     def token(self, i: int, count: int = 1) -> str:
-        """Text of one code, or of ``count`` from it on, each one micro-batch later."""
+        """Return the text of code ``i``, or of ``count`` codes from ``i``, each one micro-batch later."""
         key, m = divmod(self.codes[i], SPAN)
         before, after = self.word(key)
         return f"{before}{m}{after}" if count == 1 else f"{before}{m}:{m + count}{after}"
 
     def best(self, i: int, high: int) -> tuple[int, int]:
-        """Period and count of the repetition from ``i`` that covers most; (1, 1) when there is none.
+        """Return period and count of the repetition from ``i`` that covers most codes; (1, 1) where nothing repeats.
 
-        Once a period p repeats over an extent e, its multiples below e cover no more than it does.
+        Once a period p repeats over an extent e, its multiples below e cover no more than p does.
         """
         codes, following = self.codes, self.following
         rest = high - i
         longest = min(self.max_period, rest // 2)
         if longest == 0:
             return 1, 1
-        best, covered, known = (1, 1), 1, []
+        best, covered, extents = (1, 1), 1, []
         start = codes[i]
         if abs(self.steps[i]) < MICRO_BATCHES:
             count = 2 + self.matches(i, i + 1, rest - 2)
             best, covered = (1, count), count
-            known.append((1, count))
+            extents.append((1, count))
         j = following[i]
         while 0 < j <= i + longest and covered < rest:
             period = j - i
             if (
                 period > 1
                 and abs(codes[j] - start) < MICRO_BATCHES
-                and not any(period % p == 0 and period < extent for p, extent in known)
+                and not any(period % p == 0 and period < extent for p, extent in extents)
             ):
                 extent = period + 1 + self.matches(i, j, rest - period - 1)
                 count = extent // period
                 if count > 1:
-                    known.append((period, extent))
+                    extents.append((period, extent))
                     if count * period > covered:
                         best, covered = (period, count), count * period
             j = following[j]
         return best
 
     def matches(self, a: int, b: int, limit: int) -> int:
-        """How many steps from ``a`` on equal those from ``b`` on, at most ``limit``."""
+        """Count how many steps from ``a`` equal the steps from ``b``, at most ``limit``."""
         steps, n, size = self.steps, 0, 1
         while n < limit:
             size = min(size, limit - n)
@@ -128,7 +128,8 @@ class Printer:
 
 
 def parse_codes(text: str, token: re.Pattern[str], key: Callable[[re.Match[str]], int], expected: str) -> list[int]:
-    """Codes of a text; ``key`` numbers the word of a token, whose groups are [1] stage, [3] first and [4] end.
+    """Parse the codes of a text; ``key`` numbers the word of a token, whose groups are [1] stage, [3] first and [4]
+    end.
 
     Raises InvalidDocument, with the position, where the text is not of the grammar (``expected`` says what a token is).
     """
@@ -189,6 +190,6 @@ def _check_size(text: str, at: int, total: int) -> None:
 
 
 def fault(text: str, at: int, what: str) -> InvalidDocument:
-    """What is wrong at a place of a text, with the text around it."""
+    """Return the error about a place of a text, with the text around it."""
     line = text[max(0, at - 30) : at + 30]
     return InvalidDocument(f"character {at + 1}: {what}; near {line!r}")

@@ -130,7 +130,7 @@ class DevicePrediction(Part):
 
 
 class Prediction(Part):
-    """What the judge says; no other part of Penstock writes these numbers."""
+    """The judge's prediction; no other part of Penstock writes these numbers."""
 
     time_per_global_batch_ns: PositiveCount
     fill_ns: Nanoseconds
@@ -187,25 +187,25 @@ class Coverage(Part):
 
     @classmethod
     def of(cls, covers: Covers) -> Self:
-        """Return the class as it is in documents; features with their neutral value alone are left out."""
-        said: dict[str, Any] = {}
+        """Return the class as documents write it, without features that have only their neutral value."""
+        features: dict[str, Any] = {}
         for name in FEATURES:
             value = getattr(covers, name)
             if value != getattr(NEUTRAL, name):
                 ordered = value if name == "micro_batches" else sorted(value or (), key=_place(name))
-                said[name] = "any" if value is None else tuple(ordered)
-        return cls(**said)
+                features[name] = "any" if value is None else tuple(ordered)
+        return cls(**features)
 
     def covers(self) -> Covers:
-        """The class itself."""
-        given = {name: value for name in FEATURES if (value := getattr(self, name)) is not None}
-        numbers = given.get("micro_batches")
-        found = {name: None if value == "any" else frozenset(value) for name, value in given.items()}
-        return Covers(**(found if numbers in (None, "any") else found | {"micro_batches": numbers}))
+        """Return the class that these fields describe."""
+        features = {name: value for name in FEATURES if (value := getattr(self, name)) is not None}
+        numbers = features.get("micro_batches")
+        values = {name: None if value == "any" else frozenset(value) for name, value in features.items()}
+        return Covers(**(values if numbers in (None, "any") else values | {"micro_batches": numbers}))
 
 
 def _place(feature: str) -> Callable[[str], int | str]:
-    """Values in the order of their domain; open features' values by name."""
+    """Return the key that sorts values in the order of their domain, and an open feature's values by name."""
     domain = DOMAINS.get(feature)
     return (lambda value: value) if domain is None else domain.index
 
@@ -223,8 +223,8 @@ class Certificate(Part):
 
     @model_validator(mode="after")
     def _says_what_it_covers(self) -> Self:
-        if self.model != (said := model_of(self.scope, self.covers.covers())):
-            raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {said!r}")
+        if self.model != (expected := model_of(self.scope, self.covers.covers())):
+            raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {expected!r}")
         return self
 
 

@@ -1,4 +1,4 @@
-"""What a model costs: ``ModelProfile`` per layer, ``PipelineProfile`` per rank of a running pipeline."""
+"""Costs of a model: ``ModelProfile`` per layer, ``PipelineProfile`` per rank of a running pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.schemas.transformers.shape import TransformerShape
 
 Scaling = Literal["linear", "measured"]
 WITH_DEGREES = "a profile with degrees: `penstock profile --example NAME --framework megatron`, or `--hf config.json`"
-"""What to do about a profile without."""
+"""Remedy for a profile without degrees."""
 
 
 class Layer(Part):
@@ -87,7 +87,7 @@ class Measurement(Part):
 
 
 class DividedLayer(Part):
-    """What one GPU holds of a layer that several GPUs share."""
+    """The part of a layer that one GPU holds when several GPUs share the layer."""
 
     parameter_bytes: Bytes = Field(description="as stored for training, of one GPU")
     expert_bytes: Bytes | None = Field(
@@ -106,7 +106,7 @@ class DividedLayer(Part):
 
 
 class DividedCost(LayerMeasurement):
-    """A layer's cost on one GPU of those that share it: its own work and storage; collectives are listed apart."""
+    """A layer's cost on one of the GPUs that share it: its own work and storage. Collectives are listed apart."""
 
     collectives: tuple[Collective, ...] = ()
     modules: tuple[ModuleCost, ...] | None = Field(
@@ -117,20 +117,20 @@ class DividedCost(LayerMeasurement):
     def _modules_are_parts(self) -> Self:
         modules = self.modules or ()
         refuse_doubles("module", [each.module for each in modules])
-        known = {each.module: each for each in modules}
+        by_name = {each.module: each for each in modules}
         apart = [each.freed_bytes for each in modules if each.module in ALONE]
-        others = [each for each in modules if each.module not in ALONE and WITHIN.get(each.module) not in known]
+        others = [each for each in modules if each.module not in ALONE and WITHIN.get(each.module) not in by_name]
         freed = max(sum(each.freed_bytes for each in others), *apart, 0)
         if freed > self.stash_bytes:
             raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
-        for whole in set(WITHIN.values()) & known.keys():
+        for whole in set(WITHIN.values()) & by_name.keys():
             parts = [each for each in modules if WITHIN.get(each.module) == whole]
             for name in ("freed_bytes", "forward_ns"):
-                said, most = sum(getattr(each, name) for each in parts), getattr(known[whole], name)
-                if said > most:
-                    raise ValueError(f"parts of {whole} have {name} {said} together, and it has {most}")
+                total, most = sum(getattr(each, name) for each in parts), getattr(by_name[whole], name)
+                if total > most:
+                    raise ValueError(f"parts of {whole} have {name} {total} together, and it has {most}")
         for each in modules:
-            other = next((made.phase for made in each.collectives if made.phase != "forward"), None)
+            other = next((collective.phase for collective in each.collectives if collective.phase != "forward"), None)
             if other is not None:
                 raise ValueError(f"{each.module} is recomputed by its forward, without collectives of phase {other!r}")
         return self
@@ -174,7 +174,7 @@ class Variant(Part):
 
 
 class CodecSpeed(Part):
-    """How fast a kind of device converts fp32 to the codec's fp16 and back (WPipe, appendix A.3)."""
+    """The speed at which a kind of device converts fp32 to the codec's fp16 and back (WPipe, appendix A.3)."""
 
     device_kind: Name
     encode_bytes_per_s: BytesPerSecond = Field(description="bytes of fp32 of the input")
@@ -182,7 +182,7 @@ class CodecSpeed(Part):
 
 
 class ProfileSource(Part):
-    """How the numbers were obtained, and how far off they may be."""
+    """The origin of the numbers, and how far off they may be."""
 
     method: Literal["imported", "analytic", "measured", "calibrated"]
     description: str = ""
@@ -274,13 +274,15 @@ class ModelProfile(Document):
         return self
 
     def held_bytes(self, first: int, last: int) -> int:
-        """Parameters that a replica of the layers ``first`` to ``last`` holds, copies of tied ones among them."""
-        held = sum(layer.parameter_bytes for layer in self.layers[first : last + 1])
+        """Return the bytes of parameters that a replica of layers ``first`` to ``last`` holds, with copies of tied
+        ones.
+        """
+        total = sum(layer.parameter_bytes for layer in self.layers[first : last + 1])
         span = range(first, last + 1)
         for tie in self.shared_parameters:
             if tie.layers[0] not in span and any(layer in span for layer in tie.layers):
-                held += tie.bytes
-        return held
+                total += tie.bytes
+        return total
 
     def boundary_sizes(self) -> BoundarySizes | None:
         """Return the tensors of each cut, for ranks to compare; None where they were computed and not measured."""

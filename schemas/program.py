@@ -27,15 +27,15 @@ KINDS = ("F", "B", "I", "W", "R")
 FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(5)
 
 Transport = Literal["gloo", "nccl"]
-"""What programs can be lowered for; every program also runs over gloo, which matches messages by tags."""
+"""Transports that programs can be lowered for. Every program also runs over gloo, which matches messages by tags."""
 
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 CODECS = ("fp16s",)
-"""How a channel may encode fp32 tensors: two bytes per number, a scaler that is a power of two (WPipe)."""
+"""Encodings of fp32 tensors on a channel: two bytes per number, with a scaler that is a power of two (WPipe)."""
 
 Sharding = Literal["gradients", "parameters", "parameters_kept"]
-"""What replicas share out in addition to the optimizer's states: ZeRO-2, ZeRO-3, and ZeRO-3 gathered once a step."""
+"""Sharding beyond the optimizer's states: ZeRO-2, ZeRO-3, and ZeRO-3 whose parameters are gathered once a step."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 
@@ -46,7 +46,7 @@ LOOK_AHEAD = 2
 """A receive is posted at most so many operations before the one that waits for it (decision 6)."""
 
 CODEC_HEADER_BYTES = 5
-"""What the codec adds to each tensor: the scaler's exponent and a flag."""
+"""Bytes that the codec adds to each tensor: the scaler's exponent and a flag."""
 
 Operation = tuple[int, int, int]
 """Kind (index in ``KINDS``), stage number, micro-batch."""
@@ -74,7 +74,7 @@ WORDS = (
     "UNSHARD",
     "RESHARD",
 )
-"""What an instruction can be; see ``Instruction``."""
+"""Kinds of instructions; see ``Instruction``."""
 
 ROW_PERIOD, PROGRAM_PERIOD = 64, 1024
 _ROW_TOKEN = re.compile(f"({NUMBER})?([FBIWR])({NUMBER})(?::({NUMBER}))?")
@@ -109,7 +109,7 @@ class Instruction(NamedTuple):
     and REDUCE_PARTS it is 0. LOAD (the batch's inputs) and FREE (let go of a micro-batch) are for programs written by
     hand.
 
-    Without VERSION a forward uses the newest weights; a backward always uses those of its forward. All versions are
+    Without VERSION a forward uses the newest weights; a backward always uses its forward's weights. All versions are
     equal before the first update ever; a program's first forwards find the versions that the program before it left.
     NORM stands at the lowest stage of a rank, after its WAIT_REDUCEs, REDUCE_SHAREDs and REDUCE_PARTS and ahead of its
     STEPs.
@@ -154,7 +154,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A stage that a rank holds: layers ``first`` to ``last`` as replica ``replica`` of those on ``ranks``.
+    """A stage that a rank holds: layers ``first`` to ``last``, as replica ``replica`` of the replicas on ``ranks``.
 
     ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
     micro-batches whose number is ``replica`` modulo the replicas). ``previous``, ``next``:
@@ -170,7 +170,7 @@ class Held:
     ``expert_groups``: for each bucket the number of the group that sums the gradients of its routed experts (-1: no
     other rank holds them); empty where ranks hold whole layers.
 
-    ``modules``: those that each layer recomputes by themselves, within its backward.
+    ``modules``: the modules that each layer recomputes by themselves, within its backward.
     """
 
     stage: int
@@ -223,17 +223,17 @@ class Mesh:
 
     @property
     def tensor_rank(self) -> int:
-        """Return this rank's number among those that share a layer's tensors."""
+        """The rank's number among the ranks that share a layer's tensors."""
         return self.lane % self.tensor
 
     @property
     def context_rank(self) -> int:
-        """Return this rank's number among those that share a sequence."""
+        """The rank's number among the ranks that share a sequence."""
         return self.lane // self.tensor % self.context
 
     @property
     def expert_rank(self) -> int:
-        """Return this rank's number among those that share the experts."""
+        """The rank's number among the ranks that share the experts."""
         return self.lane % (self.expert * self.expert_tensor)
 
 
@@ -248,9 +248,10 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a plan takes a rank's device to be: its kind, and the bytes that training takes of it at most.
+    """The device that a plan assumes for a rank: its kind, and the most bytes that training takes of it.
 
-    The bytes are the prediction's peak without the device's context; of ranks that share a device in the plan, of all.
+    The bytes are the prediction's peak without the device's context. Where ranks share a device in the plan, they are
+    the peak of all these ranks together.
     """
 
     kind: str
@@ -263,7 +264,7 @@ class Program:
 
     It ends flushed. Micro-batches count through the global batches: number m is of global batch
     m // ``num_micro_batches``, at place m % ``num_micro_batches``. In repetition i of the body, micro-batch numbers are
-    i × ``body_batches`` × ``num_micro_batches`` higher than written (those of ``UNSHIFTED`` words stay).
+    i × ``body_batches`` × ``num_micro_batches`` higher than written (the numbers in ``UNSHIFTED`` words stay).
     ``row_classes``: (rows, number of micro-batches), larger first; places are numbered through the classes.
 
     ``groups``: ranks of each process group of the run, by number, the same in all programs; no two stages or layer
@@ -274,8 +275,8 @@ class Program:
     p trains global batch i × ``pipelines`` + p of iteration i, α is 1 / ``pipelines``, and ``staleness`` is how many
     iterations old the reference model may be beyond the last (AvgPipe, section 3).
 
-    ``transports``: those that the order of its messages and reductions was checked for when it was lowered (decision
-    38). A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
+    ``transports``: transports for which the order of messages and reductions was checked at lowering (decision 38).
+    A rank sends over one of them and no other. JSON has the field only where it says more than gloo.
 
     ``sharding``: what the ranks of buckets' groups share out, by rows of each parameter (decision 49): gradients too,
     parameters too, which every forward and every backward gathers layer by layer, or parameters that are gathered once
@@ -312,45 +313,45 @@ class Program:
     sharding: Sharding | None = None
 
     def instructions(self) -> Iterator[Instruction]:
-        """All instructions of a run of the program, the loop unrolled."""
+        """Yield all instructions of a run of the program, with the loop unrolled."""
         yield from self.prologue
         for i in range(self.repeat):
             yield from self.repetition(i)
         yield from self.epilogue
 
     def repetition(self, i: int) -> Iterator[Instruction]:
-        """The body as repetition ``i`` runs it."""
+        """Yield the body as repetition ``i`` runs it."""
         ahead = i * self.body_batches * self.num_micro_batches
         for one in self.body:
             yield one if one.kind in UNSHIFTED else one._replace(micro_batch=one.micro_batch + ahead)
 
     def stage(self, number: int) -> Held:
-        """A stage that the rank holds, by its number; KeyError where it does not."""
-        for held in self.stages:
-            if held.stage == number:
-                return held
+        """Return the stage with this number that the rank holds. Raises KeyError where the rank does not hold it."""
+        for stage in self.stages:
+            if stage.stage == number:
+                return stage
         raise KeyError(number)
 
     def row_class(self, micro_batch: int) -> int:
-        """The row class of a micro-batch."""
+        """Return the row class of a micro-batch."""
         classes = self.row_classes
         return int(len(classes) > 1 and micro_batch % self.num_micro_batches >= classes[0][1])
 
     def size_of(self, micro_batch: int) -> int:
-        """The rows of a whole micro-batch."""
+        """Return the number of rows of a whole micro-batch."""
         return self.row_classes[self.row_class(micro_batch)][0]
 
     def to_json(self, texts: Texts | None = None) -> dict[str, Any]:
-        """Plain data for JSON; instructions and ranks as compact text. ``texts``: of programs that share them."""
-        known = texts or Texts()
+        """Return plain data for JSON, with instructions and ranks as compact text that programs share in ``texts``."""
+        shared_texts = texts or Texts()
         data = {name: getattr(self, name) for name in _PROGRAM_FIELDS}
         data["row_classes"] = [list(pair) for pair in self.row_classes]
-        data["stages"] = [self._plain_stage(held, known) for held in self.stages]
+        data["stages"] = [self._plain_stage(stage, shared_texts) for stage in self.stages]
         data["channels"] = [_plain(channel) for channel in self.channels]
         data["shared"] = [_plain(tie) for tie in self.shared]
-        data["groups"] = known.of(self.groups, _print_groups)
+        data["groups"] = shared_texts.of(self.groups, _print_groups)
         for part in _PARTS:
-            data[part] = known.of(getattr(self, part), print_instructions)
+            data[part] = shared_texts.of(getattr(self, part), print_instructions)
         if self.transports == _GLOO:
             del data["transports"]
         else:
@@ -368,17 +369,17 @@ class Program:
         return data
 
     @staticmethod
-    def _plain_stage(held: Held, known: Texts) -> dict[str, Any]:
-        data = _plain(held) | {"ranks": known.of(held.ranks, print_ranks)}
-        if not held.expert_groups:
+    def _plain_stage(stage: Held, texts: Texts) -> dict[str, Any]:
+        data = _plain(stage) | {"ranks": texts.of(stage.ranks, print_ranks)}
+        if not stage.expert_groups:
             del data["expert_groups"]
-        if not held.modules:
+        if not stage.modules:
             del data["modules"]
         return data
 
     @classmethod
     def from_json(cls, data: Any) -> Program:
-        """The program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
+        """Build the program that ``to_json`` wrote. Raises InvalidDocument naming the place of the first fault."""
         if isinstance(data, dict):
             data = {"transports": _GLOO, "mesh": None, "needs": None, "sharding": None} | data
         values = _read(data, "", _PROGRAM_FIELDS)
@@ -403,18 +404,18 @@ class Texts:
     """Compact texts of what programs have in common, each made once: a stage's replicas mostly run the same."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, object], tuple[object, Any]] = {}
+        self._written: dict[tuple[int, object], tuple[object, Any]] = {}
 
     def of(self, value: T, write: Callable[[T], Any]) -> Any:
-        """What ``write`` makes of a value, the same object for the same object."""
+        """Return the result of ``write`` for a value: the same object for the same value."""
         key = id(value), write
-        if key not in self._made:
-            self._made[key] = value, write(value)  # kept with the value, whose id stays its own
-        return self._made[key][1]
+        if key not in self._written:
+            self._written[key] = value, write(value)  # kept with the value, whose id stays its own
+        return self._written[key][1]
 
 
 def print_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in their order as compact text: ``0:16 20`` stands for 0 to 15 and 20."""
+    """Format ranks in their order as compact text: ``0:16 20`` stands for 0 to 15 and 20."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1]:
@@ -429,21 +430,24 @@ def _print_groups(groups: Sequence[Sequence[int]]) -> list[str]:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks in their order. Raises InvalidDocument, with the position, for what ``print_ranks`` does not write."""
-    found: list[int] = []
+    """Parse ranks in their order.
+
+    Raises InvalidDocument, with the position, for text that ``print_ranks`` cannot write.
+    """
+    ranks: list[int] = []
     for token in re.finditer(r"[^ ]+", text):
         match = _RANKS_TOKEN.fullmatch(token[0])
         first, end = (int(match[1]), int(match[2] or int(match[1]) + 1)) if match else (0, 0)
         if not first < end:
             raise fault(text, token.start(), f"{token[0]!r} is no rank and no range of ranks, such as 3 or 0:16")
-        if len(found) + end - first > MAX_OPERATIONS:
+        if len(ranks) + end - first > MAX_OPERATIONS:
             raise fault(text, token.start(), f"the text names more than {MAX_OPERATIONS} ranks")
-        found.extend(range(first, end))
-    return tuple(found)
+        ranks.extend(range(first, end))
+    return tuple(ranks)
 
 
 def print_row(operations: Sequence[Operation], home: int | None = None) -> str:
-    """Compact text of operations in order; those of stage ``home`` are printed without their stage."""
+    """Format operations in order as compact text; operations of stage ``home`` are printed without their stage."""
     kinds = len(KINDS)
     codes = [(stage * kinds + kind) * SPAN + m for kind, stage, m in operations]
 
@@ -455,7 +459,7 @@ def print_row(operations: Sequence[Operation], home: int | None = None) -> str:
 
 
 def parse_row(text: str, home: int | None = None) -> list[Operation]:
-    """Operations in order; those without a stage are of stage ``home``.
+    """Parse operations in order; operations without a stage belong to stage ``home``.
 
     Raises InvalidDocument, with the position, when the text is not of the grammar, names no stage and there is no
     ``home``, has a micro-batch below 0 or above 2^31 - 1, or unrolls to more than ``MAX_OPERATIONS``.
@@ -476,7 +480,7 @@ def parse_row(text: str, home: int | None = None) -> list[Operation]:
 
 
 def print_instructions(instructions: Sequence[Instruction]) -> str:
-    """Compact text of instructions in order, such as ``2RECV_F0@1 2F0 2SEND_F0@2``."""
+    """Format instructions in order as compact text, such as ``2RECV_F0@1 2F0 2SEND_F0@2``."""
     numbers: dict[tuple[str, int, int], int] = {}
     codes = [numbers.setdefault((i[0], i[1], i[3]), len(numbers)) * SPAN + i[2] for i in instructions]
     words = list(numbers)
@@ -489,7 +493,7 @@ def print_instructions(instructions: Sequence[Instruction]) -> str:
 
 
 def parse_instructions(text: str) -> list[Instruction]:
-    """Instructions in order. Raises InvalidDocument as ``parse_row`` does."""
+    """Parse instructions in order. Raises InvalidDocument as ``parse_row`` does."""
     numbers: dict[tuple[str, int, int], int] = {}
 
     def key(match: re.Match[str]) -> int:
@@ -607,7 +611,7 @@ def _stage(data: Any, pointer: str) -> Held:
 
 
 def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:
-    """The fields of one object, lists as tuples; exactly those in ``checks``."""
+    """Return the fields of one object, with lists as tuples; refuse fields other than the ones in ``checks``."""
     if not isinstance(data, dict):
         raise InvalidDocument(f"program{pointer} is {type(data).__name__}, not an object")
     faults = [Fault(f"{pointer}/{name}", "is not a field here", "unknown") for name in data if name not in checks]

@@ -38,17 +38,17 @@ def _parse(text: str, units: dict[str, Any], what: str) -> int:
 
 
 def parse_time_ns(text: str) -> int:
-    """Nanoseconds of ``2 ms``, rounded up. ValueError names the units that exist."""
+    """Parse a time such as ``2 ms`` to nanoseconds, rounded up. ValueError names the units that exist."""
     return _parse(text, _TIME_NS, "a time")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``16 GiB``, rounded down. ValueError names the units that exist."""
+    """Parse an amount such as ``16 GiB`` to bytes, rounded down. ValueError names the units that exist."""
     return _parse(text, _BYTES, "an amount of memory")
 
 
 def parse_bytes_per_s(text: str) -> int:
-    """Bytes per second of ``25 Gbit/s``, rounded down. ValueError names the units that exist."""
+    """Parse a rate such as ``25 Gbit/s`` to bytes per second, rounded down. ValueError names the units that exist."""
     return _parse(text, _RATE, "a bandwidth")
 
 
@@ -95,7 +95,7 @@ BytesPerSecond = Annotated[
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-"""What an agent, and so a node, may be called; the same where it is configured and where it comes in."""
+"""Name of an agent, and so of a node; the same pattern where it is configured and where it is received."""
 ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 

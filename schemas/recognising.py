@@ -1,4 +1,4 @@
-"""What a refused document was meant to be: another kind of document, or one with a misspelt or misplaced field."""
+"""Recognition of refused documents: another kind of document, or one with a misspelt or misplaced field."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CLOSE = 0.75
 
 
 def recognised(data: Any) -> str | None:
-    """The kind of document that plain data look like, by their fields; None where they look like none."""
+    """Return the kind of document that plain data look like, by their fields; None for an unknown kind."""
     if not isinstance(data, dict):
         return None
     return next((kind for kind, marks in MARKS.items() if any(mark <= data.keys() for mark in marks)), None)
 
 
 def with_hints(faults: Iterable[Fault], model: type[BaseModel]) -> Iterator[Fault]:
-    """The faults, those of unknown fields with the name in ``model`` that may have been meant."""
+    """Yield the faults. A fault about an unknown field also names the field of ``model`` that may have been meant."""
     hinted = 0
     for fault in faults:
         if fault.code != "extra_forbidden" or hinted == HINTED_FAULTS:
@@ -55,7 +55,7 @@ def with_hints(faults: Iterable[Fault], model: type[BaseModel]) -> Iterator[Faul
 
 
 def _near(name: str, steps: tuple[str, ...], model: type[BaseModel]) -> str | None:
-    """The field meant: of the object itself, of one inside it, or of the whole document, with the way to it."""
+    """Return the field that was meant, with its path: of the object, of one inside it, or of the whole document."""
     if len(name) > LONGEST_FIELD:
         return None
     here = _models_at(steps, model)
@@ -63,8 +63,8 @@ def _near(name: str, steps: tuple[str, ...], model: type[BaseModel]) -> str | No
         return MEANT[name]
     inside = [(way, field) for part in here for way, field in _fields(part)]
     anywhere = [] if not steps else [(way, field) for way, field in _fields(model)]
-    for known in ([("", field) for part in here for field in part.model_fields], inside, anywhere):
-        fields = {field: f"{way}{field}" for way, field in reversed(known)}
+    for candidates in ([("", field) for part in here for field in part.model_fields], inside, anywhere):
+        fields = {field: f"{way}{field}" for way, field in reversed(candidates)}
         if close := difflib.get_close_matches(name, fields, 1, CLOSE):
             return fields[close[0]]
     return None
@@ -81,28 +81,28 @@ def _models_at(steps: tuple[str, ...], model: type[BaseModel]) -> tuple[type[Bas
 
 @cache
 def _fields(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
-    """All fields of a document with the way to each (``memory.``), the nearest ones first."""
-    found: list[tuple[str, str]] = []
+    """Return all fields of a document with the path to each (``memory.``), the nearest ones first."""
+    fields: list[tuple[str, str]] = []
     level, seen = [("", model)], {model}
     while level:
         below = []
         for way, part in level:
             for field in part.model_fields:
-                found.append((way, field))
+                fields.append((way, field))
                 for inner in _parts_of(part, field):
                     if inner not in seen:
                         seen.add(inner)
                         below.append((f"{way}{field}.", inner))
         level = below
-    return tuple(found)
+    return tuple(fields)
 
 
 def _parts_of(model: type[BaseModel], field: str) -> tuple[type[BaseModel], ...]:
-    """The models that a field's value may be made of."""
-    left, found = [model.model_fields[field].annotation], []
+    """Return the models that a field's value may consist of."""
+    left, models = [model.model_fields[field].annotation], []
     while left:
         kind = left.pop()
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found.append(kind)
+            models.append(kind)
         left += typing.get_args(kind)
-    return tuple(found)
+    return tuple(models)

@@ -1,4 +1,4 @@
-"""What is asked for: a profile, a topology, and how the model is to be trained."""
+"""Request for a plan: a profile, a topology, and how to train the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.schemas.quantities import (
     Scalar,
 )
 from penstock.schemas.topology import ClusterTopology
-from penstock.schemas.transformers.degrees import Asked, Degrees, Sharding
+from penstock.schemas.transformers.degrees import Degrees, Sharding, ShardingChoice
 
 UpdateRule = Literal["synchronous", "weight_stashing", "double_buffered", "double_grouped", "elastic_averaging"]
 Recompute = Literal["never", "auto", "always"]
@@ -37,7 +37,7 @@ width in which FSDP keeps the sums of a pipeline's micro-batches.
 
 
 class MemoryModel(Part):
-    """What a device has to hold in addition to the activations (ALGORITHMS 1.7)."""
+    """The memory that a device holds in addition to the activations (ALGORITHMS 1.7)."""
 
     optimizer: Literal["sgd", "momentum", "adam"] = Field(default="adam", description=about("optimizer"))
     precision: Literal["mixed", "full"] = Field(default="mixed", description=about("precision"))
@@ -56,7 +56,7 @@ class MemoryModel(Part):
 
 
 class NetworkModel(Part):
-    """How transfers and all-reduces are costed (ALGORITHMS 1.5, 1.6)."""
+    """The costs of transfers and all-reduces (ALGORITHMS 1.5, 1.6)."""
 
     sharing: Literal["shared", "private"] = Field(default="shared", description=about("network"))
     channel: Literal["half", "full", "none"] = Field(default="half", description="kind of a private channel")
@@ -75,7 +75,7 @@ LIMITS = ("effort", "max_plans", "time_limit_ns")
 
 
 class Termination(Part):
-    """When to stop looking for a better plan."""
+    """The limits at which the search for a better plan stops."""
 
     time_limit_ns: Nanoseconds | None = Field(default=None, description=about("time_limit"))
     gap: Fraction = Field(default=0.0, description=about("gap"))
@@ -102,7 +102,7 @@ class Termination(Part):
 
     @property
     def has_limit(self) -> bool:
-        """Whether it says when a search ends without a plan that is good enough."""
+        """The presence of a limit that can end a search before it has a plan that is good enough."""
         return any(getattr(self, name) is not None for name in LIMITS)
 
 
@@ -137,7 +137,7 @@ class Choices(Part):
         default=None,
         description="degrees of parallelism to choose from; auto: all that the profile has costs at; left out: 1 each",
     )
-    sharding: Asked | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
+    sharding: ShardingChoice | Annotated[tuple[Sharding, ...], Field(min_length=1)] | None = Field(
         default=None,
         description=f"{PLAN_OPTIONS['sharding'].help}; auto: whichever is best; left out: as "
         "memory.optimizer_sharding says",
@@ -156,7 +156,7 @@ class Choices(Part):
     @model_validator(mode="before")
     @classmethod
     def _gradients_of_the_target(cls, data: Any) -> Any:
-        """Where nothing is said of gradients, the width that the target keeps them in; so canonical forms say it."""
+        """Set the gradients' width, where nothing states it, to the target's own width; so canonical forms state it."""
         if not isinstance(data, dict) or data.get("target") not in FP32_GRADIENTS:
             return data
         memory = data.get("memory", {})
@@ -174,7 +174,7 @@ class Choices(Part):
 
 
 class Training(Choices):
-    """How a model is to be trained and planned, wherever it is placed."""
+    """Training and planning options of a model, wherever it is placed."""
 
     global_batch_size: PositiveCount = Field(description=about("global_batch_size"))
 

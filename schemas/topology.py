@@ -1,4 +1,4 @@
-"""What a cluster can do: devices, and the network between them, in one of three forms."""
+"""Cluster: its devices and the network between them, in one of three forms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Device(Part):
 class Fabric(Part):
     """The network inside a node, or the cards of a uniform cluster's nodes.
 
-    ``pairs``: a channel of its own between any two devices (NVLink mesh). ``ports``: each device has one port
+    ``pairs``: a separate channel between any two devices (NVLink mesh). ``ports``: each device has one port
     into a switch (NVSwitch). ``bus``: all devices share one medium (PCIe, a host's memory).
     """
 
@@ -167,7 +167,7 @@ class MeasuredMatrix(Part):
         return self
 
     def of(self, devices: Sequence[str]) -> MeasuredMatrix:
-        """The matrix of some of its devices, in this order."""
+        """Return the matrix of some of its devices, in this order."""
         places = {device: number for number, device in enumerate(self.devices)}
         at = [places[device] for device in devices]
 
@@ -181,10 +181,10 @@ class MeasuredMatrix(Part):
 
 
 class MeasuredCollective(Part):
-    """What a collective of one size took among ``devices_per_node`` devices in each of ``nodes`` nodes.
+    """The time of a collective of one size among ``devices_per_node`` devices in each of ``nodes`` nodes.
 
-    ``size_bytes``: of the whole tensor of an all-reduce, an all-gather and a reduce-scatter, and what one device sends
-    in an all-to-all and to its neighbour (``send``).
+    ``size_bytes`` is the whole tensor of an all-reduce, an all-gather and a reduce-scatter. In an all-to-all, and to a
+    neighbour (``send``), it is what one device sends.
     """
 
     operation: Operation
@@ -267,7 +267,7 @@ class ClusterTopology(Document):
         return self
 
     def text(self) -> str:
-        """JSON with a line for each node, link and measurement: of thousands of them, too, something to compare."""
+        """Return JSON with a line for each node, link and measurement, so that even thousands compare well."""
         data = self.model_dump(mode="json", exclude_none=True)
         fields = []
         for name, value in data.items():
@@ -278,7 +278,7 @@ class ClusterTopology(Document):
 
     @property
     def num_devices(self) -> int:
-        """How many devices the cluster has."""
+        """The number of the cluster's devices."""
         if self.uniform is not None:
             return self.uniform.nodes * self.uniform.devices_per_node
         return sum(len(node.devices) for node in self.nodes)
@@ -310,7 +310,7 @@ class ClusterTopology(Document):
         return " and ".join(f"{count:,} {kind}" for kind, count in kinds.items())
 
     def expanded(self) -> ClusterTopology:
-        """The same cluster with ``uniform`` written out as nodes and links."""
+        """Return the same cluster with ``uniform`` written out as nodes and links."""
         return self if self.uniform is None else _written_out(self)
 
 

@@ -1,4 +1,4 @@
-"""What ranks measured, in the shape of the judge's timeline; and what a run reports of each step."""
+"""Measurements of ranks, in the shape of the judge's timeline; and a run's report of each step."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class AgentDevice(Part):
 
 
 class AgentEvent(Part):
-    """Something that happened on a node; ``sequence`` grows by one within an incarnation."""
+    """An event on a node; ``sequence`` grows by one within an incarnation."""
 
     sequence: Count
     kind: EventKind
@@ -90,19 +90,19 @@ class AgentEvent(Part):
 
 
 class EventData(BaseModel):
-    """What an event carries; fields that this service does not know are for a later one."""
+    """The data of an event. Fields that this service does not know are ignored: a later version defines them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Refused(EventData):
-    """Why this node cannot run the programs."""
+    """The reason why this node cannot run the programs."""
 
     reason: str
 
 
 class StoreReady(EventData):
-    """Where the store of this generation listens."""
+    """The address at which the store of this generation listens."""
 
     address: Name
 
@@ -155,7 +155,7 @@ class Climbed(EventData):
 
 
 class Warned(EventData):
-    """What went wrong without ending the training."""
+    """A problem that did not end the training."""
 
     rank: Count
     step: Count | None = None
@@ -207,7 +207,7 @@ EVENT_DATA: dict[EventKind, type[EventData]] = {
 
 
 class LogRequest(Part):
-    """Which end of which log a client waits for."""
+    """A request for the end of a rank's log, which a client waits for."""
 
     number: Count
     run: str
@@ -217,7 +217,7 @@ class LogRequest(Part):
 
 
 class LogTail(Part):
-    """The end of a rank's log; ``path`` is the file on the agent's node, null where there is none."""
+    """The end of a rank's log; ``path`` is the file on the agent's node, or null without a file."""
 
     number: Count
     path: str | None
@@ -225,7 +225,7 @@ class LogTail(Part):
 
 
 class SyncRequest(Part):
-    """What an agent tells: who it is, which state it has seen, what happened since."""
+    """The report of an agent: its identity, the state that it has seen, and the events since."""
 
     incarnation: Name
     state_version: Count
@@ -250,7 +250,7 @@ class RankPrograms(Part):
 
 
 class Assignment(Part):
-    """What an agent has to have for one run."""
+    """The state that an agent has to reach for one run."""
 
     run: str
     generation: Count
@@ -278,12 +278,12 @@ class Assignment(Part):
 
 
 def digest_of(programs: Iterable[Mapping[str, Any]]) -> str:
-    """SHA-256 (hex) of the canonical JSON of a list of programs, in the order of the ranks."""
+    """Return the SHA-256 (hex) of the canonical JSON of a list of programs, in the order of the ranks."""
     return hashlib.sha256(rfc8785.dumps(list(programs))).hexdigest()
 
 
 class SyncReply(Part):
-    """What the service wants of the agent."""
+    """The reply to an agent's report: the state that the service wants of the agent."""
 
     state_version: Count
     assignments: tuple[Assignment, ...]

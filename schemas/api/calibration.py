@@ -14,7 +14,7 @@ from penstock.schemas.trace import Trace
 
 
 class CalibrationRequest(Document):
-    """What to calibrate, from traces that hold their plans."""
+    """A profile to calibrate, with traces that hold their plans."""
 
     kind: ClassVar[str] = "calibration request"
 

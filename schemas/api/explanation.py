@@ -1,4 +1,4 @@
-"""Why a plan takes the time that it takes, what binds it, what would help, and how another layout compares."""
+"""Explanation of a plan: why it takes its time, what binds it, what would help, and how another layout compares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ What = Literal["operation", "transfer", "all-reduce", "update"]
 
 
 class PathShare(Part):
-    """What all links of one sort take of the critical path."""
+    """The share of the critical path that all links of one sort take."""
 
     what: What
     stage: Count = Field(description="of a transfer the stage before the cut")
@@ -105,7 +105,7 @@ class LayoutSide(Part):
 
 
 class DifferenceOut(Part):
-    """A part of the two critical paths, per global batch; the differences add up to that of the times."""
+    """A part of the difference between two critical paths, per global batch; all parts add up to the difference."""
 
     name: str
     theirs_ns: int
@@ -123,10 +123,10 @@ class LayoutComparison(Part):
 
 
 class Turn(Part):
-    """How wrong a stated number must be before the other plan takes less time; both keep their orders."""
+    """The factor by which a number must be wrong before the other plan is faster; both plans keep their orders."""
 
     number: Literal["collectives", "computation"] = Field(
-        description="the times of collectives among the GPUs of a cell, of both plans, or of computation at one choice"
+        description="the times of collectives in a GPU group, of both plans, or of computation at one choice"
     )
     choice: str | None = Field(description="whose number it is; null: that of both plans")
     factor: Number | None = Field(
@@ -136,7 +136,7 @@ class Turn(Part):
 
 
 class WhyNot(Part):
-    """Another choice of degrees and sharding: the best plan found at it, and why it takes longer, or is none."""
+    """Another choice of degrees and sharding: its best plan and why that takes longer, or why no plan exists."""
 
     asked: str = Field(description="as the question named it")
     choice: str = Field(description="the best of the choices that it names, such as tensor 4, optimizer sharded")
@@ -149,7 +149,7 @@ class WhyNot(Part):
     bound_ns: Nanoseconds = Field(description="no plan at this choice takes less")
     shape: str = ""
     differences: tuple[DifferenceOut, ...] = Field(
-        default=(), description="parts of the time, means over the cells in use; they add up to the times"
+        default=(), description="parts of the time, means over the GPU groups in use; they add up to the times"
     )
     turns: tuple[Turn, ...] = ()
 
@@ -193,7 +193,7 @@ class ExplainRequest(PlanQuestion):
 
 
 class Explanation(Part):
-    """What the judge can say of a plan beyond its numbers."""
+    """The judge's explanation of a plan, beyond its numbers."""
 
     plan_hash: ContentHash
     valid: Flag

@@ -1,4 +1,4 @@
-"""Does a training job fit: the question about a transformer, a cluster and degrees of parallelism, and its answer."""
+"""Question whether a training job fits, about a transformer, a cluster and degrees of parallelism; and its answer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RefusedLayouts(Part):
 
 
 class FitsAnswer(Part):
-    """Which layouts are legal and fit; the listed ones begin with those that fit, most headroom first."""
+    """The layouts that are legal, and whether each fits. ``rows`` begins with layouts that fit, most headroom first."""
 
     model: Name
     parameters: PositiveCount

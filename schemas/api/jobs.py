@@ -1,4 +1,4 @@
-"""What the service says of its work: jobs, their events, runs, and problem details (RFC 9457)."""
+"""Documents about the service's work: jobs, their events, runs, and problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FaultOut(Part):
 
     @classmethod
     def of(cls, fault: Fault) -> Self:
-        """The fault as it is sent."""
+        """Return the fault in the form in which it is sent."""
         return cls(pointer=fault.pointer, detail=fault.detail, code=fault.code)
 
 
@@ -49,7 +49,7 @@ class ProblemDetails(Part):
 
     @classmethod
     def of(cls, error: PenstockError) -> Self:
-        """An error as it is sent."""
+        """Return the error in the form in which it is sent."""
         return cls(
             title=error.title,
             status=error.status,
@@ -60,7 +60,7 @@ class ProblemDetails(Part):
         )
 
     def as_error(self) -> PenstockError:
-        """Return the error that it was."""
+        """Return the error that these details describe."""
         kind = next((kind for kind in _kinds(PenstockError) if kind.code == self.code), PenstockError)
         faults = tuple(Fault(fault.pointer, fault.detail, fault.code) for fault in self.errors)
         return kind(self.detail, faults=faults, remedy=self.remedy)
@@ -73,9 +73,9 @@ def _kinds(kind: type[PenstockError]) -> Iterator[type[PenstockError]]:
 
 
 class Infeasibility(Part):
-    """Why there is no plan: what the nearest one lacks, and the first remedy that works.
+    """The reason why no plan was found: what the nearest plan lacks, and the first remedy that works.
 
-    Status ``infeasible``: it is proven that none exists; ``none_found``: no planner that was asked has found one.
+    Status ``infeasible``: it is proven that no plan exists. Status ``none_found``: no requested planner found a plan.
     """
 
     stage: str | None = Field(default=None, description="the layers of the tightest stage")
@@ -86,7 +86,7 @@ class Infeasibility(Part):
 
 
 class Alternative(Part):
-    """A choice of degrees that was compared: its best plan found, the bound on its plans, why it is not the answer."""
+    """A choice of degrees that was compared: its best plan, the bound on its plans, and why it is not the answer."""
 
     degrees: Degrees = Degrees()
     sharding: Sharding | None = None
@@ -168,7 +168,7 @@ class PlanComparison(Part):
 
 
 class Recover(Part):
-    """What a run does about deaths: it starts again from its newest checkpoint, on other devices where it has to."""
+    """The reaction of a run to deaths: it restarts from its newest checkpoint, on other devices where necessary."""
 
     max_restarts: PositiveCount = Field(default=10, description="over the whole run")
 
@@ -198,7 +198,7 @@ class RunRequest(Document):
 
 
 class GenerationOut(Part):
-    """One life of a run: the plan and the agents that it had, from its begin to its end."""
+    """One generation of a run: its plan and its agents, from its start to its end."""
 
     generation: Count
     plan_hash: ContentHash
@@ -281,7 +281,7 @@ class RankLog(Part):
 
 
 class RequestChecked(Part):
-    """A request that can be answered; ``cached``: its answer is known already."""
+    """A request that can be answered; ``cached``: its answer is stored already."""
 
     request_hash: ContentHash
     cached: Flag
@@ -305,7 +305,7 @@ class CompareRequest(Document):
 
 
 class Verdict(Part):
-    """What the judge says of a plan of one's own; ``sentences`` are its faults."""
+    """The judge's verdict on a user's own plan; ``sentences`` are the plan's faults."""
 
     valid: Flag
     plan_hash: ContentHash
@@ -386,7 +386,7 @@ class ExampleOut(Part):
 
 
 class VersionOut(Part):
-    """What answers here."""
+    """The program that answers at this address."""
 
     name: Name
     version: str

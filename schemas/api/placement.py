@@ -1,4 +1,4 @@
-"""Which nodes a job should get, how many, and with what plan: the question of a scheduler, and its answer."""
+"""Placement: the question which nodes a job should get, how many and with what plan; and the answer to a scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Together = Literal["priority", "joint"]
 
 
 class NodeRange(Part):
-    """How many nodes a job may get."""
+    """The number of nodes that a job may get."""
 
     min: PositiveCount = 1
     max: PositiveCount | None = Field(default=None, description="default: all free nodes")
@@ -34,7 +34,7 @@ class NodeRange(Part):
 
 
 class Budget(Part):
-    """What a job may take. The fastest within a deadline are the fewest devices that keep it."""
+    """The limits of what a job may take. With a deadline, the fastest placement has the fewest devices that keep it."""
 
     devices: PositiveCount | None = None
     price_per_hour: Number | None = Field(default=None, gt=0, description="in the currency of the devices' prices")
@@ -120,7 +120,7 @@ class PlacementRow(Part):
 
 
 class Placement(Part):
-    """Where one job should run."""
+    """The nodes and devices on which one job should run."""
 
     job: Name
     status: Literal["placed", "none_found", "infeasible"] = Field(
@@ -143,7 +143,7 @@ class Placement(Part):
 
 
 class PlacementProgress(Part):
-    """How far the placement of one job is; the best plan so far, where there is one."""
+    """The progress of one job's placement, with the best plan so far if one exists."""
 
     job: Name
     considered: Count = Field(description="classes of sets of nodes that are to be examined so far")

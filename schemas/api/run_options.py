@@ -1,4 +1,4 @@
-"""How a run trains, apart from its plan: precision, checkpoints, evaluation, metrics. The same on every rank."""
+"""Options of training apart from the plan: precision, checkpoints, evaluation, metrics. The same on every rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_SEGMENT = 1000
 
 
 class RunOptions(Part):
-    """What ``penstock run`` takes as flags, and a run of the service as ``options``.
+    """Options that ``penstock run`` takes as flags, and a run of the service as ``options``.
 
-    A path is one that all ranks see: on several hosts, of a file system that they share.
+    All ranks see each path; on several hosts it lies in a file system that they share.
     """
 
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
@@ -67,11 +67,11 @@ class RunOptions(Part):
 
     @property
     def needs_norm(self) -> bool:
-        """Whether programs are lowered with NORM: for clipping, and for the overflow flag of fp16."""
+        """The need for programs lowered with NORM: for clipping, and for the overflow flag of fp16."""
         return self.clip_norm is not None or self.precision == "fp16"
 
     def segments(self, first_step: int, steps: int) -> list[int]:
-        """How many global batches are trained from ``first_step`` on between one halt and the next, up to ``steps``.
+        """Return how many global batches are trained between two halts, from ``first_step`` up to ``steps``.
 
         A halt is a checkpoint, an evaluation or the end: a program of a periodic plan is flushed there.
         """

@@ -19,7 +19,7 @@ CaseState = JobState | Literal["unsupported", "deleted"]
 
 
 class Axes(Part):
-    """What varies. An empty list keeps the request's own value."""
+    """The axes of a sweep. An empty list keeps the request's own value."""
 
     topologies: tuple[ClusterTopology | ContentHash, ...] = ()
     global_batch_sizes: tuple[PositiveCount, ...] = ()

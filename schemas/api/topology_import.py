@@ -1,4 +1,4 @@
-"""What schedulers, drivers and fabric tools print, to be made into one topology; and what came of it."""
+"""Sources of a topology, as schedulers, drivers and fabric tools print them; and the result of their import."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ImportSource(Part):
 
 
 class ImportOptions(Part):
-    """What sources may leave open. Sources win over options, options over the table of devices."""
+    """Values for what sources leave open. Sources win over options, options over the table of devices."""
 
     name: Name = "imported"
     devices: tuple[Name, ...] = Field(
@@ -92,7 +92,7 @@ class TopologyImport(Document):
 
 
 class SourceFound(Part):
-    """What a source was, and how much of the topology it covers."""
+    """A source's format, and how much of the topology it covers."""
 
     source: str
     format: Format

@@ -28,17 +28,17 @@ def load_yaml(text: str, origin: str) -> Any:
         raise InvalidDocument(f"{origin} is nested too deeply") from None
 
 
-def _count(node: yaml.Node, budget: Budget, known: dict[int, int]) -> int:
-    """Return the characters and values that a node stands for; what an alias repeats counts again each time."""
-    if id(node) in known:
-        budget.make(known[id(node)])
-        return known[id(node)]
-    known[id(node)] = 0  # one that holds itself is refused where the document is validated
+def _count(node: yaml.Node, budget: Budget, sizes: dict[int, int]) -> int:
+    """Return the characters and values that a node stands for. Repetitions by an alias count again each time."""
+    if id(node) in sizes:
+        budget.make(sizes[id(node)])
+        return sizes[id(node)]
+    sizes[id(node)] = 0  # a node that contains itself is refused where the document is validated
     if isinstance(node, yaml.ScalarNode):
         size = 1 + len(node.value)
     elif isinstance(node, yaml.MappingNode):
-        size = 1 + sum(_count(each, budget, known) for pair in node.value for each in pair)
+        size = 1 + sum(_count(each, budget, sizes) for pair in node.value for each in pair)
     else:
-        size = 1 + sum(_count(each, budget, known) for each in node.value)
-    known[id(node)] = size
+        size = 1 + sum(_count(each, budget, sizes) for each in node.value)
+    sizes[id(node)] = size
     return size

@@ -1,4 +1,4 @@
-"""What ranks that another launcher starts need of a plan, without a solver; and what they report.
+"""Bundle of a plan for ranks that another launcher starts, without a solver; and the reports of these ranks.
 
 ``penstock export PLAN --to bundle`` writes a bundle; ``penstock rank`` runs one rank of it.
 """
@@ -43,11 +43,11 @@ class RankPart(Part):
         return self.device.rpartition("/")[2]
 
     def refuse_damage(self) -> None:
-        """Raise InvalidDocument when the programs are not those that were written."""
-        found = digest_of(self.programs)
-        if found != self.digest:
+        """Raise InvalidDocument when the programs differ from the programs that were written."""
+        digest = digest_of(self.programs)
+        if digest != self.digest:
             raise InvalidDocument(
-                f"the programs of rank {self.rank} have the digest {found}, but the bundle says {self.digest}",
+                f"the programs of rank {self.rank} have the digest {digest}, but the bundle says {self.digest}",
                 remedy="export the bundle again; it cannot be edited",
             )
 
@@ -89,20 +89,20 @@ class JobBundle(Document):
 
     @property
     def batches_per_step(self) -> int:
-        """Global batches of one step: under elastic averaging each pipeline trains one of its own."""
+        """The global batches of one step. Under elastic averaging each pipeline trains its own batch."""
         return int(self.ranks[0].programs[0]["pipelines"]) if self.update_rule == "elastic_averaging" else 1
 
     def nodes(self) -> dict[str, tuple[int, ...]]:
-        """The plan's nodes in the order of their first ranks, and the ranks of each in the order of its devices.
+        """Return the plan's nodes in the order of their first ranks, each with its ranks in the order of its devices.
 
         Local process k of a node is its k-th rank.
         """
-        found: dict[str, list[RankPart]] = {}
+        parts_of_node: dict[str, list[RankPart]] = {}
         for part in self.ranks:
-            found.setdefault(part.node, []).append(part)
+            parts_of_node.setdefault(part.node, []).append(part)
         return {
             node: tuple(part.rank for part in sorted(parts, key=lambda part: (natural(part.index), part.rank)))
-            for node, parts in found.items()
+            for node, parts in parts_of_node.items()
         }
 
     def refuse_options(self, options: RunOptions) -> None:
@@ -129,7 +129,8 @@ class JobBundle(Document):
             )
 
     def segments(self, rank: int, first_step: int, steps: int, options: RunOptions) -> tuple[int, ...] | None:
-        """The numbers of the programs that train steps [``first_step``, ``steps``); None where one trains every step.
+        """Return the numbers of the programs that train steps [``first_step``, ``steps``); None where one program
+        trains all.
 
         Raises UnsupportedRequest naming the length that the bundle has no program for.
         """
@@ -149,7 +150,7 @@ class JobBundle(Document):
 
 
 class RankReport(Part):
-    """Where a rank ran, and the most memory that it held."""
+    """The place where a rank ran, and the most memory that it held."""
 
     rank: Count
     node: Name
@@ -160,7 +161,7 @@ class RankReport(Part):
 
 
 class LaunchReport(Document):
-    """What rank 0 reports of ranks that a launcher has started."""
+    """The report of rank 0 about ranks that a launcher has started."""
 
     kind: ClassVar[str] = "launch report"
 
@@ -189,5 +190,5 @@ class LaunchReport(Document):
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A key that sorts names as people do: n2 before n10."""
+    """Return a key that sorts names as people do: n2 before n10."""
     return tuple((int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"([0-9]+)", name))

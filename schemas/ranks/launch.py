@@ -1,4 +1,4 @@
-"""How a job is launched that a scheduler starts: what to train, under which name, with whose image and queue."""
+"""Launch of a job that a scheduler starts: what to train, under which name, with whose image and queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AtLeastOne = Annotated[int, Field(ge=1, le=MAX_WIRE_INTEGER)]
 
 
 def _object_text(value: Any) -> Any:
-    """A JSON object as text, from itself or from text. Raises ValueError for anything else."""
+    """Return a JSON object as text, from an object or from text. Raises ValueError for anything else."""
     if isinstance(value, str):
         value = json.loads(value)  # JSONDecodeError is a ValueError that says where
     if not isinstance(value, Mapping):
@@ -48,7 +48,7 @@ Object = Annotated[str, BeforeValidator(_object_text), Field(max_length=65536)]
 
 
 class LaunchSettings(Part):
-    """What a plan does not say and its launch needs. A target refuses those that would have no effect there.
+    """Settings that a launch needs and a plan does not have. A target refuses settings that would have no effect there.
 
     Values may come as text (a command line, a query).
     """
@@ -134,7 +134,7 @@ class LaunchSettings(Part):
 
     @classmethod
     def repeated(cls) -> frozenset[str]:
-        """The settings that may be given several times."""
+        """Return the settings that may be given several times."""
         return frozenset(name for name, field in cls.model_fields.items() if field.default == ())
 
     @classmethod
@@ -148,7 +148,7 @@ class LaunchSettings(Part):
 
 
 def _explained(fault: Fault) -> Fault:
-    """A fault that also says what the setting is."""
-    known = LaunchSettings.model_fields.get(fault.pointer.split("/")[1] if fault.pointer else "")
-    what = known.description if known is not None else None
+    """Add the description of the setting to a fault."""
+    field = LaunchSettings.model_fields.get(fault.pointer.split("/")[1] if fault.pointer else "")
+    what = field.description if field is not None else None
     return fault if what is None else replace(fault, detail=f"{what}. {fault.detail}")

@@ -16,30 +16,33 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters", "parameters_k
 
 
 ContextKind = Literal["ring", "all_gather", "all_to_all"]
-"""How GPUs that share a sequence see all of its keys and values."""
+"""Method by which GPUs that share a sequence see all of its keys and values."""
 
 
 Module = Literal["attention", "mlp", "norm", "mla_up_proj", "moe_act", "shared_experts", "operators"]
-"""What of a layer is recomputed by itself: attention with its projections, the whole feed-forward (Megatron's ``mlp``;
-of a layer with experts its ``moe``: router, dispatch, experts, shared experts), the norms of the hidden width
-(Megatron's ``layernorm``), the projections of latent attention from its narrow widths with the rotary positions, the
-activation between the products of experts, the shared experts. Megatron's ``core_attn`` keeps nothing under flash
-attention. ``operators``: all but the results of attention and of every second product and what was sent, as
-torchtitan's selective checkpoints do."""
+"""Modules of a layer that can be recomputed by themselves.
+
+``attention`` includes its projections. ``mlp`` is the whole feed-forward (Megatron's ``mlp``); in a layer with experts
+it is Megatron's ``moe``: router, dispatch, experts, shared experts. ``norm``: the norms of the hidden width (Megatron's
+``layernorm``). ``mla_up_proj``: the projections of latent attention from its narrow widths, with the rotary positions.
+``moe_act``: the activation between the products of experts. ``operators``: all but the results of attention and of
+every second product and what was sent, as torchtitan's selective checkpoints do. Megatron's ``core_attn`` is missing:
+it keeps nothing under flash attention.
+"""
 
 WITHIN: dict[Module, Module] = {"mla_up_proj": "attention", "moe_act": "mlp", "shared_experts": "mlp"}
 """Modules that are parts of another one: recomputing that makes them again as well."""
 ALONE: tuple[Module, ...] = ("operators",)
 """Modules that overlap with all others, so that no other one is recomputed with them."""
 
-Asked = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
-"""A sharding, or the choice among those that plans may have."""
+ShardingChoice = Literal["auto", "none", "optimizer", "gradients", "parameters", "parameters_kept"]
+"""A sharding, or the choice among the shardings that plans may have."""
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 
 class Degrees(Part):
-    """How many GPUs share a layer. Left out: 1 each, every device holds whole layers."""
+    """The number of GPUs that share a layer. Left out: 1 each, every device holds whole layers."""
 
     tensor: PositiveCount = Field(default=1, description="GPUs of a node that split each layer's matrices")
     context: PositiveCount = Field(default=1, description="groups of them that split the sequence")
@@ -53,22 +56,22 @@ class Degrees(Part):
 
     @property
     def initials(self) -> str:
-        """The degrees above 1 by their usual initials, as in "TP 8 × CP 2"; nothing where there are none."""
+        """The degrees above 1 by their usual initials, as in "TP 8 × CP 2"; empty where all degrees are 1."""
         names = {"tensor": "TP", "context": "CP", "expert": "EP", "expert_tensor": "ETP"}
         return " × ".join(f"{names[name]} {value}" for name, value in self.model_dump().items() if value > 1)
 
     def __str__(self) -> str:
-        """The degrees above 1, as in "tensor 8, context 2"."""
+        """Return the degrees above 1, as in "tensor 8, context 2"."""
         above = [f"{name.replace('_', ' ')} {value}" for name, value in self.model_dump().items() if value > 1]
         return ", ".join(above) or "no degree above 1"
 
 
 def listed(degrees: Iterable[Degrees]) -> str:
-    """Which values each degree has in some of these, as in "tensor 1, 2, 4; expert 1, 8"; nothing where all are 1."""
+    """Return the values that each degree has, as in "tensor 1, 2, 4; expert 1, 8", or "" where all are 1."""
     every = list(degrees)
     values = {name: sorted({getattr(each, name) for each in every}) for name in Degrees.model_fields}
-    above = {name: own for name, own in values.items() if own != [1]}
-    return "; ".join(f"{name.replace('_', ' ')} {', '.join(map(str, own))}" for name, own in above.items())
+    above = {name: numbers for name, numbers in values.items() if numbers != [1]}
+    return "; ".join(f"{name.replace('_', ' ')} {', '.join(map(str, numbers))}" for name, numbers in above.items())
 
 
 class Collective(Part):
@@ -85,7 +88,7 @@ class Collective(Part):
 
 
 class ModuleCost(Part):
-    """What it costs one GPU to make a module's activations again before the layer's backward, and what that frees."""
+    """The cost of making a module's activations again on one GPU before the backward, and the memory it frees."""
 
     module: Module
     forward_ns: Nanoseconds = Field(description="of the module's forward, without collectives")

@@ -48,7 +48,7 @@ def test_a_document_of_another_kind_is_named(given: str, wanted: str) -> None:
     with pytest.raises(WrongDocument) as told:
         KINDS[wanted].parse(_samples()[given], origin="'x.json'")
     assert told.value.detail == f"'x.json' is a {given}, not a {wanted}"
-    assert told.value.found == given
+    assert told.value.document_kind == given
     assert told.value.exit_code == 65
     assert pickle.loads(pickle.dumps(told.value)).detail == told.value.detail
 

@@ -41,7 +41,9 @@ def read_document(kind: type[AnyDocument], source: str) -> AnyDocument:
     try:
         return _read(kind, source)
     except WrongDocument as error:
-        raise WrongDocument(error.detail, found=error.found, remedy=TAKEN_BY.get(error.found or "")) from None
+        raise WrongDocument(
+            error.detail, document_kind=error.document_kind, remedy=TAKEN_BY.get(error.document_kind or "")
+        ) from None
 
 
 def _read(kind: type[AnyDocument], source: str) -> AnyDocument:

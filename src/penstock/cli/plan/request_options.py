@@ -157,7 +157,7 @@ def _request_file(source: str) -> dict[str, Any]:
     data = read_raw(source)
     if (found := recognised(data)) not in (None, PlanRequest.kind):
         raise WrongDocument(
-            f"{source!r} is a {found}, not a {PlanRequest.kind}", found=found, remedy=TAKEN_BY.get(found or "")
+            f"{source!r} is a {found}, not a {PlanRequest.kind}", document_kind=found, remedy=TAKEN_BY.get(found or "")
         )
     if data.keys() - PlanRequest.model_fields.keys():
         PlanRequest.parse(data, units=True, origin=repr(source))  # which names the fields that may have been meant
