@@ -108,7 +108,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PenstockError, _on_ours)
     app.add_exception_handler(TaskFailed, _on_failed_task)
     app.add_exception_handler(RequestValidationError, _on_parameters)
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(HTTPException, on_http)
 
 
 async def _on_ours(request: Request, error: Exception) -> Response:
@@ -147,7 +147,8 @@ async def _on_parameters(request: Request, error: Exception) -> Response:
     )
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
+async def on_http(request: Request, error: Exception) -> Response:
+    """Return the problem of an error of the framework: an unknown address, a method that a route lacks."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     detail, remedy = str(error.detail), None

@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from penstock.schemas.errors import Unreachable
@@ -40,6 +41,7 @@ from penstock.service.http.routes import (
     sweeps,
 )
 from penstock.service.jobs import judging
+from penstock.service.pages.templating import unknown_address
 from penstock.service.security import refusals, wire
 from penstock.service.security.keys import UNHEEDED_REMEDY, unheeded
 from penstock.service.services import Service
@@ -97,6 +99,7 @@ def create_app(settings: Settings | None = None, forkserver: Forkserver | None =
     )
     app.state.service = service
     problems.install(app)
+    app.add_exception_handler(HTTPException, unknown_address)
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESS_FROM_BYTES, compresslevel=4)
     refusals.install(app, service.authenticator, service.settings)
     openapi.install(app)

@@ -160,7 +160,7 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
 
     Raises NotFound and Conflict; what cannot be tried is said on the page.
     """
-    from penstock.report.explained import what_ifs_table, why_not_table
+    from penstock.report.explained import what_ifs_bars, what_ifs_table, why_not_bars, why_not_table
 
     address = sources.plan_hash(plan_or_job)
     file = sources.store.plan_file(address)
@@ -184,8 +184,8 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
         "found": found,
         "error": error,
         "changes": CHANGES,
-        "what_ifs": what_ifs_table(found.what_ifs) if found and found.what_ifs else None,
-        "why_not": [(other, why_not_table(other)) for other in found.why_not] if found else [],
+        "what_ifs": (what_ifs_bars(found.what_ifs), what_ifs_table(found.what_ifs)) if found and found.what_ifs else (),
+        "why_not": [(other, why_not_bars(other), why_not_table(other)) for other in found.why_not] if found else [],
     }
 
 

@@ -7,25 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planning.sweep import Case, answered, with_front
-from penstock.schemas.amounts import duration
+from penstock.report.blocks import Bar, Bars
+from penstock.schemas.amounts import duration, percent
 from penstock.schemas.api.jobs import JobOut, ResultOut
 from penstock.schemas.api.sweep import SweepRow
 from penstock.schemas.api.words import choice_words
+from penstock.schemas.plan import Plan
 from penstock.service.db.tables import ACTIVE
 from penstock.service.pages.sources import Sources
 
 MAX_JOBS = 200
 NEWEST = 50
 MAX_WORDS = 120
+MAX_BARS = 40
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the model it is for, and its numbers; ``several``: there are other models in the table."""
+    """A row of the table: the model it is for, and its numbers.
+
+    ``several``: there are other models in the table; ``error``: the stated error of the plan's time, a share of it.
+    """
 
     model: str
     row: SweepRow
     several: bool = False
+    error: float = 0.0
 
     @property
     def name(self) -> str:
@@ -78,7 +85,7 @@ def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> di
         "sweep": None,
         "named": [*(("job", one.id) for one in jobs), *(("plan", one) for one in plans)],
         "others": list(_others(sources, {job.id for job in jobs})),
-        **_table([Row(case.model, row, several) for case, row in zip(cases, rows, strict=True)]),
+        **_table([Row(case.model, row, several, case.error) for case, row in zip(cases, rows, strict=True)]),
     }
 
 
@@ -99,6 +106,7 @@ def _table(rows: list[Row]) -> dict[str, Any]:
         "rows": rows,
         "ended": ended,
         "working": ended < len(rows),
+        "bars": _bars(rows),
         "last": "compare",
         "shows": {
             "model": len({one.model for one in rows}) > 1,
@@ -113,6 +121,24 @@ def _table(rows: list[Row]) -> dict[str, Any]:
     }
 
 
+def _bars(rows: Sequence[Row]) -> Bars:
+    """Return the time of each plan as a bar from zero with its stated error, the quickest first."""
+    timed = [one for one in rows if one.row.time_per_global_batch_ns]
+    timed.sort(key=lambda one: one.row.time_per_global_batch_ns or 0)
+    bars = (
+        Bar(
+            one.name,
+            (("time", float(time_ns := one.row.time_per_global_batch_ns or 0)),),
+            f"{duration(time_ns)}{f' ± {percent(one.error)}' if one.error else ''}",
+            error=time_ns * one.error,
+            address=f"/plans/{one.row.plan_hash}" if one.row.plan_hash else "",
+        )
+        for one in timed[:MAX_BARS]
+    )
+    more = f" The quickest {MAX_BARS} of {len(timed)}." if len(timed) > MAX_BARS else ""
+    return Bars(tuple(bars), f"Time of one global batch.{more}")
+
+
 def _of_job(sources: Sources, job: JobOut) -> Row:
     case = _case(sources, job.id)
     if job.result is not None:
@@ -120,7 +146,8 @@ def _of_job(sources: Sources, job: JobOut) -> Row:
     else:
         why = job.error.detail if job.error else ""
         row = case.row(state=job.state, job_id=job.id, why=why, time_per_global_batch_ns=job.incumbent_ns)
-    return Row(sources.asked(job.request_hash).model, row)
+    plan = job.result.plan if job.result is not None else None
+    return Row(sources.asked(job.request_hash).model, row, error=_error(plan))
 
 
 def _of_plan(sources: Sources, address: str) -> Row:
@@ -129,7 +156,12 @@ def _of_plan(sources: Sources, address: str) -> Row:
         status="feasible", why=(), plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
     )
     row = answered(_case(sources, address), result).model_copy(update={"seconds": None})
-    return Row(sources.asked(plan.request_hash).model, row)
+    return Row(sources.asked(plan.request_hash).model, row, error=_error(plan))
+
+
+def _error(plan: Plan | None) -> float:
+    """Return the stated error of a plan's time, as a share; 0 without a plan."""
+    return 0.0 if plan is None or plan.prediction is None else plan.prediction.expected_error
 
 
 def _case(sources: Sources, plan_or_job: str) -> Case:

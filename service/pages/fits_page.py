@@ -8,7 +8,10 @@ from typing import Any
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.schemas.api.fits import FitsAnswer, FitsRequest
+from penstock.report.blocks import Bar, Bars
+from penstock.report.headline import SHARDED
+from penstock.schemas.amounts import amount
+from penstock.schemas.api.fits import FitsAnswer, FitsRequest, FitsRow
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.options.fits import FITS_OPTIONS
 from penstock.schemas.options.option import Option
@@ -46,9 +49,54 @@ def fits(sizes: Sizes, query: Mapping[str, str]) -> dict[str, Any]:
         "error": error,
         "fields": FIELDS,
         "first": FIRST,
+        "changed": any(values[name] != FIRST[name] for name in FIELDS if name not in ("model", "cluster")),
         "models": list(SHAPES),
         "clusters": CLUSTER_FORMS,
+        "bars": None if found is None or not found.rows else _bars(found),
+        "layout": layout_words,
     }
+
+
+PARTS = {
+    "parameters": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "gathered": "gathered parameters",
+    "activations": "activations",
+    "logits": "logits",
+    "dummy_gradients": "dummy gradients",
+}
+"""Parts of a GPU's memory, in the order of their bars, and their names."""
+
+
+def _bars(answer: FitsAnswer) -> Bars:
+    """Return the memory of each layout's fullest GPU as stacked bars, with the capacity as a line."""
+    rows = (
+        Bar(
+            layout_words(row),
+            tuple((words, float(getattr(row.memory, f"{part}_bytes"))) for part, words in PARTS.items()),
+            f"{amount(row.memory.total_bytes)}, {'fits' if row.fits else f'lacks {amount(-row.headroom_bytes)}'}",
+            is_pale=not row.fits,
+        )
+        for row in answer.rows
+    )
+    capacity = answer.available_bytes
+    return Bars(tuple(rows), "Memory of the fullest GPU.", capacity, f"each GPU has {amount(capacity)}")
+
+
+def layout_words(row: FitsRow) -> str:
+    """Return a row's layout in trainers' words, without degrees of 1: ``TP 8 · PP 4 · DP 2 · ZeRO-1``."""
+    degrees = {
+        "TP": row.tensor,
+        "CP": row.context,
+        "EP": row.expert,
+        "PP": row.pipeline,
+        "VP": row.virtual_stages,
+        "DP": row.data,
+        "micro-batch": row.micro_batch_size,
+    }
+    parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name in ("TP", "PP", "DP")]
+    return " · ".join((*parts, *((SHARDED[row.sharding],) if row.sharding in SHARDED else ())))
 
 
 def _answer(sizes: Sizes, values: Mapping[str, str]) -> FitsAnswer:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_topology
-from penstock.planning.inputs import find_profile
+from penstock.planning.inputs import find_profile, find_shape
 from penstock.questions.naming import ROUTED
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
@@ -51,8 +51,8 @@ EXAMPLES = (
     ("GPT-2 small on 8 V100", "model=gpt2-small&cluster=2x4xV100&global_batch_size=64"),
     ("BERT large on 32 A100", "model=bert-large&cluster=4x8xA100&global_batch_size=256"),
     ("Llama 3 70B on 64 H100", "model=llama-3-70b&cluster=8x8xH100&global_batch_size=1024"),
-    ("ResNet-50 on SPP's testbed", "model=resnet-50&cluster=spp-testbed-1&global_batch_size=256"),
-    ("four layers, two devices, as JSON", "example=tiny"),
+    ("ResNet-50 on 8 GTX 1080 Ti", "model=resnet-50&cluster=spp-testbed-1&global_batch_size=256"),
+    ("a profile and a cluster as JSON", "example=tiny"),
 )
 CLUSTER_FORMS = ("1x4xV100", "2x4xV100", "1x8xA100", "4x8xA100", "1x8xH100", "8x8xH100", "16x8xH100")
 
@@ -238,6 +238,8 @@ def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     name = _text(values, "model")
     how = {each: _READ.get(one.kind, (str, str))[0](_text(values, each)) for each, one in OF_PROFILE.items()}
     how = {each: value for each, value in how.items() if value != ""}
+    if (config := _config(values)) is not None:
+        return _named("/profile", lambda: _computed(values, config, how))
     own = _document(values, "profile_text", ModelProfile)
     if own is None and name.startswith("sha256:"):
         own = _named("/model", lambda: sources.profile(name))
@@ -249,6 +251,28 @@ def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     pointer = f"/{next((each for each in OF_PROFILE if _text(values, each)), 'model')}"
     target = _text(values, "target") or None
     return _named(pointer, lambda: find_profile(shipped, routing=routing, target=target, **how))
+
+
+def _config(values: Values) -> dict[str, Any] | None:
+    """Return the config.json of a Hugging Face model that was pasted in place of a profile, or None."""
+    try:
+        content = load_json(_text(values, "profile_text") or "null", "this config.json")
+    except InvalidDocument:
+        return None
+    return content if isinstance(content, dict) and "model_type" in content else None
+
+
+def _computed(values: Values, config: dict[str, Any], how: dict[str, Any]) -> ModelProfile:
+    """Return the profile of a Hugging Face model, with its costs computed by the options of the form."""
+    from penstock.shapes.hugging_face import remarks
+    from penstock.shapes.layout import FRAMEWORKS
+    from penstock.shapes.profiles import computed_profile
+
+    routing = Routing(*(how.pop(each, None) for each in ROUTED))
+    shape = find_shape(config, how.pop("sequence_length", None), routing)
+    framework = how.pop("framework", None) or FRAMEWORKS.get(_text(values, "target"))
+    profile = computed_profile(shape, framework, **how)
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(config))})
 
 
 def _topology_of(sources: Sources, values: Values) -> ClusterTopology:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.manifests import TARGETS
+from penstock.planning.baselines import baselines
 from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.device_names import num_used
@@ -33,6 +34,7 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
             names=[device.name for device in found.problem.devices],
             explanation=explained,
             faults=found.judgement.faults,
+            others=baselines(file.request),
         ),
         "address": file.plan.content_hash(),
         "request_hash": plan.request_hash,

@@ -15,8 +15,9 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from penstock.schemas.amounts import amount, duration, number, percent, ranges
-from penstock.schemas.errors import PenstockError, Unauthenticated
+from penstock.schemas.errors import NotFound, PenstockError, Unauthenticated
 from penstock.service.pages import assets
+from penstock.service.problems import on_http
 from penstock.service.security.principals import Principal
 
 HEADERS = {
@@ -72,6 +73,14 @@ def found_page(request: Request, template: str, shown: dict[str, Any] | None, ot
 def error_page(request: Request, error: PenstockError) -> HTMLResponse:
     """What went wrong, for people."""
     return page(request, "error.html", error.status, error=error)
+
+
+async def unknown_address(request: Request, error: Exception) -> Response:
+    """Return a page for a browser at an address that nothing has, and a problem for everything else."""
+    is_unknown = getattr(error, "status_code", 0) == 404 and not request.url.path.startswith("/v1/")
+    if is_unknown and request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return error_page(request, NotFound(f"there is no page at {request.url.path}"))
+    return await on_http(request, error)
 
 
 def _address(request: Request) -> str:

@@ -106,6 +106,66 @@ class Table:
         return Table(tuple(self.columns[i] for i in kept), rows, self.caption, self.total)
 
 
+class Bar(NamedTuple):
+    """A row of a bar chart.
+
+    ``parts``: lengths from zero by name of their sort; ``error``: half the length of the whisker at the bar's end.
+    """
+
+    label: str
+    parts: tuple[tuple[str, float], ...]
+    text: str
+    error: float = 0.0
+    address: str = ""
+    is_pale: bool = False
+    """Whether it is drawn pale: a layout that cannot run."""
+
+    @property
+    def total(self) -> float:
+        """The length of the bar."""
+        return sum(length for _sort, length in self.parts)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars from zero, and a line across all of them, such as a bound or a capacity."""
+
+    kind: ClassVar[str] = "bars"
+    rows: tuple[Bar, ...]
+    caption: str = ""
+    line: float | None = None
+    line_text: str = ""
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        """The names of the parts, each once, in the order of the first bar that has it."""
+        return tuple(dict.fromkeys(sort for row in self.rows for sort, _length in row.parts))
+
+    @property
+    def end(self) -> float:
+        """The length that fills the chart's width."""
+        return 1.02 * max((row.total + row.error for row in self.rows), default=0.0) or 1.0
+
+    @property
+    def drawn(self) -> tuple[tuple[Bar, tuple[tuple[int, float, float], ...], tuple[float, float]], ...]:
+        """Each bar with its rectangles (number of the sort, start and length) and its whisker, in percent."""
+        sorts, scale = self.sorts, 100 / max(self.end, self.line or 0.0)
+        rows = []
+        for row in self.rows:
+            start, rectangles = 0.0, []
+            for sort, length in row.parts:
+                rectangles.append((sorts.index(sort), round(start * scale, 3), round(length * scale, 3)))
+                start += length
+            whisker = (round((start - row.error) * scale, 3), round((start + row.error) * scale, 3))
+            rows.append((row, tuple(rectangles), whisker))
+        return tuple(rows)
+
+    @property
+    def mark(self) -> float | None:
+        """The place of the line, in percent."""
+        return None if self.line is None else round(100 * self.line / max(self.end, self.line), 3)
+
+
 @dataclass(frozen=True)
 class Text:
     """A paragraph; ``style``: ``hint`` for a remark, ``h3`` for a heading."""
@@ -157,7 +217,7 @@ class Columns:
     groups: tuple[tuple[Block, ...], ...]
 
 
-Block = Table | Text | Bullets | Facts | Drawing | Folded | Columns
+Block = Table | Bars | Text | Bullets | Facts | Drawing | Folded | Columns
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from penstock.report.blocks import (
     NONE,
+    Bar,
+    Bars,
     Bullets,
     Cell,
     Column,
@@ -38,6 +40,8 @@ from penstock.schemas.plan import Plan
 
 MAX_ROWS = 100
 MAX_SHARES = 10
+LEAST_EFFECT = 0.001
+"""Relative change of the time below which a changed request counts as without effect."""
 SPANS = {
     "step": "one step",
     "iteration": "one iteration",
@@ -192,6 +196,36 @@ def what_ifs_table(rows: Sequence[WhatIf]) -> Table:
         "Times are of one global batch; room left is the least of a device, and no plan takes less than the bound."
     )
     return Table.of(heads, (_what_if(row) for row in rows), caption)
+
+
+def what_ifs_bars(rows: Sequence[WhatIf]) -> Bars:
+    """Return the times of the changed requests as bars, the quickest first, with this plan's time as a line.
+
+    Changes that have no effect are counted in the caption, and have no bar.
+    """
+    timed = [row for row in rows if row.time_ns is not None and row.ratio is not None]
+    moved = [row for row in timed if abs((row.ratio or 1.0) - 1.0) >= LEAST_EFFECT]
+    moved.sort(key=lambda row: row.time_ns or 0)
+    still = len(timed) - len(moved)
+    bars = []
+    for row in moved:
+        time_ns, share = row.time_ns or 0, percent(row.ratio or 0)
+        bars.append(Bar(row.sentence, (("time", float(time_ns)),), f"{duration(time_ns)} ({share})"))
+    caption = f"Time of one global batch after each change.{f' {still} changes make no difference.' if still else ''}"
+    now = next((row.time_ns / row.ratio for row in timed if row.time_ns and row.ratio), None)
+    return Bars(tuple(bars), caption, now, "" if now is None else f"this plan: {duration(now)}")
+
+
+def why_not_bars(other: WhyNot) -> Bars:
+    """Return the time of the plan and of another choice as stacked bars of what the time is made of."""
+    sides = {"this plan": [(each.name, each.ours_ns) for each in other.differences]}
+    sides[other.choice] = [(each.name, each.theirs_ns) for each in other.differences]
+    bars = (
+        Bar(name, tuple((part, float(ns)) for part, ns in parts), duration(sum(ns for _part, ns in parts)))
+        for name, parts in sides.items()
+    )
+    bound_ns = other.bound_ns
+    return Bars(tuple(bars), "", bound_ns, f"no plan at this choice takes less: {duration(bound_ns)}")
 
 
 def _what_if(row: WhatIf) -> tuple[Cell | str, ...]:

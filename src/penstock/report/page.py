@@ -12,6 +12,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from penstock.planning.baselines import baselines
 from penstock.report.device_names import together
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure
@@ -56,6 +57,7 @@ def html_report(
         explanation=explanation,
         faults=faults,
         trace=trace,
+        others=baselines(file.request) if explanation is not None else (),
     )
     if file.why:
         view = view.having(search(file.why))

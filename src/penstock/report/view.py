@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.calibration.comparing import compared
+from penstock.planning.baselines import Baseline
 from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
 from penstock.planning.sentences import pace, subtitle
-from penstock.report.blocks import Bullets, Drawing, Facts, Section, Text
+from penstock.report.blocks import Bar, Bars, Bullets, Drawing, Facts, Section, Text
 from penstock.report.cluster_map import cluster_map, traffic_blocks
 from penstock.report.device_names import idle_sentence
 from penstock.report.drawing.picture import Picture, rows_in_words
@@ -43,6 +44,7 @@ class PlanView:
     faults: tuple[str, ...]
     figures: tuple[tuple[str, str], ...]
     note: str | None
+    standing: Bars | None
     sentences: tuple[str, ...]
     rows: str | None
     sections: tuple[Section, ...]
@@ -62,6 +64,7 @@ def view_of(
     explanation: Explanation | None = None,
     faults: Sequence[str] = (),
     trace: Trace | None = None,
+    others: Sequence[Baseline] = (),
 ) -> PlanView:
     """Return the page of a plan. ``plan``: the judged plan of the file; ``names``: of all devices that flows number."""
     profile, topology = file.request.profile, file.request.topology
@@ -74,6 +77,7 @@ def view_of(
         faults=tuple(faults),
         figures=(*_figures(plan), *figures),
         note=note,
+        standing=standing(plan, others),
         sentences=tuple(_sentences(plan, topology, explanation)),
         rows=rows_in_words(picture),
         sections=tuple(_sections(file, plan, picture, flows, names, explanation)),
@@ -118,17 +122,37 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     p = plan.prediction
     assert p is not None
     yield "time per global batch", duration(p.time_per_global_batch_ns)
+    best = widest(plan.certificates)
+    if best is not None:
+        better = max(0.0, 1 - best.bound_ns / p.time_per_global_batch_ns)
+        yield "at most better", percent(better) if better > 0 else "0 %: proven optimal"
     yield f"stated error ({p.basis} costs)", f"± {percent(p.expected_error)}"
     yield "samples per second", f"{plan.global_batch_size / p.time_per_global_batch_ns * 1e9:,.1f}"
     yield "not computing (bubble)", percent(p.bubble)
     yield "peak memory", amount(p.peak_memory_bytes)
-    best = widest(plan.certificates)
     if best is not None:
-        yield "proven lower bound", duration(best.bound_ns)
-        yield "gap to the bound", percent(best.gap)
+        yield "no plan can beat", duration(best.bound_ns)
     yield from pace(p)
     if p.cost_per_sample is not None:
         yield "cost per sample", f"{p.cost_per_sample:.3g}"
+
+
+def standing(plan: Plan, others: Sequence[Baseline]) -> Bars | None:
+    """Return the plan's time between the bound and the layouts that nobody had to search for; None without those."""
+    p, best = plan.prediction, widest(plan.certificates)
+    if p is None or not others:
+        return None
+    time_ns, error = p.time_per_global_batch_ns, p.expected_error
+    rows = [Bar("this plan", (("time", float(time_ns)),), duration(time_ns), error=time_ns * error)]
+    for each in others:
+        lacks = f", a GPU lacks {amount(each.missing_bytes)}" if each.missing_bytes else ""
+        text = f"{duration(each.time_ns)} ({each.time_ns / time_ns:.2f}×){lacks}"
+        rows.append(
+            Bar(each.name, (("time", float(each.time_ns)),), text, error=each.time_ns * error, is_pale=bool(lacks))
+        )
+    words = "" if best is None else f"no plan can beat {duration(best.bound_ns)}"
+    caption = f"Time of one global batch; whiskers are the stated error of ± {percent(error)}."
+    return Bars(tuple(rows), caption, None if best is None else best.bound_ns, words)
 
 
 def _measured(plan: Plan, trace: Trace | None) -> tuple[Sequence[tuple[str, str]], str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -328,3 +329,44 @@ def test_what_is_not_there(http: httpx.Client, address: str):
     assert answer.status_code == 404
     assert "nobody" in "".join(Page(answer.text).text)
     assert Page(answer.text).tags.count("h1") == 1
+
+
+def test_an_unknown_address_is_a_page_for_browsers_and_a_problem_for_programs(http: httpx.Client) -> None:
+    answer = http.get("/nothere", headers=AS_A_BROWSER)
+    assert answer.status_code == 404
+    assert "there is no page at /nothere" in answer.text
+    assert "To the overview" in answer.text
+    for address, headers in (("/nothere", {}), ("/v1/nothere", AS_A_BROWSER)):
+        answer = http.get(address, headers=headers)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["status"] == 404
+    assert "GET /v1" not in http.get("/jobs/nobody", headers=AS_A_BROWSER).text
+
+
+def test_a_config_json_is_planned(http: httpx.Client) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 2816,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+    }
+    fields = {**FORM, "cluster": "1x4xA100", "profile_text": json.dumps(config), "sequence_length": "512"}
+    answer = http.post("/plan", data=fields, headers=AS_A_BROWSER)
+    assert answer.status_code == 303, answer.text
+    job = answer.headers["location"].rpartition("/")[2]
+    request = http.get(f"/plans/{job}/request").json()
+    assert request["profile"]["shape"]["sequence_length"] == 512
+    assert len(request["profile"]["layers"]) == 6
+    refused = http.post("/plan", data={**fields, "profile_text": json.dumps({**config, "model_type": "unheard-of"})})
+    assert "unheard-of" in refused.text
+
+
+def test_layouts_that_fit_are_bars_with_the_capacity(http: httpx.Client) -> None:
+    text = http.get("/fits?model=llama-3-70b&cluster=8x8xH100&tensor=8", headers=AS_A_BROWSER).text
+    assert "TP 8 · PP 8 · DP 1 · ZeRO-1" in text
+    assert "each GPU has 78.7 GiB" in text
+    assert text.count("<svg") >= 4

@@ -64,7 +64,7 @@ def test_from_the_form_to_a_plan(browser: Browser, shared_server: Server):
     with watched(browser, shared_server) as page:
         received = Received(page)
         page.goto("/")
-        page.get_by_role("link", name="four layers, two devices").click()
+        page.get_by_role("link", name="a profile and a cluster as JSON").click()
         page.get_by_label("Global batch", exact=True).fill("8")
         expect(page.get_by_text("Options of dapple")).to_be_hidden()
         page.get_by_text("Planner", exact=True).first.click()
