@@ -29,7 +29,7 @@ from penstock.schemas.request import MemoryModel, NetworkModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 from penstock.schemas.transformers.degrees import Module
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.model.degrees import Over
 
@@ -151,8 +151,8 @@ def calibrated(run: Run, measured_s: float, network: NetworkModel = SEPARATE) ->
 @lru_cache(maxsize=8)
 def _profile(run: Run) -> ModelProfile:
     """With costs at the run's degrees alone."""
-    asked = Asked((run.tensor,), (run.context,), (run.expert,))
-    found = profile_of(run.shape, "megatron", (run.kind,), micro_batch_sizes=(run.micro_batch_size,), asked=asked)
+    degrees = DegreeOptions((run.tensor,), (run.context,), (run.expert,))
+    found = profile_of(run.shape, "megatron", (run.kind,), micro_batch_sizes=(run.micro_batch_size,), degrees=degrees)
     return _hiding(found, run.hidden) if run.hidden else found
 
 

@@ -29,7 +29,7 @@ from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Framework, Module, Sharding
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.parameters import total
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 _KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100",
@@ -194,9 +194,9 @@ def _shape_of(name: str, length: int) -> TransformerShape | None:
 
 def predicted(run: Published, level: Level) -> Predicted:
     """Judge a run's layout as `penstock.even_layout` does for a user."""
-    degrees = Asked((run.tensor,), (run.context,), (run.expert,))
+    degrees = DegreeOptions((run.tensor,), (run.context,), (run.expert,))
     sizes = (run.size,)
-    profile = profile_of(run.shape, run.framework, (run.kind,), micro_batch_sizes=sizes, asked=degrees, level=level)
+    profile = profile_of(run.shape, run.framework, (run.kind,), micro_batch_sizes=sizes, degrees=degrees, level=level)
     size = _node_size(run.kind, run.gpus)
     topology = cluster(f"{run.gpus // size}x{size}x{run.kind}")
     if run.memory_bytes is not None and topology.uniform is not None:

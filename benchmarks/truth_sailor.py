@@ -22,7 +22,7 @@ from penstock.layouts.drawn import Drawn, by_hand, ordered, placed, world_of
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers import degrees
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import Choice, Degrees
@@ -74,8 +74,8 @@ def _row(row: dict[str, str]) -> Measured:
 
 def step_s(row: Measured) -> float:
     """Seconds of a step with these stages, 1F1B."""
-    asked = Asked(tensor=(row.tensor,), context=(1,))
-    profile = profile_of(SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), asked=asked)
+    options = DegreeOptions(tensor=(row.tensor,), context=(1,))
+    profile = profile_of(SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), degrees=options)
     request = PlanRequest(
         profile=profile,
         topology=cluster(f"{row.nodes}x{NODE}xH100"),

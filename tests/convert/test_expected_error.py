@@ -13,15 +13,15 @@ from penstock.facts.device_table import (
 )
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Framework
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 
 def error_of(model: str, cluster_name: str, kind: str, framework: Framework = "torch", expert: int = 1) -> float:
     """Return the stated error of a plain layout, from costs of one kind."""
-    degrees = Asked(tensor=(), context=(1,), expert=(expert,))
+    degrees = DegreeOptions(tensor=(), context=(1,), expert=(expert,))
     few = shape(model).model_copy(update={"layers": 2})
-    profile = profile_of(few, framework, (kind, "A100"), micro_batch_sizes=(1,), asked=degrees)
+    profile = profile_of(few, framework, (kind, "A100"), micro_batch_sizes=(1,), degrees=degrees)
     request = PlanRequest(profile=profile, topology=cluster(cluster_name), global_batch_size=64)
     prediction = penstock.even_layout(request, expert=expert, sharding="optimizer").file.plan.prediction
     assert prediction is not None

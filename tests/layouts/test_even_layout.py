@@ -19,7 +19,7 @@ from penstock.schemas.profile import ModelProfile
 from penstock.schemas.program import KINDS, parse_row
 from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.shapes.layout import Layout, layers_of_stages, uneven_flags
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 
@@ -237,7 +237,7 @@ def test_layers_without_roles_have_no_plain_layout() -> None:
 def test_recomputed_modules_take_less_time_than_layers_and_free_less() -> None:
     """Measured by NVIDIA for llama-3-70b on 32 H100 in FP8: recomputing the mlp takes 704 / 593.6 times as long."""
     shape = SHAPES["llama-3-70b"].model_copy(update={"sequence_length": 4096})
-    profile = profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1, 2), asked=Asked(tensor=(4,)))
+    profile = profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1, 2), degrees=DegreeOptions(tensor=(4,)))
     request = _request("4x8xH100", 32, profile, degrees="auto", sharding="auto")
     times, sizes = [], []
     for again in ("none", ["norm"], ["mlp"], ["mlp", "norm", "attention"], "full"):

@@ -19,7 +19,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.transformers.degrees import Framework
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 pytestmark = pytest.mark.tier("ci")
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.tier("ci")
 @cache
 def request(model: str, framework: Framework, expert_tensor: int = 1) -> PlanRequest:
     shape = SHAPES[model].model_copy(update={"layers": 4})
-    asked = Asked(context=(1, 2), expert_tensor=expert_tensor)
-    profile = profile_of(shape, framework, ("H100",), micro_batch_sizes=(1,), asked=asked)
+    degrees = DegreeOptions(context=(1, 2), expert_tensor=expert_tensor)
+    profile = profile_of(shape, framework, ("H100",), micro_batch_sizes=(1,), degrees=degrees)
     topology = catalogue.cluster("2x8xH100")
     return PlanRequest.model_validate({"profile": profile, "topology": topology, "global_batch_size": 16})
 

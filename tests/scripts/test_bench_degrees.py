@@ -13,7 +13,7 @@ from penstock.examples.shapes import SHAPES
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.request import MemoryModel, PlanRequest, Termination
 from penstock.schemas.transformers.degrees import Degrees
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 LAYERS, BATCH = 14, 8
@@ -24,7 +24,11 @@ def _request(free_bytes: int) -> PlanRequest:
     shape = SHAPES["llama-3-8b"].model_copy(update={"layers": LAYERS})
     return PlanRequest(
         profile=profile_of(
-            shape, "megatron", ("H100",), micro_batch_sizes=(1, 2, 4), asked=Asked(tensor=(2, 4), context=(1,))
+            shape,
+            "megatron",
+            ("H100",),
+            micro_batch_sizes=(1, 2, 4),
+            degrees=DegreeOptions(tensor=(2, 4), context=(1,)),
         ),
         topology=cluster("2x4xH100"),
         global_batch_size=BATCH,

@@ -12,7 +12,7 @@ import truth_sailor
 from truth_layouts import Run, calibrated, judged, spearman, waited_s
 
 from penstock.examples.catalogue import shape
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 SMALL = Run(shape("llama-3-8b"), 2, 8, "H100", 32, tensor=2, pipeline=4, virtual_stages=4)
@@ -37,7 +37,7 @@ def test_a_micro_batch_takes_what_the_layers_of_a_rank_compute_where_nothing_els
     """At a hundredth of the speed: 16 layers of 126 on each of 8 ranks, and 8 more micro-batches."""
     slow = 0.01
     more = LARGE._replace(batch=LARGE.batch + 8)
-    model = profile_of(LARGE.shape, "megatron", ("H100",), asked=Asked(tensor=(8,), context=(2,)))
+    model = profile_of(LARGE.shape, "megatron", ("H100",), degrees=DegreeOptions(tensor=(8,), context=(2,)))
     at = next(each for each in model.variants or () if each.degrees.tensor == 8 and each.degrees.context == 2)
     block = at.measurements[0].layers[1]
     expected = 16 * (block.forward_ns + block.backward_ns) / 1e9 / slow

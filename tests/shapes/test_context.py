@@ -27,7 +27,7 @@ from penstock.shapes.flops import flops_per_sample
 from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
-from penstock.shapes.profiled_degrees import Asked, usual_context
+from penstock.shapes.profiled_degrees import DegreeOptions, usual_context
 from penstock.shapes.profiles import profile_of
 
 H100 = device_facts("H100")
@@ -280,15 +280,17 @@ def test_profiles_of_every_length_have_variants_that_gain(framework: Framework, 
 
 
 def test_degrees_that_were_asked_for_are_there_or_refused() -> None:
-    found = profile_of(SHORT, "megatron", ("H100",), asked=Asked(tensor=(2,), context=(2, 4)), micro_batch_sizes=(1,))
+    found = profile_of(
+        SHORT, "megatron", ("H100",), degrees=DegreeOptions(tensor=(2,), context=(2, 4)), micro_batch_sizes=(1,)
+    )
     assert [str(each.degrees) for each in found.variants or ()] == [
         "context 2", "context 4", "tensor 2", "tensor 2, context 2", "tensor 2, context 4",
     ]  # fmt: skip
     with pytest.raises(UnsupportedRequest, match=r"2 × context 3 does not divide a sequence of 1024 tokens"):
-        profile_of(SHORT, "megatron", ("H100",), asked=Asked(context=(3,)))
+        profile_of(SHORT, "megatron", ("H100",), degrees=DegreeOptions(context=(3,)))
     with pytest.raises(UnsupportedRequest, match=r"all-to-all: tensor 1 × context 16 = 16 does not divide 8 key"):
-        profile_of(SHORT, "megatron", ("H100",), asked=Asked(context=(16,)), context_kind="all_to_all")
+        profile_of(SHORT, "megatron", ("H100",), degrees=DegreeOptions(context=(16,)), context_kind="all_to_all")
     assert (
-        profile_of(SHORT, "megatron", ("H100",), asked=Asked(context="auto")).variants
+        profile_of(SHORT, "megatron", ("H100",), degrees=DegreeOptions(context="auto")).variants
         == profile_of(SHORT, "megatron", ("H100",)).variants
     )

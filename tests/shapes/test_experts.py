@@ -19,7 +19,7 @@ from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import FULL, Layout
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 from penstock.shapes.routing import busiest, copies_per_token
 from penstock.solvers.model.degrees import modules_of, without_parts
@@ -223,11 +223,13 @@ def test_profiles_have_at_most_60_combinations(name: str, length: int) -> None:
 
 
 def test_expert_degrees_that_are_asked_for() -> None:
-    found = profile_of(SMALL, "megatron", ("H100",), micro_batch_sizes=(1,), asked=Asked(tensor=(2,), expert=(4,)))
+    found = profile_of(
+        SMALL, "megatron", ("H100",), micro_batch_sizes=(1,), degrees=DegreeOptions(tensor=(2,), expert=(4,))
+    )
     assert [str(variant.degrees) for variant in found.variants or ()] == ["expert 4", "tensor 2", "tensor 2, expert 4"]
     assert found.layers[1].kind == "Block"
     assert found.layers[2].kind == "ExpertBlock"
     with pytest.raises(UnsupportedRequest, match="expert 3 does not divide 8 experts; nearest: expert 1, 2, 4"):
-        profile_of(SMALL, "megatron", ("H100",), asked=Asked(expert=(3,)))
+        profile_of(SMALL, "megatron", ("H100",), degrees=DegreeOptions(expert=(3,)))
     with pytest.raises(UnsupportedRequest, match="experts are whole on a GPU"):
-        profile_of(SMALL, "torch", ("H100",), asked=Asked(expert_tensor=2))
+        profile_of(SMALL, "torch", ("H100",), degrees=DegreeOptions(expert_tensor=2))

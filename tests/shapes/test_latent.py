@@ -23,7 +23,7 @@ from penstock.shapes.flops import flops_per_sample
 from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.kernels import Kernels
 from penstock.shapes.layout import Layout
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 H100 = device_facts("H100")
@@ -233,7 +233,7 @@ def test_a_ring_moves_every_heads_keys_and_values() -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_profiles_know_latent_attention(framework: Framework) -> None:
-    profile = profile_of(DEEPSEEK, framework, ("H100",), micro_batch_sizes=(1,), asked=Asked(context=(2,)))
+    profile = profile_of(DEEPSEEK, framework, ("H100",), micro_batch_sizes=(1,), degrees=DegreeOptions(context=(2,)))
     degrees = {(each.degrees.tensor, each.degrees.context): each for each in profile.variants or ()}
     assert degrees.keys() == {(t, c) for t in (1, 2, 4, 8) for c in (1, 2)} - {(1, 1)}
     facts = device_facts("H100", framework=framework)

@@ -7,7 +7,7 @@ import pytest
 from penstock.examples.shapes import SHAPES
 from penstock.facts.device_table import ANALYTIC_EXPECTED_ERROR, EXTRAPOLATED_EXPECTED_ERROR, device_facts
 from penstock.shapes.primitives import rule_of
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 
 GPT2, LLAMA = SHAPES["gpt2-small"], SHAPES["llama-3-70b"]
@@ -31,7 +31,7 @@ def test_small_products_are_named_with_the_nearest_that_were_measured() -> None:
 
 def test_only_the_degrees_that_a_profile_has_count() -> None:
     assert GPT2.sequence_length * GPT2.heads < 16_384
-    short = profile_of(GPT2, "megatron", ["H100"], micro_batch_sizes=[16], asked=Asked(tensor=[]))
+    short = profile_of(GPT2, "megatron", ["H100"], micro_batch_sizes=[16], degrees=DegreeOptions(tensor=[]))
     assert not [said for said in short.assumptions if "timed by the rule" in said]
 
 

@@ -21,7 +21,7 @@ from penstock.shapes.costs.case import Case
 from penstock.shapes.costs.layers import costs_of
 from penstock.shapes.gpu_memory import memory_of_stages
 from penstock.shapes.layout import Layout, layers_of_stages
-from penstock.shapes.profiled_degrees import LEAST_TOKENS, Asked
+from penstock.shapes.profiled_degrees import LEAST_TOKENS, DegreeOptions
 from penstock.shapes.profiles import profile_of, with_variants
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
@@ -43,7 +43,7 @@ def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
             shape,
             layout.framework,
             ("A100",),
-            asked=Asked(context=(layout.context,)),
+            degrees=DegreeOptions(context=(layout.context,)),
             context_kind=layout.context_kind,
         ),
         topology=catalogue.cluster(f"{layout.pipeline * layout.data}x{layout.tensor * layout.context}xA100"),
@@ -161,7 +161,9 @@ def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
 
 def test_sends_are_hidden_for_as_long_as_a_measured_pass_takes() -> None:
     """A profile of a device half as fast as the closed form says."""
-    fast = profile_of(LLAMA, "megatron", ("H100",), micro_batch_sizes=(1,), asked=Asked(tensor=(), context=(4,)))
+    fast = profile_of(
+        LLAMA, "megatron", ("H100",), micro_batch_sizes=(1,), degrees=DegreeOptions(tensor=(), context=(4,))
+    )
     measured = fast.measurements[0]
     layers = tuple(
         each.model_copy(update={"forward_ns": 2 * each.forward_ns, "backward_ns": 3 * each.backward_ns})
@@ -170,7 +172,7 @@ def test_sends_are_hidden_for_as_long_as_a_measured_pass_takes() -> None:
     alone = fast.model_copy(
         update={"measurements": (measured.model_copy(update={"layers": layers}),), "classes": None, "variants": None}
     )
-    slow = with_variants(alone, LLAMA, "megatron", asked=Asked(tensor=(), context=(4,)))
+    slow = with_variants(alone, LLAMA, "megatron", degrees=DegreeOptions(tensor=(), context=(4,)))
 
     def hidden(profile: ModelProfile) -> list[tuple[str, int]]:
         (variant,) = profile.variants or ()
@@ -227,7 +229,7 @@ def test_a_tied_head_holds_its_norm_alone() -> None:
 
 def test_an_illegal_degree_is_refused_with_its_rule() -> None:
     with pytest.raises(UnsupportedRequest, match="tensor 3 does not divide 64 attention heads; nearest"):
-        profile_of(LLAMA, "torch", ("H100",), asked=Asked(tensor=[3]))
+        profile_of(LLAMA, "torch", ("H100",), degrees=DegreeOptions(tensor=[3]))
     with pytest.raises(NotFound, match="no device kind 'X9'"):
         profile_of(LLAMA, "torch", ("X9",))
     with pytest.raises(InvalidDocument, match="at least 1 sample"):

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 if TYPE_CHECKING:
-    from penstock.shapes.profiled_degrees import Asked
+    from penstock.shapes.profiled_degrees import DegreeOptions
 
 
-def costed_degrees(context: Sequence[str] | None, expert: Sequence[str] | None, expert_tensor: int | None) -> Asked:
+def costed_degrees(
+    context: Sequence[str] | None, expert: Sequence[str] | None, expert_tensor: int | None
+) -> DegreeOptions:
     """The degrees besides tensor at which a computed profile is to have costs."""
-    from penstock.shapes.profiled_degrees import Asked
+    from penstock.shapes.profiled_degrees import DegreeOptions
 
-    return Asked(
+    return DegreeOptions(
         context=None if not context else degrees_of(context, "context"),
         expert=None if not expert else degrees_of(expert, "expert"),
         expert_tensor=expert_tensor or 1,

@@ -14,7 +14,7 @@ from penstock.schemas.errors import Fault, UnsupportedRequest
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.schemas.transformers.shape import TransformerShape
-from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, DegreeOptions
 from penstock.shapes.profiles import computed_profile
 from penstock.solvers.model.degrees import Degrees
 
@@ -64,17 +64,17 @@ def profile_at(
             shape,
             framework or text.framework,
             device_kinds,
-            asked=USUAL if text.framework is None else asked_for(stated, compare=compare),
+            degrees=USUAL if text.framework is None else asked_for(stated, compare=compare),
             context_kind=context_kind or text.context_kind(),
         )
 
 
-def asked_for(stated: Degrees, *, compare: bool) -> Asked:
+def asked_for(stated: Degrees, *, compare: bool) -> DegreeOptions:
     """Return the degrees at which a profile has costs: a layout's own, and with ``compare`` the usual ones."""
     tensor, context, expert, expert_tensor = stated
     if not compare:
-        return Asked((tensor,), (context,), (expert,), expert_tensor)
-    return Asked(
+        return DegreeOptions((tensor,), (context,), (expert,), expert_tensor)
+    return DegreeOptions(
         tuple({*TENSOR_DEGREES, tensor}) if tensor not in (1, *TENSOR_DEGREES) else None,
         (1, context) if context > 1 else None,
         (1, expert) if expert > 1 and expert & (expert - 1) else None,

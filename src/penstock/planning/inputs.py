@@ -20,7 +20,7 @@ from penstock.schemas.transformers.degrees import Degrees, Framework
 from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.hugging_face import remarks, shape_of
 from penstock.shapes.layout import FRAMEWORKS
-from penstock.shapes.profiled_degrees import USUAL, Asked, refuse_illegal
+from penstock.shapes.profiled_degrees import USUAL, DegreeOptions, refuse_illegal
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
 
 RESERVE = Fraction(3, 100)
@@ -33,7 +33,7 @@ def find_profile(
     *,
     framework: Framework | None = None,
     sequence_length: int | None = None,
-    asked: Asked = USUAL,
+    degrees: DegreeOptions = USUAL,
     context_kind: str | None = None,
     routing: Routing = AS_SHAPED,
     target: str | None = None,
@@ -54,12 +54,12 @@ def find_profile(
         if shipped.framework is not None:
             framework = framework or FRAMEWORKS.get(target or "")
         same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
-        if same and asked == USUAL:
+        if same and degrees == USUAL:
             return shipped
         if same:
             from penstock.shapes.profiles import at_degrees
 
-            return at_degrees(shipped, asked)
+            return at_degrees(shipped, degrees)
     elif str(given) not in SHAPES and not _is_config(Path(given)):
         path = Path(given)
         found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
@@ -68,7 +68,7 @@ def find_profile(
 
     shape = find_shape(given, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
-    return with_remarks(computed_profile(shape, framework, asked=asked, context_kind=context_kind), given)
+    return with_remarks(computed_profile(shape, framework, degrees=degrees, context_kind=context_kind), given)
 
 
 def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:

@@ -1,13 +1,14 @@
 """Bytes that one layer keeps of each token for its backward pass, on one GPU of the groups that run it.
 
-``megatron`` means Megatron-Core with Transformer Engine's fused norms and activations and flash attention.
-``torch`` means eager PyTorch modules with flash attention: RMSNorm works in fp32 and keeps its input and its
-result in it, a gated feed-forward keeps four tensors instead of three. Under tensor parallelism by DTensor the inputs
-of column-parallel products are kept as they are gathered, whole on every GPU; Megatron keeps a part and gathers again.
+``megatron`` means Megatron-Core with Transformer Engine's fused norms and activations and flash attention. ``torch``
+means eager PyTorch modules with flash attention. Its RMSNorm works in fp32 and keeps input and result in fp32, and its
+gated feed-forward keeps four tensors instead of three. Under tensor parallelism by DTensor the inputs of
+column-parallel products are kept as they are gathered, whole on every GPU. Megatron keeps a part and gathers again.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.
-.. [2] Megatron-Core, ``moe_layer``, ``token_dispatcher`` (alltoall) and ``experts.TEGroupedMLP``; Transformer Engine,
-   ``permutation``; torchtitan, ``models.common.moe`` and ``token_dispatcher``: what a layer with experts keeps.
+.. [2] Layers with experts keep tensors as in Megatron-Core, ``moe_layer``, ``token_dispatcher`` (alltoall) and
+   ``experts.TEGroupedMLP``, in Transformer Engine, ``permutation``, and in torchtitan, ``models.common.moe`` and
+   ``token_dispatcher``.
 .. [3] torchtitan, ``distributed.activation_checkpoint``: ``SelectiveAC``, by operator (0.2: ``_apply_op_sac``).
 """
 
@@ -25,15 +26,15 @@ from penstock.shapes.routing import busiest, copies_per_token
 
 _BF16, _FP32, _INT32, _INT64, _MASK = 2, 4, 4, 8, 1
 _HALVES = 2
-"""Of a block: attention and feed-forward."""
+"""Halves of a block: attention and feed-forward."""
 
 
 _Context = tuple[int, ContextKind] | None
-"""How many GPUs share sequences, and how they see all keys; None for one."""
+"""The number of GPUs that share sequences and the way in which they see all keys; None for one GPU."""
 
 
 class Kept(NamedTuple):
-    """Bytes per token: ``kept`` by every layer of every micro-batch in flight, ``again`` while one is recomputed."""
+    """Bytes per token: ``kept`` by each layer per micro-batch in flight, ``again`` while a layer is recomputed."""
 
     kept: Fraction
     again: Fraction
@@ -48,7 +49,7 @@ class Norm(NamedTuple):
 
 
 def norm_kept(shape: TransformerShape, framework: Framework) -> Norm:
-    """A norm over the hidden width."""
+    """Return the bytes that a norm over the hidden width keeps."""
     statistics = _FP32 * (2 if shape.norm == "layer" else 1)
     if framework == "torch" and shape.norm == "rms":
         return Norm(_FP32, _FP32 + _BF16, statistics)
@@ -56,27 +57,30 @@ def norm_kept(shape: TransformerShape, framework: Framework) -> Norm:
 
 
 class _Pieces(NamedTuple):
-    """What each module of a layer keeps, and what recomputing its norms alone leaves out."""
+    """Bytes per token that each module of a layer keeps, and ``inputs``, which only full recomputation frees."""
 
     inputs: Fraction
-    """Inputs of the norms, dropout masks, and what else nothing but full recomputation leaves out."""
+    """Inputs of the norms, dropout masks, and all else that only full recomputation frees."""
     norm: Fraction
     attention: Fraction
     mlp: Fraction
     """The whole feed-forward."""
     mla_up_proj: Fraction
-    """A part of attention, as the next two are parts of the feed-forward."""
+    """A part of attention. The next two are parts of the feed-forward."""
     moe_act: Fraction
     shared_experts: Fraction
     operators: Fraction
-    """All between the results that torchtitan's selective checkpoints keep; 0 where that is not known."""
+    """All results but the ones that torchtitan's selective checkpoints keep; 0 where that is unknown."""
 
     @property
     def total(self) -> Fraction:
         return self.inputs + self.norm + self.attention + self.mlp
 
     def freed(self, modules: frozenset[Module]) -> Fraction:
-        """What recomputing these modules frees; a part of another one of them frees nothing more."""
+        """Return the bytes per token that recomputing ``modules`` frees.
+
+        A module that is a part of another listed module frees nothing more.
+        """
         alone = modules & set(ALONE)
         modules = alone or modules
         return sum((getattr(self, each) for each in modules if WITHIN.get(each) not in modules), Fraction(0))
@@ -91,7 +95,7 @@ class _FeedForward(NamedTuple):
 
 
 def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
-    """One layer, ``dense`` or with experts, under the layout's recomputation."""
+    """Compute the bytes of one layer, ``dense`` or with experts, under the layout's recomputation."""
     pieces = _pieces_of(shape, layout, dense=dense)
     if layout.recompute >= FULL:
         inputs = Fraction(_BF16 * shape.hidden, layout.tensor if layout.sequence_parallel else 1)
@@ -101,18 +105,18 @@ def per_token(shape: TransformerShape, layout: Layout, *, dense: bool) -> Kept:
 
 
 def kept_by_modules(shape: TransformerShape, layout: Layout, *, dense: bool) -> dict[Module, Fraction]:
-    """Bytes per token that recomputing each module frees that a layer, ``dense`` or with experts, has."""
+    """Return the bytes per token that recomputing each module of a layer frees, ``dense`` or with experts."""
     pieces = _pieces_of(shape, layout, dense=dense)
     modules = (each for each in get_args(Module) if each not in (*WITHIN, *ALONE) or getattr(pieces, each))
     return {each: getattr(pieces, each) for each in modules}
 
 
 def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
-    """Bytes per token of a GPU that a layer has in addition while it attends, where GPUs share sequences.
+    """Return the further bytes per token of a GPU while a layer attends and GPUs share sequences.
 
-    A ring keeps the blocks of keys and values and the results of all steps until the last, as Transformer Engine does.
-    Gathered keys and values, unless they are kept, are there with their gradients. Of an all-to-all what is sent is
-    there with what is received.
+    A ring keeps the blocks of keys and values and the results of all steps until the last step, as Transformer Engine
+    does. Gathered keys and values exist together with their gradients, unless the layer keeps them anyway. An
+    all-to-all holds the tensors that it sends and the tensors that it receives.
     """
     context, heads = layout.context, heads_of(shape, layout.tensor)
     if context == 1:
@@ -125,7 +129,7 @@ def context_buffers(shape: TransformerShape, layout: Layout) -> Fraction:
 
 
 def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
-    """Bytes per token that the head keeps apart from scores: the last norm's input, and what the scores are made of."""
+    """Return the bytes per token that the head keeps besides scores: the last norm's input and the scores' input."""
     spread = layout.tensor if layout.sequence_parallel else 1
     norm = norm_kept(shape, layout.framework)
     whole = _BF16 if layout.framework == "torch" else 0
@@ -135,7 +139,7 @@ def before_scores(shape: TransformerShape, layout: Layout) -> Fraction:
 
 
 def _pieces_of(shape: TransformerShape, layout: Layout, *, dense: bool) -> _Pieces:
-    """The sizes of a layer's modules depend on the degrees and the framework alone."""
+    """Return the sizes of a layer's modules, which depend on the degrees and the framework alone."""
     spread = layout.tensor if layout.sequence_parallel else 1
     context = (layout.context, layout.context_by) if layout.context > 1 else None
     expert = (layout.expert, layout.expert_tensor)
@@ -152,7 +156,10 @@ def _pieces(
     framework: Framework,
     context: _Context,
 ) -> _Pieces:
-    """``spread``: how many GPUs share what lies between the tensor-parallel parts."""
+    """Compute the sizes of a layer's modules.
+
+    ``spread`` is the number of GPUs that share the operations between the tensor-parallel parts.
+    """
     hidden, norms = shape.hidden, shape.norms_per_layer
     eager_rms = framework == "torch" and shape.norm == "rms"
     into, _after, statistics = norm_kept(shape, framework)
@@ -180,9 +187,10 @@ def _pieces(
 def _between_operators(
     shape: TransformerShape, dense: bool, tensor: int, spread: int, expert: tuple[int, int]
 ) -> Fraction:
-    """Return what selective checkpoints by operator keep [3]_: input, attention's result, products, what was sent.
+    """Return the bytes that selective checkpoints by operator keep [3]_.
 
-    Results of reduce-scatters are a GPU's part of the sequence; copies of tokens arrive at their experts and back.
+    They keep a layer's input, attention's result, products, and the results of communication. The result of a
+    reduce-scatter is a GPU's part of the sequence. Copies of tokens are kept at their experts and when they are back.
     """
     kept = Fraction(_BF16 * shape.hidden, spread)
     kept += _BF16 * heads_of(shape, tensor).results + Fraction(_FP32 * shape.heads, tensor)
@@ -198,9 +206,10 @@ def _between_operators(
 
 
 def _norm_results(shape: TransformerShape, framework: Framework, spread: int, read_whole: int) -> Fraction:
-    """Results of a layer's norms, without those of norms after its halves, as Gemma's: sums keep nothing of them.
+    """Return the bytes that a layer's norms keep of their results.
 
-    In torch what products of ``read_whole`` of its halves read is whole on every GPU.
+    Norms after the halves of a block, as Gemma's, count nothing: their results only enter a sum. In torch the results
+    that products of ``read_whole`` halves read are whole on every GPU.
     """
     norms, after = shape.norms_per_layer, norm_kept(shape, framework).after
     added = max(0, norms - _HALVES)
@@ -209,70 +218,80 @@ def _norm_results(shape: TransformerShape, framework: Framework, spread: int, re
 
 
 def _attention(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
-    """Queries, keys, values, the result and its log-sum-exp; keys and values are whole heads on every GPU.
+    """Return the bytes of queries, keys, values, the result and its log-sum-exp.
 
-    In torch gathered keys and values are kept as they are.
+    Keys and values are whole heads on every GPU. In torch gathered keys and values are kept as they are.
     """
     heads = heads_of(shape, tensor)
-    found = _BF16 * (heads.queries + heads.results) + Fraction(_FP32 * shape.heads, tensor)
-    found += _kept_with_values(shape, tensor, framework, context)
+    total = _BF16 * (heads.queries + heads.results) + Fraction(_FP32 * shape.heads, tensor)
+    total += _kept_with_values(shape, tensor, framework, context)
     gathered = context[0] if framework == "torch" and context is not None and context[1] == "all_gather" else 1
-    return found + _BF16 * gathered * heads.moved
+    return total + _BF16 * gathered * heads.moved
 
 
 def _around_heads(shape: TransformerShape, tensor: int, eager_rms: bool, framework: Framework) -> Fraction:
-    """Norms of heads; in torch the copy of the result of grouped attention that is made before the projection."""
-    heads, found = heads_of(shape, tensor), Fraction(0)
+    """Return the bytes of the norms of heads, and of torch's copy of grouped attention's result."""
+    heads, total = heads_of(shape, tensor), Fraction(0)
     if shape.query_key_norm:
-        found += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
-    return found + (_BF16 * heads.results if framework == "torch" and shape.kv_heads < shape.heads else 0)
+        total += (2 * _FP32 if eager_rms else _BF16) * (heads.queries + heads.keys)
+    return total + (_BF16 * heads.results if framework == "torch" and shape.kv_heads < shape.heads else 0)
 
 
 def _narrow(shape: TransformerShape, latent: LatentAttention, spread: int, framework: Framework) -> Fraction:
-    """Narrow projections before and after their norms; in Megatron the rotary part of keys, in torch all tokens."""
+    """Return the bytes of narrow projections before and after their norms.
+
+    Megatron adds the rotary part of keys and divides all by ``spread``; in torch every GPU has all tokens.
+    """
     norm = norm_kept(shape, framework)
     ranks = [rank for rank in (latent.query_rank, latent.key_value_rank) if rank is not None]
-    found = Fraction(sum(ranks) * (norm.before + norm.after))
+    total = Fraction(sum(ranks) * (norm.before + norm.after))
     if framework == "torch":
-        return found + len(ranks) * norm.statistics
-    return (found + _BF16 * latent.rotary_width) / spread
+        return total + len(ranks) * norm.statistics
+    return (total + _BF16 * latent.rotary_width) / spread
 
 
 def _made_from_narrow(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
-    """What the projections of latent attention made, as far as it is kept and was not sent by a GPU.
+    """Return the bytes kept of the results of latent attention's projections, except tensors that another GPU sent.
 
-    A ring leaves another GPU's keys and values to be kept, an all-to-all everything; in torch those gathered are kept.
+    A ring keeps another GPU's keys and values, and an all-to-all only received tensors; torch keeps gathered keys and
+    values.
     """
     heads = heads_of(shape, tensor)
     if context is not None and context[1] == "all_to_all":
         return Fraction(0)
     sent = context is not None and (context[1] == "ring" or framework == "torch")
-    made = _BF16 * (heads.queries if sent else heads.queries + heads.moved)
-    return made + _kept_with_values(shape, tensor, framework, context)
+    total = _BF16 * (heads.queries if sent else heads.queries + heads.moved)
+    return total + _kept_with_values(shape, tensor, framework, context)
 
 
 def _kept_with_values(shape: TransformerShape, tensor: int, framework: Framework, context: _Context) -> Fraction:
-    """The part of keys without positions: values of latent attention are one tensor with it in torch, until sent."""
+    """Return the bytes of the part of keys without positions.
+
+    In torch the values of latent attention are one tensor with this part, until they are sent.
+    """
     if framework == "megatron" or context is not None or shape.latent is None:
         return Fraction(0)
     return Fraction(_BF16 * shape.heads * shape.latent.plain_width, tensor)
 
 
 def _feed_forward(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
-    """Before and after the activation; with a gate both factors before, and in eager torch their first result."""
+    """Return the bytes before and after the activation.
+
+    A gate has both factors before it, and in eager torch also the result of the first kernel.
+    """
     tensors = 2 if not shape.gated else 3 if framework == "megatron" else 4
     return Fraction(tensors * _BF16 * width)
 
 
 def _recomputed_activation(shape: TransformerShape, width: int, framework: Framework) -> Fraction:
-    """The activation's result, and with a gate in eager torch that of its first kernel."""
+    """Return the bytes of the activation's result; a gate in eager torch adds the result of its first kernel."""
     return Fraction((2 if shape.gated and framework == "torch" else 1) * _BF16 * width)
 
 
 def _mixture(
     shape: TransformerShape, experts: Experts, tensor: int, spread: int, expert: tuple[int, int], framework: Framework
 ) -> _FeedForward:
-    """``expert``: how many GPUs share the experts, and each expert."""
+    """Compute the bytes of a mixture; ``expert`` counts the GPUs that share the experts and the GPUs per expert."""
     copies = copies_per_token(experts) / spread
     worked = copies * busiest(experts, expert[0])
     shared = _shared_experts(shape, experts, tensor, spread, framework)
@@ -283,8 +302,10 @@ def _mixture(
 
 
 def _router(shape: TransformerShape, experts: Experts, framework: Framework) -> Fraction:
-    """Of a token: scores in fp32. Megatron has those of the loss that balances experts as well, a mask of the experts
-    that were chosen, and the map of the permutation; torch the router's input in fp32, and the numbers of the chosen.
+    """Return the router's bytes per token, with scores in fp32.
+
+    Megatron also has the scores of the loss that balances experts, a mask of the experts that were chosen, and the map
+    of the permutation. Torch has the router's input in fp32, and the numbers of the chosen experts.
     """
     if framework == "megatron":
         return Fraction(experts.number * (2 * _FP32 + _MASK) + (2 * experts.number + 1) * _INT32)
@@ -295,8 +316,10 @@ def _router(shape: TransformerShape, experts: Experts, framework: Framework) -> 
 def _routed_experts(
     shape: TransformerShape, experts: Experts, worked: Fraction, expert_tensor: int, framework: Framework
 ) -> Fraction:
-    """``worked`` copies of a token, gathered where GPUs share an expert: the input, its weight in fp32, and in Megatron
-    two maps of sorting by expert; then what lies around the activation, of which each GPU has its part of the width.
+    """Return the bytes of ``worked`` copies of a token, gathered where GPUs share an expert.
+
+    A copy has the input, its weight in fp32, and in Megatron two maps of sorting by expert. Each GPU has its part of
+    the width of the tensors around the activation.
     """
     further = _FP32 + 2 * _INT32 if framework == "megatron" else 0
     arrived = expert_tensor * (_BF16 * shape.hidden + further)
@@ -304,14 +327,17 @@ def _routed_experts(
 
 
 def _returned_copy(shape: TransformerShape, framework: Framework) -> Fraction:
-    """Of a copy that comes back: torch weighs it in fp32; Megatron weighed what the activation made, and keeps none."""
+    """Return the bytes of a copy that comes back.
+
+    Torch weighs the copy in fp32. Megatron weighs the activation's result instead, and keeps no copy.
+    """
     return Fraction(_FP32 * (shape.hidden + 1) if framework == "torch" else 0)
 
 
 def _shared_experts(
     shape: TransformerShape, experts: Experts, tensor: int, spread: int, framework: Framework
 ) -> Fraction:
-    """Shared experts, and their result with its weight where a gate weighs them."""
+    """Return the bytes of shared experts; a gate adds their result and its weight."""
     gate = _BF16 * (shape.hidden + 1) if experts.shared_gate else 0
     return _feed_forward(shape, experts.shared_ffn, framework) / tensor + Fraction(gate, spread)
 
@@ -328,8 +354,8 @@ class Result(NamedTuple):
 def kept_results(shape: TransformerShape, tensor: int, *, dense: bool) -> tuple[Result, ...]:
     """Return the products of a block, ``dense`` or with experts, whose results selective checkpoints keep [3]_.
 
-    In the order of eager torch every second product without a bias, from the first on, and each that adds one. The
-    router's and grouped ones are made again.
+    In the order of eager torch these are every second product without a bias, from the first on, and each product that
+    adds a bias. The router's product and grouped products are computed again.
     """
     results = [*_attention_results(shape, tensor), *_feed_forward_results(shape, tensor, dense=dense)]
     counted = [result for result in results if not result.has_bias]
@@ -337,7 +363,7 @@ def kept_results(shape: TransformerShape, tensor: int, *, dense: bool) -> tuple[
 
 
 def _attention_results(shape: TransformerShape, tensor: int) -> tuple[Result, ...]:
-    """Return the products in order; the one that leads out of the heads leaves a sum of the whole width."""
+    """Return the products in order; the output projection of the heads leaves a sum of the whole width."""
     heads, latent, biases = heads_of(shape, tensor), shape.latent, shape.attention_biases
     out = Result("out", Fraction(shape.hidden), biases == "all")
     if latent is None:

@@ -1,4 +1,4 @@
-"""FLOPs that a transformer takes for a sample: of matrix products alone, and none twice.
+"""FLOPs that a transformer takes for a sample: of matrix products alone, each counted once.
 
 .. [1] Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), appendix: 2 FLOPs per
    weight and token forwards, 4 backwards.
@@ -14,9 +14,9 @@ from penstock.shapes.roles import windowed_layers
 def flops_per_sample(shape: TransformerShape) -> int:
     """Return the FLOPs of one sample's forward and backward, without recomputation.
 
-    6 per token and weight of a matrix that the token goes through (of experts, those that it is sent to; the embedding
-    is looked up), and 6 × 2 per pair of tokens and width of the heads for attention, half of it where attention is
-    causal; through a window of w positions w·(2s - w)/2 of a sequence's s² pairs.
+    Each token costs 6 FLOPs per weight of the matrices that it goes through. Of the experts only the ones that it is
+    sent to count, and the embedding is looked up. Attention costs 6 × 2 per pair of tokens and width of the heads, half
+    of it where attention is causal. A window of w positions has w·(2s - w)/2 of a sequence's s² pairs.
     """
     weights = shape.hidden * (shape.outputs or shape.vocabulary)
     dense = parameters.dense_layers(shape)
@@ -32,11 +32,11 @@ def flops_per_sample(shape: TransformerShape) -> int:
 
 def _weights(shape: TransformerShape, *, dense: bool) -> int:
     """Return the weights of a layer's matrices that one token goes through."""
-    found = sum(rows * columns for rows, columns in parameters.matrices(shape, dense=dense))
+    weights = sum(rows * columns for rows, columns in parameters.matrices(shape, dense=dense))
     if dense or shape.experts is None:
-        return found
+        return weights
     each = sum(rows * columns for rows, columns in parameters.expert_matrices(shape, dense=False))
-    return found + shape.experts.per_token * each + shape.hidden * shape.experts.number
+    return weights + shape.experts.per_token * each + shape.hidden * shape.experts.number
 
 
 def _head_width(shape: TransformerShape) -> int:

@@ -1,4 +1,4 @@
-"""How wide the heads of attention are on one GPU of a tensor-parallel group."""
+"""The width of attention's heads on one GPU of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Heads(NamedTuple):
 
 
 def heads_of(shape: TransformerShape, tensor: int) -> Heads:
-    """Key and value heads are whole on every GPU, and copied where they are fewer than the GPUs.
+    """Return the widths of the heads of one GPU.
 
-    In latent attention every head has keys and values of its own; the rotary part of all keys is the same, but
-    attention reads it for each head.
+    Key and value heads are whole on every GPU, and copied where they are fewer than the GPUs. In latent attention every
+    head has separate keys and values. All keys share their rotary part, but attention reads it for each head.
     """
     latent = shape.latent
     if latent is None:

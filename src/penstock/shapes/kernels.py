@@ -1,7 +1,7 @@
-"""How long a kernel takes on one kind of device: a roofline over its FLOPs and bytes, in which small shapes lose.
+"""Time of a kernel on one kind of device: a roofline over its FLOPs and bytes, in which small shapes lose.
 
-Peaks and what a large layer reaches of them are those of ``device_table``, by how much a shape misses that is the rule
-of `primitives`.
+``device_table`` has the peaks and the part of them that a large layer reaches. `primitives` has the rule by how much a
+small shape misses that part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ class Kernels:
         self.bytes_per_ns = facts.bytes_per_s() / 1e9
 
     def product_ns(self, rows: float, inner: float, columns: float, *, result_bytes: int | None = None) -> float:
-        """A product of (rows, inner) and (inner, columns); ``result_bytes``: moved per element of the result."""
+        """Return the time of a product of (rows, inner) and (inner, columns).
+
+        ``result_bytes``: bytes moved per element of the result.
+        """
         return max(self._launch_ns, self._multiplied_ns(rows, inner, columns, result_bytes, self._rule.exposed))
 
     def grouped_product_ns(
         self, groups: int, rows: float, inner: float, columns: float, *, result_bytes: int | None = None
     ) -> float:
-        """A product for each of ``groups`` in one call, ``rows`` being those of one group."""
+        """Return the time of one product for each of ``groups`` in one call, with ``rows`` per group."""
         each = self._multiplied_ns(rows, inner, columns, result_bytes, self._rule.exposed_in_groups)
         return max(self._launch_ns, groups * each)
 
@@ -39,14 +42,15 @@ class Kernels:
         return 2 * rows * inner * columns / self._flops_per_ns + exposed * moved / self.bytes_per_ns
 
     def attention_ns(self, flops: float, rows: float, *, backward: bool, latent: bool = False) -> float:
-        """Flash attention, ``rows`` being the queries of all heads together; ``latent``: its scores are wider than its
-        values. Backward counts 2.5 times the FLOPs of forward.
+        """Return the time of flash attention, where ``rows`` counts the queries of all heads together.
+
+        ``latent``: the scores are wider than the values. Backward counts 2.5 times the FLOPs of forward.
         """
-        known = self._rule.backward if backward else self._rule.forward
-        rate = known.rate * (known.of_latent if latent else 1)
-        reached = self._flops_per_ns * rate * rows / (rows + known.half_rows)
+        attention = self._rule.backward if backward else self._rule.forward
+        rate = attention.rate * (attention.of_latent if latent else 1)
+        reached = self._flops_per_ns * rate * rows / (rows + attention.half_rows)
         return max(self._launch_ns, flops / reached)
 
     def moved_ns(self, size_bytes: float) -> float:
-        """Operations element by element, by the bytes that they read and write together; 0 for none."""
+        """Return the time of elementwise operations by the bytes that they read and write together; 0 for no bytes."""
         return max(self._launch_ns, size_bytes / self.bytes_per_ns) if size_bytes else 0.0

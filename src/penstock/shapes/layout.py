@@ -1,4 +1,4 @@
-"""A uniform layout of a training job, one value of each degree for the whole model; and all that are asked for."""
+"""A uniform layout of a training job, with one value of each degree for the whole model, and all requested layouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.schemas.transformers.degrees import ContextKind, Framework, Module
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 FULL: frozenset[Module] = frozenset(("attention", "mlp", "norm"))
-"""All of a layer: what is kept of it is its input alone. The other modules are parts of these."""
+"""All modules of a layer: only its input is kept. The other modules are parts of these three."""
 FRAMEWORKS: dict[str, Framework] = {"megatron": "megatron", "torchtitan": "torch"}
-"""Whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
+"""The framework whose rules and kernels a trainer has; DeepSpeed's layers are the user's own."""
 USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all_gather"}
-"""Megatron's ``--cp-comm-type p2p``; what torchtitan does."""
+"""Megatron's ``--cp-comm-type p2p``, and the all-gather of torchtitan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Layout:
     sequence_parallel: bool = True
     framework: Framework = "megatron"
     context_kind: ContextKind | None = None
-    """Left out: the framework's usual one."""
+    """The kind of context parallelism; None for the framework's usual kind."""
     ends_as_layers: bool = True
     """Whether Megatron may count embedding and head as a layer each, where stages are even in no other way."""
     uneven: bool = False
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def context_by(self) -> ContextKind:
-        """How keys and values get to all GPUs that share a sequence."""
+        """The way in which keys and values get to all GPUs that share a sequence."""
         return self.context_kind or USUAL_CONTEXT[self.framework]
 
     @property
@@ -72,7 +72,7 @@ class Layout:
 
 
 def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
-    """Transformer layers of each virtual stage in the model's order; None where the framework cannot split them.
+    """Return the transformer layers of each virtual stage in the model's order, or None if they cannot be split.
 
     Megatron splits evenly, or evenly with embedding and head counted as a layer each
     (``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``), or unevenly
@@ -91,11 +91,11 @@ def layers_of_stages(layers: int, layout: Layout) -> tuple[int, ...] | None:
 
 
 def _uneven(layers: int, stages: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """Return stages of which some have fewer layers, the largest being as small as they can be.
+    """Return stages of which some have fewer layers, the largest being as small as possible.
 
-    With one stage per rank those are the last, and the first where that is not enough: Megatron has flags for both.
-    Otherwise as few stages as possible have one layer fewer, from the back: a layout string says so. Without a
-    transformer layer are the ends at most, which hold the embedding or the head.
+    With one stage per rank the last stage has fewer layers, and the first too where that is not enough: Megatron has
+    flags for both. Otherwise as few stages as possible have one layer fewer, from the back, as a layout string says.
+    Only the first and the last stage, which hold the embedding and the head, may have no transformer layer.
     """
     each = -(-layers // stages)
     fewer = each * stages - layers
@@ -142,20 +142,20 @@ def uneven_said(layers: int, layout: Layout) -> str:
 
 @lru_cache(maxsize=256)
 def divisors(number: int) -> tuple[int, ...]:
-    """The divisors of a number, in order."""
+    """Return the divisors of a number, in order."""
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     return tuple(sorted({*small, *(number // each for each in small)}))
 
 
 def layouts(
-    gpus: int, asked: Mapping[str, Sequence[int]], shardings: Sequence[Sharding], rest: Layout
+    gpus: int, values: Mapping[str, Sequence[int]], shardings: Sequence[Sharding], rest: Layout
 ) -> Iterator[Layout]:
-    """Every combination of the values ``asked`` of each degree, on all ``gpus``; ``rest`` gives what does not vary.
+    """Yield every combination of the ``values`` of each degree on all ``gpus``; ``rest`` has the other fields.
 
     A product that does not divide the GPUs comes with ``data`` 0, for the rules to refuse.
     """
     names = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
-    for degrees, sharding in product(product(*(asked[name] for name in names)), shardings):
+    for degrees, sharding in product(product(*(values[name] for name in names)), shardings):
         tensor, context, expert, pipeline, virtual_stages, micro_batch_size = degrees
         group = tensor * context * pipeline
         yield replace(

@@ -1,7 +1,7 @@
-"""Which layouts a framework can train: a function per rule, which says in a sentence what is broken and what is near.
+"""Rules of the layouts that a framework can train: a function per rule, which states the fault and the nearest values.
 
-The rules are those of Megatron-Core's argument checks, of its transformer and of its groups of ranks, and what
-torchtitan asks of the same degrees. ``docs/fits.md`` lists them.
+The rules are the checks of Megatron-Core's arguments, of its transformer and of its groups of ranks, and torchtitan's
+requirements on the same degrees. ``docs/fits.md`` lists them.
 
 Megatron finds some of them late: arguments, configuration, groups and batch pass its checks, and the job fails when
 layers are built or in the first step [1]_. Each broken rule has the moment, so that the verdict of each check is known.
@@ -21,12 +21,15 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout, divisors, layers_of_stages
 
 _NEAR = 3
-"""How many legal values a sentence names."""
+"""The number of legal values that a sentence names."""
 
 
 Moment = Literal["start", "model", "step", "never"]
-"""When Megatron-LM itself refuses: its checks before anything is built, the model's construction, the first step; or
-never, where Penstock has no plans of what Megatron may run."""
+"""The moment at which Megatron-LM itself refuses.
+
+``start``: its checks before anything is built; ``model``: the model's construction. ``step``: the first step;
+``never``: Megatron may run it, but Penstock has no plans for it.
+"""
 LATE: dict[str, Moment] = {
     "feed_forward": "model",
     "vocabulary": "model",
@@ -38,8 +41,8 @@ LATE: dict[str, Moment] = {
     "cells": "never",
     "sharding": "never",
 }
-"""The rules that Megatron's checks at the start do not find, and ``layers`` with virtual stages besides."""
-_SAID = {
+"""The rules that Megatron's checks at the start do not find; ``layers`` with virtual stages is another one."""
+_LATE_SENTENCES = {
     "model": " (Megatron's checks at the start let it pass, and building the layers fails)",
     "step": " (Megatron's checks at the start let it pass, and the first step fails)",
 }
@@ -68,21 +71,21 @@ Rule = Callable[[Case], tuple[str, str] | None]
 
 
 def broken(shape: TransformerShape, layout: Layout, gpus: int) -> list[Broken]:
-    """Every rule that the layout breaks."""
+    """Return every rule that the layout breaks."""
     case = Case(shape, layout, gpus)
-    return [_told(rule.__name__, case, *found) for rule in RULES if (found := rule(case)) is not None]
+    return [_broken_rule(rule.__name__, case, *problem) for rule in RULES if (problem := rule(case)) is not None]
 
 
-def _told(rule: str, case: Case, degree: str, sentence: str) -> Broken:
-    """The broken rule with its moment, which the sentence says where it is a late one."""
+def _broken_rule(rule: str, case: Case, degree: str, sentence: str) -> Broken:
+    """Build the broken rule with its moment, which the sentence states where Megatron fails late."""
     late: Moment = "model" if rule == "layers" and case.layout.virtual_stages > 1 else "start"
     moment = LATE.get(rule, late) if case.layout.framework == "megatron" else "start"
     what, semicolon, near = sentence.partition(";")
-    return Broken(rule, degree, f"{what}{_SAID.get(moment, '')}{semicolon}{near}", moment)
+    return Broken(rule, degree, f"{what}{_LATE_SENTENCES.get(moment, '')}{semicolon}{near}", moment)
 
 
 def product(case: Case) -> tuple[str, str] | None:
-    """Tensor × context × pipeline divides the GPUs."""
+    """Require that tensor × context × pipeline divides the GPUs."""
     one = case.layout
     group = one.tensor * one.context * one.pipeline
     if case.gpus % group == 0:
@@ -92,12 +95,12 @@ def product(case: Case) -> tuple[str, str] | None:
     rest = group // value
     allowed = divisors(case.gpus // rest) if case.gpus % rest == 0 else ()
     factors = [f"{name} {number}" for name, number in parts if number > 1]
-    said = factors[0] if len(factors) == 1 else f"{' × '.join(factors)} = {group}"
-    return degree, (f"{said} does not divide {_counted(case.gpus, 'GPU')}{_nearest(degree, value, allowed)}")
+    factors_text = factors[0] if len(factors) == 1 else f"{' × '.join(factors)} = {group}"
+    return degree, (f"{factors_text} does not divide {_counted(case.gpus, 'GPU')}{_nearest(degree, value, allowed)}")
 
 
 def heads(case: Case) -> tuple[str, str] | None:
-    """The tensor degree divides the attention heads."""
+    """Require that the tensor degree divides the attention heads."""
     tensor, number = case.layout.tensor, case.shape.heads
     if number % tensor == 0:
         return None
@@ -108,7 +111,10 @@ def heads(case: Case) -> tuple[str, str] | None:
 
 
 def key_value_heads(case: Case) -> tuple[str, str] | None:
-    """The tensor degree divides the key and value heads; Megatron also copies them where they divide it."""
+    """Require that the tensor degree divides the key and value heads.
+
+    Megatron also copies the heads where their number divides the tensor degree.
+    """
     tensor, number = case.layout.tensor, case.shape.kv_heads
     if case.shape.latent is not None or number == case.shape.heads or number % tensor == 0:
         return None
@@ -119,7 +125,7 @@ def key_value_heads(case: Case) -> tuple[str, str] | None:
 
 
 def feed_forward(case: Case) -> tuple[str, str] | None:
-    """The tensor degree divides the width of the feed-forward, and of shared experts."""
+    """Require that the tensor degree divides the width of the feed-forward, and of shared experts."""
     tensor, shape = case.layout.tensor, case.shape
     widths = [shape.ffn] if shape.experts is None or shape.experts.dense_layers else []
     widths += [shape.experts.shared_ffn] if shape.experts is not None and shape.experts.shared_ffn else []
@@ -131,7 +137,7 @@ def feed_forward(case: Case) -> tuple[str, str] | None:
 
 
 def vocabulary(case: Case) -> tuple[str, str] | None:
-    """The tensor degree divides a padded vocabulary that was given; frameworks pad one that was not."""
+    """Require that the tensor degree divides a padded vocabulary of the shape; frameworks pad any other vocabulary."""
     tensor, rows = case.layout.tensor, case.shape.padded_vocabulary
     if rows is None or rows % tensor == 0:
         return None
@@ -140,7 +146,7 @@ def vocabulary(case: Case) -> tuple[str, str] | None:
 
 
 def context(case: Case) -> tuple[str, str] | None:
-    """Twice the context degree divides the sequence: each GPU has one part from the front and one from the back."""
+    """Require that twice the context degree divides the sequence: each GPU has a front and a back part."""
     degree, length = case.layout.context, case.shape.sequence_length
     if degree == 1 or length % (2 * degree) == 0:
         return None
@@ -150,25 +156,25 @@ def context(case: Case) -> tuple[str, str] | None:
 
 
 def context_heads(case: Case) -> tuple[str, str] | None:
-    """Exchanged all-to-all, the heads of a tensor-parallel GPU, those of keys as well, are divided by context."""
+    """Require for all-to-all that the context degree divides a tensor-parallel GPU's heads of queries and keys."""
     one, shape = case.layout, case.shape
     if one.context == 1 or one.context_by != "all_to_all":
         return None
     copied = shape.heads if shape.latent is not None else max(shape.kv_heads, one.tensor)
     both = math.gcd(shape.heads, copied)
     legal = divisors(both // one.tensor) if both % one.tensor == 0 else ()
-    for number, said in ((shape.heads, "attention heads"), (copied, "key and value heads")):
+    for number, noun in ((shape.heads, "attention heads"), (copied, "key and value heads")):
         if number % (one.tensor * one.context):
             nearest = _nearest("context", one.context, legal)
             return "context", (
                 f"all-to-all: tensor {one.tensor} × context {one.context} = {one.tensor * one.context} does not divide "
-                f"{number} {said}{nearest}"
+                f"{number} {noun}{nearest}"
             )
     return None
 
 
 def context_sinks(case: Case) -> tuple[str, str] | None:
-    """Transformer Engine has attention sinks in sequences that GPUs share only where heads are exchanged."""
+    """Refuse attention sinks where Transformer Engine lacks them: in shared sequences, unless heads are exchanged."""
     one = case.layout
     if not case.shape.sinks or one.context == 1 or one.framework == "torch" or one.context_by == "all_to_all":
         return None
@@ -179,17 +185,17 @@ def context_sinks(case: Case) -> tuple[str, str] | None:
 
 
 def sequence_parallel(case: Case) -> tuple[str, str] | None:
-    """With sequence parallelism the tensor degree divides the tokens of a GPU."""
+    """Require with sequence parallelism that the tensor degree divides the tokens of a GPU."""
     one, length = case.layout, case.shape.sequence_length
     if one.tensor == 1 or not one.sequence_parallel or length % one.context or length // one.context % one.tensor == 0:
         return None
-    own = length // one.context
-    nearest = _nearest("tensor", one.tensor, divisors(own))
-    return "tensor", f"sequence parallelism: tensor {one.tensor} does not divide {own} tokens of a GPU{nearest}"
+    tokens = length // one.context
+    nearest = _nearest("tensor", one.tensor, divisors(tokens))
+    return "tensor", f"sequence parallelism: tensor {one.tensor} does not divide {tokens} tokens of a GPU{nearest}"
 
 
 def layers(case: Case) -> tuple[str, str] | None:
-    """The layers can be split over all virtual stages."""
+    """Require that the layers can be split over all virtual stages."""
     one = case.layout
     if layers_of_stages(case.shape.layers, one) is not None:
         return None
@@ -201,16 +207,16 @@ def layers(case: Case) -> tuple[str, str] | None:
     nearest = _nearest(degree, value, {each // rest for each in even if each % rest == 0 and each > 0})
     if stages > number:
         return degree, f"{number} layers are fewer than {stages} stages{nearest}"
-    said = f"pipeline {one.pipeline}" + (f" × virtual stages {one.virtual_stages}" if one.virtual_stages > 1 else "")
+    text = f"pipeline {one.pipeline}" + (f" × virtual stages {one.virtual_stages}" if one.virtual_stages > 1 else "")
     if not one.ends_as_layers:
-        return degree, f"{said} does not divide {number} layers{nearest}"
+        return degree, f"{text} does not divide {number} layers{nearest}"
     return degree, (
-        f"{said} divides neither {number} layers nor {number + 2}, with embedding and head counted as layers{nearest}"
+        f"{text} divides neither {number} layers nor {number + 2}, with embedding and head counted as layers{nearest}"
     )
 
 
 def interleaving(case: Case) -> tuple[str, str] | None:
-    """Virtual stages need a pipeline."""
+    """Require a pipeline for virtual stages."""
     one = case.layout
     if one.virtual_stages == 1 or one.pipeline > 1:
         return None
@@ -218,7 +224,7 @@ def interleaving(case: Case) -> tuple[str, str] | None:
 
 
 def batch(case: Case) -> tuple[str, str] | None:
-    """Micro-batch size × replicas divides the global batch; context parallelism adds no samples."""
+    """Require that micro-batch size × replicas divides the global batch; context parallelism adds no samples."""
     one = case.layout
     if one.global_batch_size is None or one.data == 0:
         return None
@@ -233,7 +239,7 @@ def batch(case: Case) -> tuple[str, str] | None:
 
 
 def experts(case: Case) -> tuple[str, str] | None:
-    """The expert degree divides the experts, and is 1 in a model without."""
+    """Require that the expert degree divides the experts, and that it is 1 in a model without experts."""
     degree, shape = case.layout.expert, case.shape
     if shape.experts is None:
         degrees = {"expert": degree, "expert_tensor": case.layout.expert_tensor}
@@ -248,7 +254,7 @@ def experts(case: Case) -> tuple[str, str] | None:
 
 
 def expert_groups(case: Case) -> tuple[str, str] | None:
-    """Expert × expert tensor × pipeline divides the GPUs."""
+    """Require that expert × expert tensor × pipeline divides the GPUs."""
     one = case.layout
     group = one.expert * one.expert_tensor * one.pipeline
     if case.shape.experts is None or case.gpus % group == 0:
@@ -263,7 +269,7 @@ def expert_groups(case: Case) -> tuple[str, str] | None:
 
 
 def expert_width(case: Case) -> tuple[str, str] | None:
-    """The expert tensor degree divides the width of an expert."""
+    """Require that the expert tensor degree divides the width of an expert."""
     degree, shape = case.layout.expert_tensor, case.shape
     if shape.experts is None or shape.experts.ffn % degree == 0:
         return None
@@ -272,7 +278,7 @@ def expert_width(case: Case) -> tuple[str, str] | None:
 
 
 def expert_tensor(case: Case) -> tuple[str, str] | None:
-    """Only Megatron splits each expert over GPUs."""
+    """Refuse an expert tensor degree in torch: only Megatron splits each expert over GPUs."""
     degree = case.layout.expert_tensor
     if case.shape.experts is None or degree == 1 or case.layout.framework == "megatron":
         return None
@@ -280,7 +286,7 @@ def expert_tensor(case: Case) -> tuple[str, str] | None:
 
 
 def expert_sequence_parallel(case: Case) -> tuple[str, str] | None:
-    """Experts with tensor parallelism need sequence parallelism."""
+    """Require sequence parallelism for experts with tensor parallelism."""
     one = case.layout
     if case.shape.experts is None or one.tensor == 1 or one.sequence_parallel:
         return None
@@ -288,7 +294,7 @@ def expert_sequence_parallel(case: Case) -> tuple[str, str] | None:
 
 
 def cells(case: Case) -> tuple[str, str] | None:
-    """Tensor × context and expert × expert tensor divide one another, so that groups of neighbouring GPUs nest."""
+    """Require that tensor × context and expert × expert tensor divide one another: groups of neighbouring GPUs nest."""
     one = case.layout
     if case.shape.experts is None:
         return None
@@ -308,7 +314,7 @@ def cells(case: Case) -> tuple[str, str] | None:
 
 
 def sharding(case: Case) -> tuple[str, str] | None:
-    """What is sharded can be kept or gathered once per step under a pipeline, and by this framework."""
+    """Require a sharding that the framework has and that a pipeline gathers or reduces once per step."""
     one = case.layout
     if one.sharding == "parameters_kept" and one.framework == "megatron":
         return "sharding", "parameters_kept is a sharding of torch's FSDP2; nearest with megatron: optimizer"
@@ -316,10 +322,10 @@ def sharding(case: Case) -> tuple[str, str] | None:
         return None
     if one.sharding == "parameters":
         other = "parameters_kept" if one.framework == "torch" else "optimizer"
-        said = "parameters would be gathered again for every micro-batch"
+        reason = "parameters would be gathered again for every micro-batch"
     else:
-        other, said = "optimizer", "gradients would be reduced again for every micro-batch"
-    return "sharding", f"sharding {one.sharding} with pipeline {one.pipeline}: {said}; nearest: {other}"
+        other, reason = "optimizer", "gradients would be reduced again for every micro-batch"
+    return "sharding", f"sharding {one.sharding} with pipeline {one.pipeline}: {reason}; nearest: {other}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -1,7 +1,7 @@
-"""Which kernels of a profile are smaller than those that the rules of `primitives` were fitted to.
+"""Kernels of a profile that are smaller than any kernel to which the rules of `primitives` were fitted.
 
-They are timed by the same rule, extrapolated; the profile says so, and by how much the rule is off where such a
-kernel was measured.
+They are timed by the same rule, extrapolated. The profile says so, and by how much the rule is off where such a kernel
+was measured.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SENTENCES = {
 
 
 _NEGLIGIBLE = 0.05
-"""Of the time of products and attention: kernels that take less together, such as routers, are not named."""
+"""The share of the time of products and attention below which small kernels, such as routers, are not named."""
 
 
 class _Watched(Kernels):
-    """Kernels that remember those smaller than any that was measured: the least of each kind, and their time."""
+    """Kernels that record the ones smaller than any measured kernel: the least of each kind, and their time."""
 
     def __init__(self, facts: DeviceFacts) -> None:
         super().__init__(facts, "bf16")
@@ -37,8 +37,12 @@ class _Watched(Kernels):
         self._below: dict[float, tuple[float, float]] = {}
 
     def small(self) -> dict[float, float]:
-        """By the least that was measured, the least that there is, where such kernels take time."""
-        return {measured: least for measured, (least, own) in self._below.items() if own > _NEGLIGIBLE * self._total_ns}
+        """Return the least size of each kind of kernel, by the least measured size, where such kernels take time."""
+        return {
+            measured: least
+            for measured, (least, kernels_ns) in self._below.items()
+            if kernels_ns > _NEGLIGIBLE * self._total_ns
+        }
 
     def _seen(self, measured: float, value: float, own_ns: float) -> float:
         self._total_ns += own_ns
@@ -64,34 +68,34 @@ class _Watched(Kernels):
 
 
 def with_range(profile: ModelProfile, level: Level | None = None) -> ModelProfile:
-    """Return the computed profile with what is extrapolated among its assumptions, and a larger error where it counts.
+    """Return the computed profile with its extrapolations among its assumptions, and a larger error where they count.
 
-    Of kinds that are like another one plans have a larger error, and the profile where all its kinds are.
+    Plans on a kind that is like another one have a larger error, and so has a profile all of whose kinds are.
     """
     facts = [device_facts(kind, level, profile.framework or "torch") for kind in profile.device_kinds]
-    said = [
-        f"kernels of {own.kind} reach as much of its peaks as those of {own.like} do: its own are not measured"
-        for own in facts
-        if own.like is not None
+    likenesses = [
+        f"kernels of {device.kind} reach as much of its peaks as those of {device.like} do: its own are not measured"
+        for device in facts
+        if device.like is not None
     ]
     small = [_SENTENCES[measured].format(least, measured) for measured, least in _least(profile, facts[0]).items()]
     source = profile.source
-    if small or all(own.like is not None for own in facts):
+    if small or all(device.like is not None for device in facts):
         error = max(EXTRAPOLATED_EXPECTED_ERROR, source.expected_error)
         source = source.model_copy(update={"expected_error": error})
-    return profile.model_copy(update={"assumptions": (*profile.assumptions, *said, *small), "source": source})
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *likenesses, *small), "source": source})
 
 
 def _least(profile: ModelProfile, facts: DeviceFacts) -> dict[float, float]:
-    """The least of each kind of kernel that is smaller than any measured, over all degrees."""
+    """Return the least size of each kind of kernel that is smaller than any measured kernel, over all degrees."""
     assert profile.shape is not None
     size = min(one.micro_batch_size for one in profile.measurements)
-    found: dict[float, float] = {}
+    smallest: dict[float, float] = {}
     for degrees in ({}, *(variant.degrees.model_dump() for variant in profile.variants or ())):
         layout = Layout(framework=profile.framework or "torch", micro_batch_size=size, **degrees)
         case = Case(profile.shape, layout, facts)
         case.kernels = watched = _Watched(facts)
         costs_of(case)
         for measured, least in watched.small().items():
-            found[measured] = min(least, found.get(measured, least))
-    return found
+            smallest[measured] = min(least, smallest.get(measured, least))
+    return smallest

@@ -14,64 +14,71 @@ from penstock.schemas.transformers.shape import LatentAttention, TransformerShap
 
 
 class Parameters(NamedTuple):
-    """``dense``: divided by the tensor degree; ``replicated``: norms, routers; ``expert``: by the expert degree."""
+    """Numbers of parameters by the degree that divides them.
+
+    The tensor degree divides ``dense`` parameters, and the expert degree ``expert`` ones. Norms and routers are
+    ``replicated``.
+    """
 
     dense: int = 0
     replicated: int = 0
     expert: int = 0
 
     def plus(self, other: Parameters) -> Parameters:
-        """The sum, class by class."""
+        """Add up each class of parameters."""
         return Parameters(*(one + two for one, two in zip(self, other, strict=True)))
 
     def times(self, number: int) -> Parameters:
-        """So many of these."""
+        """Multiply each class of parameters."""
         return Parameters(*(each * number for each in self))
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all classes."""
         return sum(self)
 
 
 @lru_cache(maxsize=64)
 def layer(shape: TransformerShape, *, dense: bool) -> Parameters:
-    """One layer; ``dense`` says which kind where the shape has experts."""
+    """Count the parameters of one layer; ``dense`` chooses the kind where the shape has experts."""
     norms = shape.norms_per_layer * norm_width(shape)
-    found = _attention(shape).plus(Parameters(replicated=norms))
+    parameters = _attention(shape).plus(Parameters(replicated=norms))
     if shape.experts is None or dense:
-        return found.plus(_feed_forward(shape))
-    return found.plus(_experts(shape))
+        return parameters.plus(_feed_forward(shape))
+    return parameters.plus(_experts(shape))
 
 
 def with_copied_heads(shape: TransformerShape, tensor: int) -> TransformerShape:
-    """What the GPUs of a tensor-parallel group have together: a key and a value head for each, where it has fewer."""
+    """Return the shape that the GPUs of a tensor-parallel group have together.
+
+    Where it has fewer key and value heads than GPUs, each GPU has one of each.
+    """
     if shape.latent is not None or shape.kv_heads >= tensor:
         return shape
     return shape.model_copy(update={"kv_heads": tensor})
 
 
 def embedding(shape: TransformerShape, rows: int | None = None) -> Parameters:
-    """Word, position and segment vectors; ``rows`` of words where the vocabulary is padded."""
+    """Count the word, position and segment vectors; ``rows`` are the words of a padded vocabulary."""
     words = (shape.vocabulary if rows is None else rows) * shape.hidden
     further = (shape.positions + shape.token_types) * shape.hidden
     return Parameters(dense=words, replicated=further + (norm_width(shape) if shape.embedding_norm else 0))
 
 
 def head(shape: TransformerShape, rows: int | None = None) -> Parameters:
-    """The last norm and the scores, with a weight of their own even where it is tied to the embedding's."""
+    """Count the last norm and the scores, with a separate weight even where it is tied to the embedding's."""
     outputs = shape.outputs or (shape.vocabulary if rows is None else rows)
     bias = outputs if shape.head_bias else 0
     return Parameters(dense=outputs * shape.hidden + bias, replicated=norm_width(shape) if shape.final_norm else 0)
 
 
 def dense_layers(shape: TransformerShape) -> int:
-    """How many layers at the front have an ordinary feed-forward."""
+    """Return how many layers at the front have an ordinary feed-forward."""
     return shape.layers if shape.experts is None else shape.experts.dense_layers
 
 
 def total(shape: TransformerShape) -> int:
-    """Parameters of the model, a tied head counted once."""
+    """Count the parameters of the model, a tied head once."""
     dense = dense_layers(shape)
     body = layer(shape, dense=True).times(dense).plus(layer(shape, dense=False).times(shape.layers - dense))
     tied = shape.vocabulary * shape.hidden if shape.tied else 0
@@ -79,24 +86,24 @@ def total(shape: TransformerShape) -> int:
 
 
 def norm_width(shape: TransformerShape) -> int:
-    """Parameters of one norm over the hidden width."""
+    """Count the parameters of one norm over the hidden width."""
     return shape.hidden * (2 if shape.norm == "layer" else 1)
 
 
 def matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the fused weights of one layer that the tensor degree divides, undivided."""
+    """Return the rows and columns of one layer's fused weights that the tensor degree divides, undivided."""
     hidden, width = shape.hidden, shape.head_width
     if shape.latent is None:
         queries, values = (shape.heads + 2 * shape.kv_heads) * width, shape.heads * width
-        found = [(queries, hidden), (hidden, values)]
+        weights = [(queries, hidden), (hidden, values)]
     else:
-        found = _latent_matrices(shape, shape.latent)
+        weights = _latent_matrices(shape, shape.latent)
     inner = shape.ffn if shape.experts is None or dense else shape.experts.shared_ffn
-    return (*found, *_two(shape, inner)) if inner else tuple(found)
+    return (*weights, *_two(shape, inner)) if inner else tuple(weights)
 
 
 def expert_matrices(shape: TransformerShape, *, dense: bool) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the fused weights of one routed expert of a layer; of a dense layer none."""
+    """Return the rows and columns of the fused weights of one routed expert of a layer; empty for a dense layer."""
     return () if shape.experts is None or dense else _two(shape, shape.experts.ffn)
 
 
@@ -119,13 +126,13 @@ def _attention(shape: TransformerShape) -> Parameters:
 
 
 def local_elements(shape: TransformerShape, weights: Iterable[tuple[int, int]], tensor: int) -> Fraction:
-    """Elements of weights (rows, columns) on one GPU; those to the narrow widths of latent attention are on each."""
+    """Count the elements of weights (rows, columns) on one GPU; latent attention's narrow weights are whole on each."""
     narrow = set() if shape.latent is None else set(_narrow_matrices(shape, shape.latent))
     return sum((Fraction(each[0] * each[1], 1 if each in narrow else tensor) for each in weights), Fraction(0))
 
 
 def _narrow_matrices(shape: TransformerShape, latent: LatentAttention) -> list[tuple[int, int]]:
-    """Those to the narrow widths, which neither Megatron nor torchtitan divides."""
+    """Return the matrices to the narrow widths, which neither Megatron nor torchtitan divides."""
     queries = [] if latent.query_rank is None else [(latent.query_rank, shape.hidden)]
     return [*queries, (latent.key_value_rank + latent.rotary_width, shape.hidden)]
 

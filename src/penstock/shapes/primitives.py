@@ -1,11 +1,12 @@
-"""By how much kernels miss what a large matrix product reaches, by kind of device: a few numbers for each operator.
+"""The rate of kernels relative to a large matrix product, by kind of device: a few numbers for each operator.
 
 Fitted by ``benchmarks/bench_primitives.py`` to SimuMax's measurements (MooreThreads/SimuMax, release 1.2, Apache-2.0)
 on B200 and A100-PCIe in bf16: 697 matrix products, 120 products of groups, and flash attention of 88 shapes; and to our
 own on one H100 (``benchmarks/measured``): 606 products, 171 of groups, attention of 33 shapes, by cuDNN. The benchmark
-fails where these numbers are not, rounded, what the fit gives. Errors are those on shapes that were held out. H100's
-rule goes with the level ``kernels`` of the table of devices. At the level ``runs`` H100 and H200 have what the kinds
-without measurements have: the rule of products of both, the attention of an earlier fit to both, the groups of B200.
+fails where these numbers are not, rounded, the result of the fit. Errors are measured on shapes that were held out.
+H100's rule goes with the level ``kernels`` of the table of devices. At the level ``runs`` H100 and H200 have the rule
+of the kinds without measurements: the rule of products of both, the attention of an earlier fit to both, the groups of
+B200.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from penstock.facts.device_table import DeviceFacts
 
 
 class Attention(NamedTuple):
-    """Flash attention: its rate in a large layer over that of matrix products, and the rows that reach half of it.
+    """Flash attention: its rate in a large layer over the rate of matrix products, and the rows that reach half of it.
 
-    A row is a query of one head. Blocks of rows are what the kernel gives to processors, so few rows leave some idle.
+    A row is a query of one head. The kernel gives blocks of rows to processors, so few rows leave some idle.
     """
 
     rate: float
     half_rows: int
     of_latent: float
-    """Its rate in latent attention, with scores wider than values (192 and 128 when measured), over that in other."""
+    """The rate in latent attention (scores 192 and values 128 wide when measured) over the rate in other."""
 
 
 class Rule(NamedTuple):
-    """Of one kind. ``exposed``: of the time that the bytes of a product take, what its arithmetic does not hide."""
+    """A rule of one kind; ``exposed``: the part of the time of a product's bytes that arithmetic does not hide."""
 
     exposed: float
     exposed_in_groups: float
@@ -37,8 +38,11 @@ class Rule(NamedTuple):
 
 
 LEAST_FLOPS, LEAST_GROUP_ROWS, LEAST_ATTENTION_ROWS = 6.7e9, 128, 16_384
-"""The smallest product, rows of a group and rows of attention that were measured; smaller ones are extrapolated. The
-largest are 69 TFLOP, 9,832 and 8,388,608, and a rule has reached the rate of a large layer long before."""
+"""The smallest product (FLOP), rows of a group and rows of attention that were measured.
+
+Smaller ones are extrapolated. The largest are 69 TFLOP, 9,832 and 8,388,608 rows, and a rule reaches the rate of a
+large layer long before.
+"""
 
 _B200 = Rule(0.5, 0.79, Attention(1.05, 61_000, 1.03), Attention(0.82, 10_400, 0.78))
 _MEASURED = {
@@ -55,7 +59,7 @@ _OTHERS = Rule(
 
 
 def rule_of(facts: DeviceFacts) -> Rule:
-    """The rule of a kind, or that of the kind that it is taken to be like."""
+    """Return the rule of a kind, or of the kind that it is taken to be like."""
     kind = facts.like or facts.kind
     if kind == "H100" and facts.level == "runs":  # as recorded plans and shipped profiles were made
         return _OTHERS

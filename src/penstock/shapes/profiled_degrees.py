@@ -1,8 +1,8 @@
-"""Degrees at which a computed profile has costs: those that are asked for, or else the usual ones that are legal.
+"""Degrees at which a computed profile has costs: the requested ones, or else the usual ones that are legal.
 
-Usual are tensor degrees up to 8, which stay inside a node; context degrees up to 32 that leave a GPU at least 4,096
-tokens of a sample; of models with experts powers of two up to 64 that divide them. Expert degrees are left out from the
-least on, where a profile would have more than 60 combinations.
+Tensor degrees up to 8, which stay inside a node, are usual. So are context degrees up to 32 that leave a GPU at least
+4,096 tokens of a sample. For models with experts expert degrees are usual: powers of two up to 64 that divide the
+experts. Where a profile would have more than 60 combinations, the least expert degrees are left out.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.shapes.layout import Layout
 from penstock.shapes.legality import broken
 
 TENSOR_DEGREES = (2, 4, 8)
-"""Those that divide the GPUs of a usual node; tensor parallelism stays inside."""
+"""Tensor degrees that divide the GPUs of a usual node; tensor parallelism stays inside."""
 MOST_CONTEXT = 32
 LEAST_TOKENS = 4096
-"""Of a sample on one GPU, at the context degrees that are chosen here."""
+"""The fewest tokens of a sample on one GPU at the usual context degrees."""
 MOST_EXPERT = 64
 MOST_VARIANTS = 60
 
 Wanted = Sequence[int] | Literal["auto"] | None
-"""Degrees besides 1; left out or ``auto``: the usual ones."""
+"""Degrees besides 1; None or ``auto`` for the usual ones."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Degrees that a profile is to have costs at."""
+class DegreeOptions:
+    """Degrees at which a profile has costs."""
 
     tensor: Wanted = None
     context: Wanted = None
@@ -41,64 +41,68 @@ class Asked:
     expert_tensor: int = 1
 
 
-USUAL = Asked()
+USUAL = DegreeOptions()
 
 
 def usual_context(shape: TransformerShape) -> tuple[int, ...]:
-    """Powers of two up to 32 that leave a GPU at least 4,096 tokens of a sample."""
+    """Return the powers of two up to 32 that leave a GPU at least 4,096 tokens of a sample."""
     return tuple(each for each in _powers(MOST_CONTEXT) if each * LEAST_TOKENS <= shape.sequence_length)
 
 
 def usual_experts(shape: TransformerShape) -> tuple[int, ...]:
-    """Powers of two up to 64 that divide the experts; none of a model without."""
+    """Return the powers of two up to 64 that divide the experts; empty for a model without experts."""
     if shape.experts is None:
         return ()
     return tuple(each for each in _powers(MOST_EXPERT) if shape.experts.number % each == 0)
 
 
-def layouts_of(shape: TransformerShape, single: Layout, asked: Asked) -> tuple[tuple[Layout, ...], str | None]:
-    """The layouts of one cell each, and the first rule that refuses one.
+def layouts_of(
+    shape: TransformerShape, single: Layout, degrees: DegreeOptions
+) -> tuple[tuple[Layout, ...], str | None]:
+    """Return the layouts of one model-parallel group each, and the first rule that refuses one.
 
-    Raises UnsupportedRequest for a degree that was asked for.
+    Raises UnsupportedRequest for a requested degree that is illegal.
     """
     wanted = (
-        _values(asked.tensor, TENSOR_DEGREES),
-        _values(asked.context, usual_context(shape)),
-        _values(asked.expert, usual_experts(shape)),
+        _values(degrees.tensor, TENSOR_DEGREES),
+        _values(degrees.context, usual_context(shape)),
+        _values(degrees.expert, usual_experts(shape)),
     )
-    named = tuple(each not in (None, "auto") for each in (asked.tensor, asked.context, asked.expert))
-    found, why = [], None
+    named = tuple(each not in (None, "auto") for each in (degrees.tensor, degrees.context, degrees.expert))
+    legal, why = [], None
     for t, c, x in product(*wanted):
-        cell = max(t * c, x * asked.expert_tensor)
-        layout = replace(single, tensor=t, context=c, expert=x, expert_tensor=asked.expert_tensor, data=cell // (t * c))
+        cell = max(t * c, x * degrees.expert_tensor)
+        layout = replace(
+            single, tensor=t, context=c, expert=x, expert_tensor=degrees.expert_tensor, data=cell // (t * c)
+        )
         if cell == 1:
             continue
         wrong = broken(shape, layout, cell)
         if not wrong:
-            found.append(layout)
+            legal.append(layout)
             continue
         alone = sorted((t, c, x))[:2] == [1, 1]
-        whole = asked.expert_tensor > 1 and any(one.degree == "expert_tensor" for one in wrong)
-        if whole or (alone and any(said and degree > 1 for said, degree in zip(named, (t, c, x), strict=True))):
+        whole = degrees.expert_tensor > 1 and any(one.degree == "expert_tensor" for one in wrong)
+        if whole or (alone and any(is_named and degree > 1 for is_named, degree in zip(named, (t, c, x), strict=True))):
             raise UnsupportedRequest(
                 wrong[0].sentence, faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule) for one in wrong)
             )
         why = why or wrong[0].sentence.partition(";")[0]
     if shape.experts is not None and not named[2]:
-        found = _fewer(found)
-    return tuple(found), why
+        legal = _fewer(legal)
+    return tuple(legal), why
 
 
-def _fewer(found: list[Layout]) -> list[Layout]:
-    """Without the least expert degrees, as far as there are too many combinations."""
-    while len(found) > MOST_VARIANTS:
-        least = min(layout.expert for layout in found)
-        found = [layout for layout in found if layout.expert > least]
-    return found
+def _fewer(layouts: list[Layout]) -> list[Layout]:
+    """Drop the least expert degrees while there are too many combinations."""
+    while len(layouts) > MOST_VARIANTS:
+        least = min(layout.expert for layout in layouts)
+        layouts = [layout for layout in layouts if layout.expert > least]
+    return layouts
 
 
-def _values(asked: Wanted, usual: Sequence[int]) -> list[int]:
-    return sorted({1, *(usual if asked is None or asked == "auto" else asked)})
+def _values(degrees: Wanted, usual: Sequence[int]) -> list[int]:
+    return sorted({1, *(usual if degrees is None or degrees == "auto" else degrees)})
 
 
 def _powers(most: int) -> tuple[int, ...]:
@@ -106,7 +110,7 @@ def _powers(most: int) -> tuple[int, ...]:
 
 
 def refuse_illegal(profile: ModelProfile, degrees: Degrees) -> None:
-    """Raise UnsupportedRequest for degrees that no layout of the profile's transformer can have, by their rule."""
+    """Raise UnsupportedRequest for degrees that no layout of the profile's transformer can have, naming the rule."""
     if profile.shape is None:
         return
     layout = Layout(
@@ -115,11 +119,11 @@ def refuse_illegal(profile: ModelProfile, degrees: Degrees) -> None:
         framework=profile.framework or "megatron",
     )
     names = Degrees.model_fields
-    found = [each for each in broken(profile.shape, layout, degrees.gpus) if each.degree in names]
-    if found:
+    faults = [each for each in broken(profile.shape, layout, degrees.gpus) if each.degree in names]
+    if faults:
         raise UnsupportedRequest(
-            f"no plan can be at {degrees}: {found[0].sentence}",
-            faults=tuple(Fault("/degrees", one.sentence, one.rule.replace("_", "-")) for one in found),
+            f"no plan can be at {degrees}: {faults[0].sentence}",
+            faults=tuple(Fault("/degrees", one.sentence, one.rule.replace("_", "-")) for one in faults),
         )
 
 

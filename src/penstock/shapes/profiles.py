@@ -1,7 +1,8 @@
-"""Profiles of transformers that know several degrees of parallelism: of a shape alone, or of a profile and its shape.
+"""Profiles of transformers at several degrees of parallelism, from a shape alone or from a profile and its shape.
 
-At degrees of 1 the numbers are the profile's own; at others they are these, times what the closed form of `costs` says
-there over what it says at 1. `profiled_degrees` has which. Tensor parallelism includes sequence parallelism.
+At degrees of 1 the numbers are the profile's own. At other degrees they are multiplied by the ratio of the closed form
+of `costs` there to the closed form at 1. `profiled_degrees` chooses the degrees. Tensor parallelism includes sequence
+parallelism.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from penstock.shapes.costs.layers import costs_of, layers_of, local_parameters
 from penstock.shapes.gpu_memory import vocabulary_rows
 from penstock.shapes.layout import Layout
 from penstock.shapes.measured_range import with_range
-from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, Asked, context_kind_of, layouts_of
+from penstock.shapes.profiled_degrees import TENSOR_DEGREES, USUAL, DegreeOptions, context_kind_of, layouts_of
 from penstock.shapes.roles import Role, roles_of, windowed_layers
 
 UPDATE_KIND = "A100"
 """The kind on which updates are costed where a profile is computed for all kinds, as in the shipped ones."""
 FRAMEWORK: Framework = "torch"
-"""Whose kernels and memory a computed profile has where nothing is said, as the shipped ones do."""
+"""The framework whose kernels and memory a computed profile has by default, as the shipped ones do."""
 SIZES = (1, 2, 4, 8, 16)
-"""Samples of a micro-batch."""
+"""Sizes of a micro-batch, in samples."""
 _KINDS: dict[Role, str] = {
     "embedding": "Embedding",
     "dense": "Block",
@@ -86,11 +87,11 @@ def computed_profile(
     device_kinds: Sequence[str] = (),
     micro_batch_sizes: Sequence[int] = (),
     *,
-    asked: Asked = USUAL,
+    degrees: DegreeOptions = USUAL,
     context_kind: str | None = None,
     level: Level | None = None,
 ) -> ModelProfile:
-    """Return the profile of a transformer by the closed forms, for all kinds in the table where none is named.
+    """Compute the profile of a transformer by the closed forms, for all kinds in the table where no kind is named.
 
     Raises UnsupportedRequest for illegal degrees, NotFound for a kind that is not known at the level, InvalidDocument
     for an unknown framework or kind of context parallelism.
@@ -103,7 +104,7 @@ def computed_profile(
         framework or FRAMEWORK,
         tuple(device_kinds) or every_kind(),
         micro_batch_sizes=micro_batch_sizes or SIZES,
-        asked=asked,
+        degrees=degrees,
         context_kind=kind,
         level=level,
     )
@@ -115,13 +116,13 @@ def profile_of(
     device_kinds: Sequence[str],
     *,
     micro_batch_sizes: Sequence[int] = SIZES,
-    asked: Asked = USUAL,
+    degrees: DegreeOptions = USUAL,
     context_kind: ContextKind | None = None,
     level: Level | None = None,
 ) -> ModelProfile:
-    """The profile of a transformer in bf16, computed for these kinds of devices, at degrees that `Asked` says.
+    """Compute the profile of a transformer in bf16 for these kinds of devices, at ``degrees``.
 
-    ``level``: of the efficiencies in the table of devices (None: the usual one of each kind). Raises
+    ``level`` chooses the efficiencies in the table of devices (None: the usual level of each kind). Raises
     UnsupportedRequest for illegal degrees, NotFound for a kind that the table lacks at this level, InvalidDocument for
     no kind or a size below 1.
     """
@@ -160,12 +161,12 @@ def profile_of(
         ),
         source=_source(shape, kinds),
     )
-    known = with_variants(plain, shape, framework, asked=asked, context_kind=context_kind, level=level)
-    return with_range(known, level)
+    profile = with_variants(plain, shape, framework, degrees=degrees, context_kind=context_kind, level=level)
+    return with_range(profile, level)
 
 
 def _windows(shape: TransformerShape) -> tuple[str, ...]:
-    """What is taken of layers whose attention sees a window, if there are any."""
+    """Return the assumption about layers whose attention sees a window; empty without such layers."""
     number = sum(windowed_layers(shape))
     if shape.windows is None or not number:
         return ()
@@ -181,11 +182,11 @@ def _source(shape: TransformerShape, kinds: Sequence[str]) -> ProfileSource:
     )
 
 
-def at_degrees(profile: ModelProfile, wanted: Asked = USUAL) -> ModelProfile:
+def at_degrees(profile: ModelProfile, degrees: DegreeOptions = USUAL) -> ModelProfile:
     """Return a shipped profile with its costs at degrees, if it is a transformer's. Raises UnsupportedRequest."""
     if profile.shape is None or profile.framework is None:
         return profile
-    return with_variants(profile, profile.shape, profile.framework, asked=wanted)
+    return with_variants(profile, profile.shape, profile.framework, degrees=degrees)
 
 
 def with_variants(
@@ -193,18 +194,18 @@ def with_variants(
     shape: TransformerShape,
     framework: Framework,
     *,
-    asked: Asked = USUAL,
+    degrees: DegreeOptions = USUAL,
     context_kind: ContextKind | None = None,
     level: Level | None = None,
 ) -> ModelProfile:
-    """The profile with its shape and framework, and its costs at degrees (see `profile_of`).
+    """Return the profile with its shape and framework, and its costs at ``degrees`` (see `profile_of`).
 
-    Raises UnsupportedRequest for illegal degrees, InvalidDocument where the profile's
-    layers are not embedding, the shape's blocks and head, NotFound for a kind that the table of devices lacks.
+    Raises UnsupportedRequest for illegal degrees, InvalidDocument where the profile's layers are not embedding, the
+    shape's blocks and head, NotFound for a kind that the table of devices lacks.
     """
     _refuse_other_layers(profile, shape)
     single = Layout(framework=framework, context_kind=context_kind)
-    layouts, why_none = layouts_of(shape, single, asked)
+    layouts, why_none = layouts_of(shape, single, degrees)
     classes, members = _classes(profile, roles_of(shape))
     assumed = [f"kernels and memory are those of {_KERNELS[framework]}"]
     if layouts:
@@ -231,16 +232,16 @@ def with_variants(
 
 
 def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None:
-    """Raise InvalidDocument where the layers are not those of the shape."""
+    """Raise InvalidDocument where the profile's layers are not the shape's layers."""
     number = len(profile.layers)
     if number != shape.layers + 2:
         raise InvalidDocument(
             f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
             "blocks and head"
         )
-    held = local_parameters(shape, Layout())
+    parameters = local_parameters(shape, Layout())
     for role, layer in list(zip(roles_of(shape), profile.layers, strict=True))[1:-1]:
-        block = (4 if profile.parameter_dtype == "fp32" else 2) * held[role].total
+        block = (4 if profile.parameter_dtype == "fp32" else 2) * parameters[role].total
         if layer.parameter_bytes != block:
             raise InvalidDocument(
                 f"layer {layer.name!r} of {profile.name!r} has {layer.parameter_bytes} bytes of parameters, a block of "
@@ -249,7 +250,7 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
 
 
 def _routing(experts: Experts) -> str:
-    """How evenly tokens are taken to be spread over the experts."""
+    """Describe how evenly tokens are assumed to be spread over the experts."""
     if experts.capacity_factor is not None:
         return f"every expert gets {experts.capacity_factor:g} times its even share of tokens, dropped or padded"
     busy = f"the busiest GPU's experts get {experts.routing_imbalance:g} times the mean"
@@ -258,36 +259,36 @@ def _routing(experts: Experts) -> str:
 
 
 def _classes(profile: ModelProfile, roles: Sequence[Role]) -> tuple[tuple[int, ...], list[_Class]]:
-    """The class of each layer, and all classes in the order of their first layers."""
-    found: dict[object, int] = {}
+    """Return the class of each layer, and all classes in the order of their first layers."""
+    classes: dict[object, int] = {}
     numbers, members = [], []
     for index, (role, layer) in enumerate(zip(roles, profile.layers, strict=True)):
         costs = tuple(tuple(m.layers[index].model_dump().values()) for m in profile.measurements)
         key = (role, layer.parameter_bytes, layer.update_ns, costs)
-        if key not in found:
-            found[key] = len(found)
+        if key not in classes:
+            classes[key] = len(classes)
             members.append(_Class(role, index))
-        numbers.append(found[key])
+        numbers.append(classes[key])
     return tuple(numbers), members
 
 
 def _variant(
     profile: ModelProfile, shape: TransformerShape, shared: Layout, members: Sequence[_Class], level: Level | None
 ) -> Variant:
-    """The profile's own costs times the closed form at the degrees over that at 1."""
+    """Multiply the profile's own costs by the ratio of the closed form at the degrees to the closed form at 1."""
     dtype: Dtype = profile.parameter_dtype
     first = device_facts(profile.device_kinds[0], level, shared.framework)
     both = (replace(shared, tensor=1, context=1, expert=1, expert_tensor=1, data=1), shared)
-    held = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
+    layer_parameters = [layers_of(Case(shape, layout, first, dtype)) for layout in both]
     measurements = []
-    for known in profile.measurements:
-        facts, size = device_facts(known.device_kind, level, shared.framework), known.micro_batch_size
+    for point in profile.measurements:
+        facts, size = device_facts(point.device_kind, level, shared.framework), point.micro_batch_size
         one, divided = (costs_of(Case(shape, replace(layout, micro_batch_size=size), facts, dtype)) for layout in both)
         measurements.append(
             DividedMeasurement(
-                device_kind=known.device_kind,
+                device_kind=point.device_kind,
                 micro_batch_size=size,
-                layers=tuple(_cost(known.layers[each.first], one[each.role], divided[each.role]) for each in members),
+                layers=tuple(_cost(point.layers[each.first], one[each.role], divided[each.role]) for each in members),
             )
         )
     return Variant(
@@ -298,62 +299,68 @@ def _variant(
             expert_tensor=shared.expert_tensor,
         ),
         boundary="sharded",
-        layers=tuple(_layer(profile.layers[each.first], held[0][each.role], held[1][each.role]) for each in members),
+        layers=tuple(
+            _layer(profile.layers[each.first], layer_parameters[0][each.role], layer_parameters[1][each.role])
+            for each in members
+        ),
         measurements=tuple(measurements),
     )
 
 
-def _layer(own: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLayer:
+def _layer(profiled: Layer, alone: DividedLayer, shared: DividedLayer) -> DividedLayer:
     experts = shared.expert_bytes
     return DividedLayer(
-        parameter_bytes=_scaled(own.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
-        expert_bytes=None if experts is None else own.parameter_bytes * experts // alone.parameter_bytes,
-        copied_bytes=_scaled(own.copied_bytes or 0, alone.parameter_bytes, shared.parameter_bytes) or None,
-        update_ns=_scaled(own.update_ns, alone.update_ns, shared.update_ns),
+        parameter_bytes=_scaled(profiled.parameter_bytes, alone.parameter_bytes, shared.parameter_bytes),
+        expert_bytes=None if experts is None else profiled.parameter_bytes * experts // alone.parameter_bytes,
+        copied_bytes=_scaled(profiled.copied_bytes or 0, alone.parameter_bytes, shared.parameter_bytes) or None,
+        update_ns=_scaled(profiled.update_ns, alone.update_ns, shared.update_ns),
     )
 
 
-def _cost(own: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> DividedCost:
-    """Collectives are the closed form's, and hidden for as much longer as the pass takes longer."""
-    weight = own.backward_weight_ns
-    backward = _scaled(own.backward_ns, alone.backward_ns, shared.backward_ns)
+def _cost(profiled: LayerMeasurement, alone: DividedCost, shared: DividedCost) -> DividedCost:
+    """Scale a layer's costs; collectives are the closed form's, and are hidden longer as the pass takes longer."""
+    weight = profiled.backward_weight_ns
+    backward = _scaled(profiled.backward_ns, alone.backward_ns, shared.backward_ns)
     if weight is not None:
         weight = min(backward, _scaled(weight, alone.backward_weight_ns or 0, shared.backward_weight_ns or 0))
     return DividedCost(
-        forward_ns=_scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
+        forward_ns=_scaled(profiled.forward_ns, alone.forward_ns, shared.forward_ns),
         backward_ns=backward,
         backward_weight_ns=weight,
-        stash_bytes=_scaled(own.stash_bytes, alone.stash_bytes, shared.stash_bytes),
-        workspace_bytes=_scaled(own.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
-        collectives=tuple(_hidden(own, alone, each) for each in shared.collectives),
-        modules=None if shared.modules is None else tuple(_module(own, alone, each) for each in shared.modules),
+        stash_bytes=_scaled(profiled.stash_bytes, alone.stash_bytes, shared.stash_bytes),
+        workspace_bytes=_scaled(profiled.workspace_bytes, alone.workspace_bytes, shared.workspace_bytes),
+        collectives=tuple(_hidden(profiled, alone, each) for each in shared.collectives),
+        modules=None if shared.modules is None else tuple(_module(profiled, alone, each) for each in shared.modules),
     )
 
 
-def _hidden(own: LayerMeasurement, alone: DividedCost, collective: Collective) -> Collective:
+def _hidden(profiled: LayerMeasurement, alone: DividedCost, collective: Collective) -> Collective:
     if not collective.hidden_ns:
         return collective
-    known, stated = (
-        (own.forward_ns, alone.forward_ns) if collective.phase == "forward" else (own.backward_ns, alone.backward_ns)
+    profiled_ns, closed_ns = (
+        (profiled.forward_ns, alone.forward_ns)
+        if collective.phase == "forward"
+        else (profiled.backward_ns, alone.backward_ns)
     )
-    return collective.model_copy(update={"hidden_ns": collective.hidden_ns * known // stated})
+    return collective.model_copy(update={"hidden_ns": collective.hidden_ns * profiled_ns // closed_ns})
 
 
-def _module(own: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> ModuleCost:
-    """What a module takes is scaled as the layer's forward, and what it frees as the layer's stash."""
+def _module(profiled: LayerMeasurement, alone: DividedCost, shared: ModuleCost) -> ModuleCost:
+    """Scale the time of a module as the layer's forward, and its freed bytes as the layer's stash."""
     return shared.model_copy(
         update={
-            "forward_ns": _scaled(own.forward_ns, alone.forward_ns, shared.forward_ns),
-            "freed_bytes": own.stash_bytes * shared.freed_bytes // alone.stash_bytes,
-            "collectives": tuple(_hidden(own, alone, each) for each in shared.collectives),
+            "forward_ns": _scaled(profiled.forward_ns, alone.forward_ns, shared.forward_ns),
+            "freed_bytes": profiled.stash_bytes * shared.freed_bytes // alone.stash_bytes,
+            "collectives": tuple(_hidden(profiled, alone, each) for each in shared.collectives),
         }
     )
 
 
 def modules_alone(profile: ModelProfile) -> tuple[tuple[tuple[ModuleCost, ...], ...], ...]:
-    """Return what recomputing single modules of whole layers costs, by measurement and layer, of transformers.
+    """Return the costs of recomputing single modules of a transformer's whole layers, by measurement and layer.
 
-    As at degrees, the closed form's share of a layer's own costs.
+    As at other degrees, a module costs the closed form's share of the layer's own costs. Another model has no such
+    costs.
     """
     shape, framework = profile.shape, profile.framework
     if shape is None or framework is None or len(profile.layers) != shape.layers + 2:
@@ -369,9 +376,9 @@ def modules_alone(profile: ModelProfile) -> tuple[tuple[tuple[ModuleCost, ...], 
     return tuple(modules)
 
 
-def _scaled(own: int, alone: int, shared: int) -> int:
-    """``own`` × ``shared`` / ``alone``, rounded up; where the closed form has nothing alone, what is added to it."""
-    return -(-own * shared // alone) if alone else own + shared
+def _scaled(profiled: int, alone: int, shared: int) -> int:
+    """Return ``profiled`` × ``shared`` / ``alone``, rounded up, or the sum with ``shared`` where ``alone`` is 0."""
+    return -(-profiled * shared // alone) if alone else profiled + shared
 
 
 def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...]:
@@ -384,8 +391,8 @@ def _tied(shape: TransformerShape, layout: Layout) -> tuple[SharedParameter, ...
 def _measured(
     shape: TransformerShape, layout: Layout, facts: DeviceFacts, size: int, roles: Sequence[Role]
 ) -> Measurement:
-    found = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), facts))
+    costs = costs_of(Case(shape, Layout(framework=layout.framework, micro_batch_size=size), facts))
     each = {
-        role: LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for role, cost in found.items()
+        role: LayerMeasurement(**cost.model_dump(exclude={"collectives", "modules"})) for role, cost in costs.items()
     }
     return Measurement(device_kind=facts.kind, micro_batch_size=size, layers=tuple(each[role] for role in roles))

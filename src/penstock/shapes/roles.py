@@ -1,6 +1,6 @@
 """Roles of layers: a model is an embedding, blocks with a dense feed-forward or with experts, and a head.
 
-Of blocks some attend through a window, where a sample has more tokens.
+Some blocks attend through a window, where a sample has more tokens than the window.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ WINDOWED: dict[Role, Role] = {"dense": "windowed dense", "experts": "windowed ex
 
 
 def is_dense(role: Role) -> bool:
-    """Whether a block has an ordinary feed-forward, and no experts."""
+    """Return whether a block has an ordinary feed-forward, and no experts."""
     return role in ("dense", WINDOWED["dense"])
 
 
 def is_windowed(role: Role) -> bool:
-    """Whether a block's attention sees a window of positions."""
+    """Return whether a block's attention sees a window of positions."""
     return role in WINDOWED.values()
 
 
 def windowed_layers(shape: TransformerShape) -> tuple[bool, ...]:
-    """Of each block whether its attention sees fewer positions than a sample has."""
+    """Return for each block whether its attention sees fewer positions than a sample has."""
     windows = shape.windows
     if windows is None or windows.width >= shape.sequence_length:
         return (False,) * shape.layers

@@ -17,7 +17,7 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest, Target
 from penstock.schemas.transformers.degrees import Framework
-from penstock.shapes.profiled_degrees import Asked
+from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import profile_of
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.judge.simulate import simulate
@@ -74,8 +74,8 @@ class Drawn:
 def profile_at(model: str, framework: Framework, expert_tensor: int) -> ModelProfile:
     shape = SHAPES[model].model_copy(update={"layers": MODELS[model]})
     experts = None if shape.experts is None else (1, 2, 4, 8)
-    asked = Asked(context=(1, 2, 4), expert=experts, expert_tensor=expert_tensor if experts else 1)
-    return profile_of(shape, framework, ("H100",), micro_batch_sizes=(1, 2), asked=asked)
+    degrees = DegreeOptions(context=(1, 2, 4), expert=experts, expert_tensor=expert_tensor if experts else 1)
+    return profile_of(shape, framework, ("H100",), micro_batch_sizes=(1, 2), degrees=degrees)
 
 
 def requested(profile: ModelProfile, cluster: str, choice: Choice) -> PlanRequest:

@@ -350,7 +350,7 @@ def _of_transformer(
         transformer.framework,  # type: ignore[arg-type]
         kinds or (),
         sizes or (),
-        asked=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
+        degrees=costed_degrees(transformer.context, transformer.expert, transformer.expert_tensor),
         context_kind=transformer.context_kind,
         level=level,
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.request import PlanRequest
     from penstock.schemas.topology import ClusterTopology
-    from penstock.shapes.profiled_degrees import Asked
+    from penstock.shapes.profiled_degrees import DegreeOptions
 
 D = TypeVar("D", bound="Document")
 
@@ -217,10 +217,10 @@ def _assigned(text: str) -> tuple[str, Any]:
     return name, parsed if isinstance(parsed, bool | int | float | str) else value
 
 
-def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None) -> ModelProfile | None:
+def profile_of_options(options: Mapping[str, Any], *, degrees: DegreeOptions | None = None) -> ModelProfile | None:
     """The profile that options name, by file, by a configuration or by name; None where they name none.
 
-    ``asked``: degrees at which a computed one has costs, instead of the degrees that options name.
+    ``degrees``: degrees at which a computed one has costs, instead of the degrees that options name.
     """
     from penstock.examples import catalogue
     from penstock.planning.inputs import find_profile, find_shape, with_remarks
@@ -231,7 +231,8 @@ def profile_of_options(options: Mapping[str, Any], *, asked: Asked | None = None
 
     computed: dict[str, Any] = {
         "framework": options.get("framework"),
-        "asked": asked or costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
+        "degrees": degrees
+        or costed_degrees(options.get("context"), options.get("expert"), options.get("expert_tensor")),
         "context_kind": options.get("context_kind"),
     }
     length = options.get("sequence_length")

@@ -12,7 +12,7 @@ from penstock.shapes.heads import heads_of
 
 
 def attention(case: Case) -> tuple[Piece, ...]:
-    """From the result of the norm before to the sum with what passes by."""
+    """Return the pieces of attention, from the result of the norm before to the sum with the residual."""
     if case.shape.latent is not None:
         return latent_attention(case, case.shape.latent)
     shape, t = case.shape, case.layout.tensor
@@ -39,7 +39,7 @@ def attention(case: Case) -> tuple[Piece, ...]:
 
 
 def _query_key_norms(case: Case) -> Moved:
-    """Norms of each head's queries and keys."""
+    """Return the bytes of the norms of each head's queries and keys."""
     shape, each = case.shape, case.norm_bytes
     if not shape.query_key_norm:
         return ()
@@ -48,17 +48,18 @@ def _query_key_norms(case: Case) -> Moved:
 
 
 def _around(case: Case) -> Moved:
-    """Rotary positions, and the copy of the result that eager torch makes before the projection.
+    """Return the bytes of rotary positions, and of the copy of the result that eager torch makes before the projection.
 
-    Eagerly each half of queries and keys is multiplied twice (two tensors each), added (three) and joined (two).
+    Eager torch multiplies each half of queries and keys twice (two tensors each), adds them (three) and joins them
+    (two).
     """
     shape = case.shape
-    found: Moved = ()
+    moved: Moved = ()
     if not shape.positions:
         elements = case.tokens * (shape.heads + shape.kv_heads) * shape.head_width / case.layout.tensor
         tensors = 2 if case.fused else 4 + 3 + 2
-        found += ((tensors * case.width * elements, tensors * case.width * elements),)
+        moved += ((tensors * case.width * elements, tensors * case.width * elements),)
     if not case.fused:
         copied = 2 * case.width * case.tokens * shape.heads * shape.head_width / case.layout.tensor
-        found += ((copied, copied),)
-    return found
+        moved += ((copied, copied),)
+    return moved

@@ -1,4 +1,4 @@
-"""A block of one GPU in pieces: norms, attention, feed-forward, and the sums with what passes by."""
+"""A block of one GPU in pieces: norms, attention, feed-forward, and the sums with the residual."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _HALVES = 2
 
 
 def block(case: Case, *, dense: bool) -> tuple[Piece, ...]:
-    """A block with a dense feed-forward, or with experts."""
-    held = parameters.layer(case.shape, dense=dense)
-    step = Piece(collectives=replicated(case, held.replicated))
+    """Return the pieces of a block with a dense feed-forward, or with experts."""
+    layer = parameters.layer(case.shape, dense=dense)
+    step = Piece(collectives=replicated(case, layer.replicated))
     experts = case.shape.experts
     if dense or experts is None:
         return (_norms(case, _HALVES), *attention(case), *feed_forward(case), _sums(case), step)
@@ -26,7 +26,10 @@ def block(case: Case, *, dense: bool) -> tuple[Piece, ...]:
 
 
 def _norms(case: Case, read_whole: int) -> Piece:
-    """Norms over the hidden width; under sequence parallelism torch gathers results that products read whole."""
+    """Return the norms over the hidden width.
+
+    Under sequence parallelism torch gathers the results that products read whole.
+    """
     each, elements = case.norm_bytes, case.tokens * case.shape.hidden / case.spread
     return Piece(
         modules=("norm",),
@@ -36,7 +39,7 @@ def _norms(case: Case, read_whole: int) -> Piece:
 
 
 def _sums(case: Case) -> Piece:
-    """Two sums with what passes by, of three tensors each; masks of dropout."""
+    """Return the two sums with the residual, of three tensors each, and the masks of dropout."""
     elements = case.tokens * case.shape.hidden / case.spread
     masks = (1 if case.fused else 2 * case.width + 1) if case.shape.dropout else 0
     moved = (3 * case.width + masks) * elements

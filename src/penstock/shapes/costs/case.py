@@ -1,4 +1,4 @@
-"""A shape under a layout on one kind of device: whose costs are asked for, and the numbers that all of them need."""
+"""A shape under a layout on one kind of device, and the numbers that all costs need."""
 
 from __future__ import annotations
 
@@ -45,28 +45,29 @@ class Case:
         """Twice the positions that a token attends to in the mean: half of them in a decoder, all in an encoder."""
 
     def windowed(self) -> Case:
-        """The case of a layer whose attention sees a window, as wide as a sample at most."""
+        """Return the case of a layer whose attention sees a window, as wide as a sample at most."""
         assert self.shape.windows is not None, "a shape without windows has no windowed layers"
-        made, length = copy(self), self.shape.sequence_length
+        case, length = copy(self), self.shape.sequence_length
         width = min(self.shape.windows.width, length)
-        made.seen = Fraction(width * (2 * length - width), length)
-        return made
+        case.seen = Fraction(width * (2 * length - width), length)
+        return case
 
     @property
     def fused(self) -> bool:
-        """Whether norms, activations and rotary positions are kernels of their own."""
+        """True where norms, activations and rotary positions are fused kernels."""
         return self.layout.framework == "megatron"
 
     @property
     def hidden_bytes(self) -> int:
-        """Of a sample's tokens by the hidden width, as far as one tensor-parallel group has them."""
+        """Bytes of a sample's tokens by the hidden width, for the tokens of one tensor-parallel group."""
         return self.length * self.shape.hidden * self.width
 
     @property
     def norm_bytes(self) -> tuple[int, int]:
-        """Per element: a kernel reads and writes (back: gradient, input, result); eager RMSNorm works in fp32 by steps.
+        """Bytes per element that a norm moves forward and backward.
 
-        Its steps are to fp32, square, mean, scale, back, times the weight; backward moves twice as much.
+        A fused kernel reads and writes (back: gradient, input, result). Eager RMSNorm works in fp32 by steps: to fp32,
+        square, mean, scale, back, times the weight. Its backward moves twice as much.
         """
         width = self.width
         if self.fused or self.shape.norm == "layer":

@@ -1,19 +1,19 @@
-"""Attention of GPUs that share a sequence: what they send one another, and what of it attention hides.
+"""Attention of GPUs that share a sequence: the data that they exchange, and the part of it that attention hides.
 
 The sequence is cut into 2c parts of equal length, of which GPU i has part i and part 2c - 1 - i: under a causal mask
-all have the same work. Three ways to let its queries see all keys are known:
+all have the same work. There are three ways to let its queries see all keys:
 
 ``ring``
     c attention kernels on one block of keys and values each, while the next block comes from a neighbour. A step takes
     the longer of kernel and sends, so that the kernels of c - 1 steps hide that much of the c - 1 sends. Backward the
-    gradients of keys and values follow one step later: Transformer Engine's [1]_ first step has the keys and values
-    alone on the way, the last the gradients alone, and those between both. torch [2]_ adds gradients up in fp32, and
-    sends them once more, to whom they belong, when no kernel is left.
+    gradients of keys and values follow one step later: in Transformer Engine [1]_ the first step sends only keys and
+    values, the last only gradients, and the steps between send both. torch [2]_ adds gradients up in fp32, and sends
+    them once more, to their owners, when no kernel is left.
 ``all_gather``
     Every GPU gets all keys and values before it attends, and their gradients are reduced and scattered; nothing is
     hidden. Transformer Engine [1]_ gathers them again for the backward pass, torch [3]_ keeps them.
 ``all_to_all``
-    Queries, keys and values are exchanged for those of fewer heads and all tokens, the result is exchanged back
+    Each GPU gets the queries, keys and values of fewer heads and all tokens, and the result is exchanged back
     (DeepSpeed Ulysses [4]_); nothing is hidden.
 
 .. [1] Transformer Engine, module ``context_parallel`` of its attention: ``AttnFuncWithCPAndKVP2P``,
@@ -35,19 +35,22 @@ from penstock.shapes.heads import Heads
 
 
 def kernels(case: Case) -> int:
-    """How many attention kernels one pass has: each sees the keys and values of one GPU in a ring, else of all."""
+    """Return the number of attention kernels in a pass; in a ring each sees one GPU's keys and values, else all."""
     return case.layout.context if case.layout.context_by == "ring" else 1
 
 
 def added_up(case: Case, heads: Heads) -> Moved:
-    """What a ring adds up after each kernel but the first: results forward, gradients backward, of three tensors."""
+    """Return the bytes that a ring adds up after each kernel but the first, of three tensors.
+
+    These are results forward, and gradients backward.
+    """
     steps = kernels(case) - 1
     each = 3 * (case.width if case.fused else FP32) * case.tokens
     return ((float(each * heads.results), float(each * (heads.queries + heads.moved))),) * steps
 
 
 def exchanged(case: Case, heads: Heads, kernel: Times) -> tuple[Collective, ...]:
-    """The collectives over the GPUs that share a sequence; ``kernel``: one of attention's kernels."""
+    """Return the collectives over the GPUs that share a sequence; ``kernel`` has the times of one attention kernel."""
     if case.layout.context == 1:
         return ()
     match case.layout.context_by:
@@ -74,7 +77,7 @@ def _ring(case: Case, heads: Heads, kernel: Times) -> tuple[Collective, ...]:
 
 
 def _sends(phase: Phase, size: Fraction, count: int, hidden_ns: int) -> tuple[Collective, ...]:
-    """``count`` sends, each during a kernel of ``hidden_ns``."""
+    """Return ``count`` sends, each during a kernel of ``hidden_ns``."""
     if count == 0:
         return ()
     return (collective(phase, "send", math.ceil(size), count, over="context", hidden_ns=count * hidden_ns),)
@@ -89,6 +92,6 @@ def _all_gather(case: Case, heads: Heads) -> tuple[Collective, ...]:
 
 
 def _all_to_all(case: Case, heads: Heads) -> tuple[Collective, ...]:
-    own = [math.ceil(case.width * case.length * width) for width in heads]
+    sizes = [math.ceil(case.width * case.length * width) for width in heads]
     phases: tuple[Phase, ...] = ("forward", "backward")
-    return tuple(collective(phase, "all_to_all", size, over="context") for phase in phases for size in own)
+    return tuple(collective(phase, "all_to_all", size, over="context") for phase in phases for size in sizes)

@@ -10,7 +10,10 @@ from penstock.shapes.costs.pieces import Product
 
 
 def embedding_times(case: Case) -> Times:
-    """Every GPU looks up all tokens in its part of the words; the gradient is dense and added to the stored one."""
+    """Compute the times of the embedding.
+
+    Every GPU looks up all tokens in its part of the words. The gradient is dense and added to the stored one.
+    """
     shape, elements = case.shape, case.tokens * case.shape.hidden
     added = bool(shape.positions) + bool(shape.token_types)
     norm = case.norm_bytes if shape.embedding_norm else (0, 0)
@@ -23,13 +26,16 @@ def embedding_times(case: Case) -> Times:
 
 
 def embedding_collectives(case: Case) -> tuple[Collective, ...]:
-    """Each GPU finds some of the words; their sum is divided as the tokens are."""
-    held = parameters.embedding(case.shape)
-    return joined([*out_of(case, case.hidden_bytes), *replicated(case, held.replicated)])
+    """Return the collectives of the embedding.
+
+    Each GPU finds some of the words, and the sum of their vectors is divided as the tokens are.
+    """
+    layer = parameters.embedding(case.shape)
+    return joined([*out_of(case, case.hidden_bytes), *replicated(case, layer.replicated)])
 
 
 def head_times(case: Case) -> Times:
-    """The last norm, the scores and the loss."""
+    """Compute the times of the last norm, the scores and the loss."""
     shape, kernels, outputs = case.shape, case.kernels, float(case.outputs)
     norm = case.norm_bytes if shape.final_norm else (0, 0)
     elements, scores = case.tokens * shape.hidden / case.spread, case.tokens * outputs
@@ -43,14 +49,17 @@ def head_times(case: Case) -> Times:
 
 
 def head_collectives(case: Case) -> tuple[Collective, ...]:
-    """Every GPU has the scores of some words for all tokens."""
-    held = parameters.head(case.shape)
+    """Return the collectives of the head, of which every GPU has the scores of some words for all tokens."""
+    layer = parameters.head(case.shape)
     around = (*gathered(case, case.hidden_bytes), *gathered_again(case, case.hidden_bytes))
-    return (*joined([*around, *replicated(case, held.replicated)]), *loss(case))
+    return (*joined([*around, *replicated(case, layer.replicated)]), *loss(case))
 
 
 def _loss_bytes(case: Case) -> tuple[int, int]:
-    """Per score: fused, it is read and written in fp32 and back; eagerly cast, normalised, and both back again."""
+    """Return the bytes per score that the loss moves forward and backward.
+
+    A fused loss is read and written in fp32 and back. An eager one is cast, normalised, and both back again.
+    """
     width = case.width
     if case.fused:
         return width + FP32, FP32 + width

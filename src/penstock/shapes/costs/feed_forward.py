@@ -9,7 +9,10 @@ from penstock.shapes.costs.pieces import Piece, Product
 
 
 def feed_forward(case: Case, width: int | None = None, modules: tuple[Module, ...] = ("mlp",)) -> tuple[Piece, ...]:
-    """From the result of the norm before to the sum with what passes by; ``width`` within it, left out the shape's."""
+    """Return the pieces of a feed-forward, from the result of the norm before to the sum with the residual.
+
+    ``width``: its inner width; None for the shape's.
+    """
     shape = case.shape
     inner, gates = (width or shape.ffn) // case.layout.tensor, 2 if shape.gated else 1
     names = ("gate", "up")[-gates:]
@@ -26,9 +29,10 @@ def feed_forward(case: Case, width: int | None = None, modules: tuple[Module, ..
 
 
 def activations(case: Case, rows: float, inner: float) -> Moved:
-    """The activation: one tensor in, one out, back one more; with a gate two in, back two out as well.
+    """Return the bytes of the activation: one tensor in, one out, back one more.
 
-    Eager torch has a kernel for the function and one for the product with the gate.
+    With a gate two tensors go in, and back two out as well. Eager torch has a kernel for the function and one for the
+    product with the gate.
     """
     size = case.width * rows * inner
     if not case.shape.gated:

@@ -17,10 +17,11 @@ _BACKWARD = 2.5
 
 
 def flash(case: Case, heads: Heads) -> Times:
-    """One of the kernels that make all products over the positions that a token sees: half of them in a decoder.
+    """Compute the times of one of the kernels that make all products over the positions that a token sees.
 
-    Rows are the queries of all heads. Exchanged for whole sequences of fewer heads their number stays; in a ring every
-    kernel has those of the GPU, and an equal part of the products.
+    A token of a decoder sees half of the positions. Rows are the queries of all heads. An exchange for whole sequences
+    of fewer heads leaves their number unchanged. In a ring every kernel has the GPU's own queries, and an equal part of
+    the products.
     """
     shape = case.shape
     each = Fraction(case.seen * case.tokens, kernels(case))

@@ -1,9 +1,9 @@
-"""Multi-head latent attention of one GPU: narrow projections, those from them to the heads, flash attention.
+"""Multi-head latent attention of one GPU: narrow projections, projections from them to the heads, flash attention.
 
 The weights to the narrow widths are whole on every GPU. Megatron [1]_ multiplies a GPU's own part of the tokens with
-them, gathers the narrow results, a fraction of the hidden width, before the products that are divided, and the rotary
-part of the keys after the projection. torchtitan [2]_ gathers the result of the norm before, as for other attention,
-and multiplies all tokens on every GPU.
+them. It gathers the narrow results, a fraction of the hidden width, before the products that are divided, and the
+rotary part of the keys after the projection. torchtitan [2]_ gathers the result of the norm before, as for other
+attention, and multiplies all tokens on every GPU.
 
 .. [1] Megatron-Core, ``MLASelfAttention``: ``parallel_mode`` duplicated, ``get_query_key_value_tensors``.
 .. [2] torchtitan, ``models.deepseek_v3.sharding``.
@@ -24,7 +24,7 @@ NARROW = ("narrow queries", "narrow keys")
 
 
 def latent_attention(case: Case, latent: LatentAttention) -> tuple[Piece, ...]:
-    """From the result of the norm before to the sum with what passes by."""
+    """Return the pieces of latent attention, from the result of the norm before to the sum with the residual."""
     shape, t = case.shape, case.layout.tensor
     heads = heads_of(shape, t)
     kernel = flash(case, heads)
@@ -43,7 +43,7 @@ def latent_attention(case: Case, latent: LatentAttention) -> tuple[Piece, ...]:
 
 
 def _down(case: Case, latent: LatentAttention) -> Piece:
-    """The projections to the narrow widths, and the norms there."""
+    """Return the projections to the narrow widths, and the norms there."""
     rows, ranks = _narrow_rows(case), _ranks(latent)
     widths = [*ranks[:-1], ranks[-1] + latent.rotary_width]
     each = case.norm_bytes
@@ -62,7 +62,7 @@ def _down(case: Case, latent: LatentAttention) -> Piece:
 
 
 def _up(case: Case, latent: LatentAttention) -> Piece:
-    """The projections to all heads, and rotary positions; Megatron's ``mla_up_proj``."""
+    """Return the projections to all heads, and rotary positions; Megatron's ``mla_up_proj``."""
     shape, t, direct = case.shape, case.layout.tensor, latent.query_rank is None
     inner = [latent.query_rank or shape.hidden, latent.key_value_rank]
     queries = shape.heads * (latent.plain_width + latent.rotary_width) // t
@@ -87,22 +87,23 @@ def _ranks(latent: LatentAttention) -> list[int]:
 
 
 def _narrow_rows(case: Case) -> float:
-    """Tokens that one GPU multiplies with the whole weights."""
+    """Return the tokens that one GPU multiplies with the whole weights."""
     return case.tokens / case.spread if case.fused else case.tokens
 
 
 def _rotary(case: Case, latent: LatentAttention) -> Moved:
-    """Megatron's kernel turns a part of the queries in place, another joins keys and puts values apart.
+    """Return the bytes of rotary positions.
 
-    Eagerly halves are multiplied twice (two tensors each), added (three) and joined (two), as is the part without
-    positions with them; values stay where they are.
+    One kernel of Megatron turns a part of the queries in place, and another joins keys and splits off values. Eager
+    torch multiplies halves twice (two tensors each), adds them (three) and joins them (two), and then joins the part
+    without positions; values stay where they are.
     """
-    own = case.width * case.tokens * case.shape.heads / case.layout.tensor
+    heads = case.width * case.tokens * case.shape.heads / case.layout.tensor
     shared = case.width * case.tokens * latent.rotary_width
-    turned, whole = own * latent.rotary_width, own * (latent.plain_width + latent.rotary_width)
+    turned, whole = heads * latent.rotary_width, heads * (latent.plain_width + latent.rotary_width)
     if case.fused:
-        up = own * (latent.plain_width + latent.value_width)
-        joined = up + shared + whole + own * latent.value_width
+        up = heads * (latent.plain_width + latent.value_width)
+        joined = up + shared + whole + heads * latent.value_width
         return ((2 * turned, 2 * turned), (joined, joined))
     steps = (4 + 3 + 2) * (turned + shared)
     return ((steps, steps), (2 * whole, 2 * whole), (2 * whole, 2 * whole))

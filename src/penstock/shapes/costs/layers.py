@@ -1,11 +1,11 @@
-"""What one GPU of the groups that share a layer does and holds, for each role of layer that a shape has.
+"""Work and storage of one GPU of the groups that share a layer, for each role of layer that a shape has.
 
-A time is the sum over the operations of `kernels`; ``megatron`` means Transformer Engine's fused norms, activations and
-rotary positions and one product for queries, keys and values, ``torch`` eager modules with flash attention.
+A time is the sum over the operations of `kernels`. ``megatron`` means Transformer Engine's fused norms, activations and
+rotary positions and one product for queries, keys and values. ``torch`` means eager modules with flash attention.
 
 A module of a block is recomputed by its whole forward, as Megatron's ``--recompute-modules mlp`` and torch's checkpoint
-of a module do: attention and feed-forward with the product that leads out of them and its reduce-scatter, from the
-result of the norm before. The norms are recomputed from their own inputs (Megatron's ``layernorm``).
+of a module do. Attention and feed-forward run from the result of the norm before to their output projection and its
+reduce-scatter. The norms are recomputed from their own inputs (Megatron's ``layernorm``).
 
 .. [1] Megatron-Core, ``TransformerLayer`` and ``TransformerConfig.recompute_modules``: normal checkpointing of ``mlp``,
    output-discarding of ``layernorm``.
@@ -34,7 +34,7 @@ from penstock.shapes.roles import WINDOWED, Role, is_dense, is_windowed, roles_o
 _ADAM_STATES = 2
 
 
-class Held(NamedTuple):
+class LocalParameters(NamedTuple):
     """Parameters of a layer on one GPU: within experts, and all others."""
 
     others: int
@@ -47,26 +47,29 @@ class Held(NamedTuple):
 
 
 def costs_of(case: Case) -> dict[Role, DividedCost]:
-    """What a layer of each role costs one GPU."""
+    """Compute the costs of a layer of each role on one GPU."""
     return {role: _cost(case, role) for role in dict.fromkeys(roles_of(case.shape))}
 
 
 def layers_of(case: Case) -> dict[Role, DividedLayer]:
-    """What one GPU holds of a layer of each role; a tied weight is the embedding's, its copy is updated by the head."""
-    held = local_parameters(case.shape, case.layout)
+    """Return the storage and update of a layer of each role on one GPU.
+
+    A tied weight belongs to the embedding, and the head updates its copy.
+    """
+    stored = local_parameters(case.shape, case.layout)
     updated = local_parameters(case.shape.model_copy(update={"tied": False}), case.layout)
     return {
         role: DividedLayer(
-            parameter_bytes=case.width * own.total,
-            expert_bytes=case.width * own.experts or None,
+            parameter_bytes=case.width * parameter_counts.total,
+            expert_bytes=case.width * parameter_counts.experts or None,
             update_ns=math.ceil(_update_ns(case, updated[role].total)),
         )
-        for role, own in held.items()
+        for role, parameter_counts in stored.items()
     }
 
 
-def local_parameters(shape: TransformerShape, layout: Layout) -> dict[Role, Held]:
-    """Parameters of a layer of each role on one GPU; a tied weight counts with the embedding."""
+def local_parameters(shape: TransformerShape, layout: Layout) -> dict[Role, LocalParameters]:
+    """Count the parameters of a layer of each role on one GPU; a tied weight counts with the embedding."""
     rows, roles = vocabulary_rows(shape, layout), dict.fromkeys(roles_of(shape))
     shape = parameters.with_copied_heads(shape, layout.tensor)
     head = parameters.head(shape, rows)
@@ -79,11 +82,11 @@ def local_parameters(shape: TransformerShape, layout: Layout) -> dict[Role, Held
         "head": head,
     }
     each |= {windowed: each[role] for role, windowed in WINDOWED.items()}
-    own = layout.expert * layout.expert_tensor
+    expert_gpus = layout.expert * layout.expert_tensor
     return {
-        role: Held(
+        role: LocalParameters(
             math.ceil(Fraction(each[role].dense, layout.tensor)) + each[role].replicated,
-            math.ceil(Fraction(each[role].expert, own)),
+            math.ceil(Fraction(each[role].expert, expert_gpus)),
         )
         for role in roles
     }
@@ -116,9 +119,10 @@ def _cost(case: Case, role: Role) -> DividedCost:
 
 
 def _update_ns(case: Case, number: int) -> float:
-    """A fused step of Adam: parameters read and written, gradients read, both states read and written.
+    """Compute the time of a fused step of Adam.
 
-    Megatron's parameters, gradients and states are in fp32, and it writes those in 16 bits as well.
+    It reads and writes parameters and both states, and reads gradients. Megatron's parameters, gradients and states are
+    in fp32, and it writes parameters in 16 bits as well.
     """
     each = (3 + 2 * _ADAM_STATES) * (FP32 if case.fused else case.width) + (case.width if case.fused else 0)
     return each * number / case.kernels.bytes_per_ns

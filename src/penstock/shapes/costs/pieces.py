@@ -1,4 +1,4 @@
-"""What a block is made of: pieces with their operations and collectives, each in the modules that make it again."""
+"""The parts of a block: pieces with their operations and collectives, each in the modules that recompute it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ KEPT_WHERE_SENT: tuple[Operation, ...] = ("reduce_scatter", "all_to_all")
 
 
 class Product(NamedTuple):
-    """A product of one GPU, (rows, inner) and a weight of (inner, columns); ``groups``: of them in a call.
+    """A product of one GPU, of (rows, inner) and a weight of (inner, columns).
 
-    ``name``: as `activations` calls eager torch's.
+    ``groups`` is the number of such products in one call; ``name`` is the name of eager torch's product in
+    `activations`.
     """
 
     rows: float
@@ -28,24 +29,27 @@ class Product(NamedTuple):
     name: str = ""
 
     def forward_ns(self, case: Case) -> float:
-        """The product itself."""
+        """Return the time of the product."""
         return self._ns(case, self.inner, self.columns)
 
     def inputs_ns(self, case: Case) -> float:
-        """The gradient of its input."""
+        """Return the time of the gradient of its input."""
         return self._ns(case, self.columns, self.inner)
 
     def weights_ns(self, case: Case) -> float:
-        """The gradient of its weight: Megatron's product adds to the fp32 buffer, eager torch adds it afterwards."""
+        """Return the time of the gradient of its weight.
+
+        Megatron's product adds to the fp32 buffer; eager torch adds afterwards.
+        """
         result_bytes = 2 * FP32 if case.fused else None
         if self.groups is None:
-            found = case.kernels.product_ns(self.inner, self.rows, self.columns, result_bytes=result_bytes)
+            time_ns = case.kernels.product_ns(self.inner, self.rows, self.columns, result_bytes=result_bytes)
         else:
-            found = case.kernels.grouped_product_ns(
+            time_ns = case.kernels.grouped_product_ns(
                 self.groups, self.inner, self.rows, self.columns, result_bytes=result_bytes
             )
         added = 3 * case.width * self.inner * self.columns * (self.groups or 1)
-        return found if case.fused else found + case.kernels.moved_ns(added)
+        return time_ns if case.fused else time_ns + case.kernels.moved_ns(added)
 
     def _ns(self, case: Case, inner: float, columns: float) -> float:
         if self.groups is None:
@@ -66,13 +70,16 @@ class Piece(NamedTuple):
     collectives: tuple[Collective, ...] = ()
 
     def forward_ns(self, case: Case, kept: Container[str] | None = None) -> float:
-        """Its forward, without collectives; of selective checkpoints without attention and the ``kept`` products."""
-        found = sum(each.forward_ns(case) for each in self.products if each.name not in (kept or ()))
-        found += 0 if self.attends and kept is not None else sum(each.forward for each in self.kernels)
-        return found + sum(case.kernels.moved_ns(there) for there, _back in self.moved)
+        """Return the forward time, without collectives.
+
+        For selective checkpoints attention and the ``kept`` products are left out.
+        """
+        time_ns = sum(each.forward_ns(case) for each in self.products if each.name not in (kept or ()))
+        time_ns += 0 if self.attends and kept is not None else sum(each.forward for each in self.kernels)
+        return time_ns + sum(case.kernels.moved_ns(there) for there, _back in self.moved)
 
     def times(self, case: Case) -> Times:
-        """Both passes, without collectives."""
+        """Return the times of both passes, without collectives."""
         inputs = sum(each.inputs_ns(case) for each in self.products)
         weights = sum(each.weights_ns(case) for each in self.products)
         inputs += sum(each.backward - each.weight for each in self.kernels)
@@ -82,22 +89,23 @@ class Piece(NamedTuple):
 
 
 def times_of(case: Case, pieces: Iterable[Piece]) -> Times:
-    """All of them one after another."""
+    """Return the times of all pieces one after another."""
     each = [piece.times(case) for piece in pieces]
     return Times(*(sum(times) for times in zip(*each, strict=True)))
 
 
 def collectives_of(pieces: Iterable[Piece]) -> tuple[Collective, ...]:
-    """Those of all pieces; equal ones are counted together."""
+    """Return the collectives of all pieces; equal ones are counted together."""
     return joined(each for piece in pieces for each in piece.collectives)
 
 
 def module_costs(
     case: Case, pieces: Sequence[Piece], freed: dict[Module, Fraction], kept: Container[str]
 ) -> tuple[ModuleCost, ...]:
-    """What recomputing each module costs and frees; ``freed``: bytes per token for tensors of 16 bits.
+    """Compute the costs of recomputing each module, and the bytes that this frees.
 
-    ``kept``: the products whose results selective checkpoints keep, with what was reduced or sent to experts.
+    ``freed``: bytes per token for tensors of 16 bits. ``kept``: the products whose results selective checkpoints keep,
+    besides the results of reduce-scatters and exchanges with experts.
     """
     scale = Fraction(case.width, 2) * case.tokens
     costs = []

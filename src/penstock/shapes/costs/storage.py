@@ -1,4 +1,4 @@
-"""Bytes that a layer keeps for its backward pass on one GPU, and those it needs while it runs."""
+"""Bytes that a layer keeps for its backward pass on one GPU, and bytes that it needs while it runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _IDS = 8
 
 
 def stash_bytes(case: Case, role: Role) -> int:
-    """Bytes kept for the backward pass: the tokens' numbers at both ends, the head's norm and scores.
+    """Return the bytes kept for the backward pass, with the tokens' numbers at both ends, the head's norm and scores.
 
-    A norm's result is kept by what reads it, that of the last block by the head; in torch as it was gathered, whole.
+    A norm's result is kept by the module that reads it, and the last block's by the head; in torch it is kept as
+    gathered, whole.
     """
     shape, layout = case.shape, case.layout
     scale = Fraction(case.width, 2)
-    """Of what `activations` counts for tensors of 16 bits."""
+    """Scale of the counts of `activations`, which are for tensors of 16 bits."""
     if role == "embedding":
         norm = norm_kept(shape, layout.framework)
         before = Fraction(norm.before * shape.hidden + norm.statistics, case.spread) if shape.embedding_norm else 0
@@ -33,10 +34,11 @@ def stash_bytes(case: Case, role: Role) -> int:
 
 
 def workspace_bytes(case: Case, role: Role) -> int:
-    """Bytes needed while a layer runs: gradients of scores, buffers of attention where GPUs share sequences, dummies.
+    """Return the bytes needed while a layer runs.
 
-    Dummies are Transformer Engine's weight gradients, one per shape of weight. They are kept, so each layer counts
-    those that its GPU then has: the head also the last block's.
+    These are gradients of scores, buffers of attention where GPUs share sequences, and dummies. Dummies are Transformer
+    Engine's weight gradients, one per shape of weight. They are kept, so each layer counts the dummies that its GPU
+    then has: the head also the last block's.
     """
     if role == "embedding":
         return 0

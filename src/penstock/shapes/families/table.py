@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 
 def _llama(config: Config) -> Fields:
-    """RMSNorm, rotary positions, grouped-query attention and a gated feed-forward: what most families share."""
+    """Read RMSNorm, rotary positions, grouped-query attention and a gated feed-forward, which most families share."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     width = config.number("head_dim", hidden // heads or 1)
     if config.values.get("head_dim") is None and hidden % heads:
@@ -39,9 +39,9 @@ def _llama(config: Config) -> Fields:
 
 
 def _windows(config: Config, usual: int | None, whole_every: int | None = None) -> Windows | None:
-    """Sliding windows, of ``usual`` positions where nothing is said; of ``whole_every`` layers the last has none.
+    """Read sliding windows, of ``usual`` positions by default; the last of every ``whole_every`` layers sees all.
 
-    Raises UnsupportedRequest for windows in layers of no such pattern.
+    Raises UnsupportedRequest for windows in layers of another pattern.
     """
     if config.values.get("sliding_window", usual) is None:
         return None
@@ -61,7 +61,7 @@ def _windows(config: Config, usual: int | None, whole_every: int | None = None) 
 
 
 def _at_width(config: Config, width: int) -> Config:
-    """With the width of a head that the library has where nothing is said."""
+    """Return the configuration with the library's default for the width of a head."""
     return Config({**config.values, "head_dim": config.number("head_dim", width)}, config.origin)
 
 
@@ -113,7 +113,10 @@ def _mistral(config: Config) -> Fields:
 
 
 def _qwen_windows(config: Config, layers: int) -> Windows | None:
-    """Of layers from ``max_window_layers`` on. Raises UnsupportedRequest where there are others before these."""
+    """Read windows in the layers from ``max_window_layers`` on.
+
+    Raises UnsupportedRequest where there are other layers before these.
+    """
     if not config.flag("use_sliding_window", False):
         return None
     whole = config.values.get("max_window_layers", 28)
@@ -150,7 +153,10 @@ def _gemma2(config: Config) -> Fields:
 
 
 def _gemma3(config: Config) -> Fields:
-    """One layer of six sees all positions. The publisher leaves out what the library has by default."""
+    """Read Gemma 3, where one layer of six sees all positions.
+
+    The publisher leaves out the library's defaults.
+    """
     usual = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}
     config = Config({**usual, **config.values}, config.origin)
     every = config.number("sliding_window_pattern", 6)
@@ -158,7 +164,7 @@ def _gemma3(config: Config) -> Fields:
 
 
 def _phi(config: Config) -> Fields:
-    """Attention and feed-forward side by side after one LayerNorm, biases everywhere."""
+    """Read attention and feed-forward side by side after one LayerNorm, biases everywhere."""
     return {
         **_llama(config),
         "gated": False,
@@ -238,7 +244,7 @@ def _qwen2_moe(config: Config) -> Fields:
 
 
 def _number_of_experts(config: Config) -> int:
-    """Newer releases of the library write ``num_local_experts``."""
+    """Read the number of experts; newer releases of the library write ``num_local_experts``."""
     return config.number("num_experts" if "num_experts" in config.values else "num_local_experts")
 
 
@@ -252,7 +258,7 @@ def _refuse_mixed(config: Config) -> None:
 
 
 def _deepseek(config: Config) -> Fields:
-    """Latent attention, shared experts, dense layers at the front; prediction of further tokens is left out."""
+    """Read latent attention, shared experts, dense layers at the front; prediction of further tokens is left out."""
     heads = config.number("num_attention_heads")
     fields = _llama(Config({**config.values, "num_key_value_heads": heads, "head_dim": 1}, config.origin))
     experts = _routed(config, fields["layers"])
@@ -268,7 +274,7 @@ def _deepseek(config: Config) -> Fields:
 
 
 def _routed(config: Config, layers: int) -> Experts:
-    """Routed and shared experts of one width, and dense layers at the front."""
+    """Read routed and shared experts of one width, and dense layers at the front."""
     ffn = config.number("moe_intermediate_size")
     dense = config.values.get("first_k_dense_replace", 0)
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
@@ -286,7 +292,10 @@ def _routed(config: Config, layers: int) -> Experts:
 
 
 def _gpt_oss(config: Config) -> Fields:
-    """Every layer has experts with biases; attention has biases, a learned sink per head, and in turn a window."""
+    """Read gpt-oss: every layer has experts with biases, and attention has biases and a learned sink per head.
+
+    Every second layer has a window.
+    """
     fields = _llama(config)
     experts = _local_experts(config, fields["ffn"], biases=True)
     windows = _windows(config, 128, 2)
