@@ -1,4 +1,4 @@
-"""Where settings come from: the command line, ``PENSTOCK_…`` variables, a TOML file, defaults; the first one holds.
+"""Sources of settings: the command line, ``PENSTOCK_…`` variables, a TOML file, defaults; the first one wins.
 
 An unknown name is refused with the nearest known one, in the file and in the environment alike.
 """
@@ -19,31 +19,31 @@ from penstock.schemas.errors import Fault, InvalidDocument, meant
 PREFIX = "PENSTOCK_"
 FILE_VARIABLE = PREFIX + "SETTINGS"
 NOT_OURS = ("AGENT_", "API_KEY", "DEBUG", "SERVER", "SETTINGS")
-"""How ``PENSTOCK_…`` variables begin that are read elsewhere."""
+"""Beginnings of ``PENSTOCK_…`` variables that other parts of Penstock read."""
 
 MASK = "***"
 _RESEMBLANCE = 0.75
-"""From here on (``difflib``'s ratio) an unknown variable is taken for a misspelt setting, not for another program's."""
+"""Least ``difflib`` ratio at which an unknown variable counts as a misspelt setting, not as another program's."""
 
 
-def read_file(path: str | Path, known: Iterable[str]) -> dict[str, Any]:
+def read_file(path: str | Path, names: Iterable[str]) -> dict[str, Any]:
     """Return the settings in a TOML file.
 
     Raises InvalidDocument for an unreadable file, text that is not TOML, or a name that is not a setting.
     """
     try:
-        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidDocument(f"cannot read the service's settings {str(path)!r}: {error}") from None
-    faults = [Fault(f"/{name}", _unknown(name, known), "unknown-setting") for name in given if name not in set(known)]
+    faults = [Fault(f"/{name}", _unknown(name, names), "unknown-setting") for name in values if name not in set(names)]
     if faults:
         raise InvalidDocument(f"{str(path)!r} has unknown settings", faults=tuple(faults))
-    return given
+    return values
 
 
-def refuse_misspelt(environ: Mapping[str, str], known: Iterable[str]) -> None:
+def refuse_misspelt(environ: Mapping[str, str], settings: Iterable[str]) -> None:
     """Raise InvalidDocument for a variable that is nearly the name of a setting."""
-    names = list(known)
+    names = list(settings)
     for variable in sorted(environ):
         name = variable.removeprefix(PREFIX).lower()
         if name == variable.lower() or name in names or name.upper().startswith(NOT_OURS):
@@ -52,10 +52,10 @@ def refuse_misspelt(environ: Mapping[str, str], known: Iterable[str]) -> None:
             raise InvalidDocument(f"{variable} is not a setting; did you mean {PREFIX}{nearest[0].upper()}?")
 
 
-def in_environment(environ: Mapping[str, str], known: Iterable[str]) -> set[str]:
+def in_environment(environ: Mapping[str, str], names: Iterable[str]) -> set[str]:
     """Return the settings given by environment variables."""
-    given = {variable.lower() for variable in environ}
-    return {name for name in known if (PREFIX + name).lower() in given}
+    variables = {variable.lower() for variable in environ}
+    return {name for name in names if (PREFIX + name).lower() in variables}
 
 
 def shown(settings: BaseSettings, origins: Mapping[str, str]) -> str:
@@ -110,8 +110,8 @@ def _without_password(value: Any) -> Any:
         return MASK
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    return "; ".join(filter(None, (f"{name!r} is not a setting", meant(name, known, likeness=0.5))))
+def _unknown(name: str, names: Iterable[str]) -> str:
+    return "; ".join(filter(None, (f"{name!r} is not a setting", meant(name, names, likeness=0.5))))
 
 
 def _toml(value: Any) -> str:

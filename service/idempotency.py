@@ -51,8 +51,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a request created whose answer was not kept: the id of a job, a sweep or a run."""
+class Creation:
+    """The id of a job, a sweep or a run that a request created, where its answer was not kept."""
 
     id: str
     doing: Doing
@@ -92,8 +92,8 @@ class Idempotency:
         self._database = database
         self.lease_s = lease_s
 
-    def begin(self, tenant: str, key: str, request_hash: str) -> Kept | Made | Doing:
-        """Return the stored answer to this request, or what was created for it, or that it is to be done now.
+    def begin(self, tenant: str, key: str, request_hash: str) -> Kept | Creation | Doing:
+        """Return the stored answer to this request, the object that was created for it, or the order to handle it now.
 
         In the latter two cases the caller then calls `keep` or `forget`. Raises KeyInUse while it is under way,
         WrongKey when the key came with another request.
@@ -101,7 +101,7 @@ class Idempotency:
         doing = Doing(tenant, key, secrets.token_bytes(16))
         too_old = idempotency.c.created_ms < now_ms() - KEPT_MS
         lease_ms, since = int(self.lease_s * 1000), idempotency.c.created_ms
-        # Renewed in the future: the clock was set back since, and nobody knows how long ago that was.
+        # A renewal in the future: the clock was set back since then, so its age is unknown.
         silent = sa.or_(since < now_ms() - lease_ms, since > now_ms() + lease_ms)
         gone = too_old | (_UNDER_WAY & _NOTHING_MADE & silent)
         with self._database.write() as connection:
@@ -122,7 +122,7 @@ class Idempotency:
             head, _, body = row.body.partition(b"\n")
             return Kept(row.status, json.loads(head), body)
         if row.job_id is not None:
-            return Made(row.job_id, doing)
+            return Creation(row.job_id, doing)
         raise KeyInUse(
             f"the first request with the Idempotency-Key {key!r} has not been answered yet",
             remedy=f"wait a moment, and send it again; one that was lost is repeated after {self.lease_s:g} s",

@@ -57,15 +57,15 @@ def configure(form: Format = "auto", level: str = "info", stream: TextIO | None 
 
 @contextmanager
 def about(**ids: str | None) -> Iterator[None]:
-    """Within this context, every line of this thread or task carries these ids; None is left out."""
+    """Add these ids to every line of this thread or task within the context; None is left out."""
     with bound_contextvars(**{name: value for name, value in ids.items() if value is not None}):
         yield
 
 
 def request_id() -> str | None:
     """Return the id of the request being answered, or of the one that made the job being worked on."""
-    found: str | None = get_contextvars().get("request_id")
-    return found
+    current_id: str | None = get_contextvars().get("request_id")
+    return current_id
 
 
 def without_secrets(text: str) -> str:

@@ -26,7 +26,7 @@ MOST_DETAIL = 4000
 MOST_IN_DETAIL = 10
 """Wrong parameters that the sentence names; the list of faults has more."""
 MOST_ERRORS_BYTES = 80_000
-"""Of the faults that a problem lists, as JSON."""
+"""Most bytes of the faults that a problem lists, as JSON."""
 
 log = logging.getLogger("penstock.service")
 
@@ -185,10 +185,10 @@ async def on_anything(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods of all routes at this path; Starlette names those of the first one only."""
+    """Return the methods of all routes at this path; Starlette names the methods of the first route only."""
 
-    def taken(method: str) -> bool:
+    def accepts(method: str) -> bool:
         scope = dict(request.scope) | {"method": method}
         return any(route.matches(scope)[0] == Match.FULL for route in request.app.routes)
 
-    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if taken(method)]
+    return [method for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT") if accepts(method)]

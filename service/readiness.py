@@ -1,4 +1,4 @@
-"""Whether a service can accept work: checked at each question, with the reasons in words where it cannot."""
+"""Readiness of a service to accept work: checked at each question, with the reasons in words where it is not ready."""
 
 from __future__ import annotations
 

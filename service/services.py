@@ -44,7 +44,7 @@ log = logging.getLogger("penstock.service")
 
 
 class Service:
-    """Everything that the endpoints call."""
+    """The stores, queues and registries that the endpoints call."""
 
     def __init__(self, settings: Settings, forkserver: Forkserver | None = None) -> None:
         self.settings = settings
@@ -133,7 +133,7 @@ class Service:
 
 
 async def _kept_up(watch: Callable[[], Awaitable[None]]) -> None:
-    """A watch that starts again when the database is back."""
+    """Run a watch, and start it again when the database is back."""
     while True:
         try:
             await watch()

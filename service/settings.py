@@ -22,7 +22,7 @@ SHORTEST_DAYS = 2
 
 
 class Settings(BaseSettings):
-    """What an operator may choose. Times are seconds, sizes are bytes."""
+    """The settings that an operator may choose. Times are seconds, sizes are bytes."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="forbid")
 
@@ -144,33 +144,33 @@ class Settings(BaseSettings):
         return value
 
     @classmethod
-    def load(cls, path: str | Path | None = None, **given: Any) -> Self:
-        """Settings from ``given``, the environment and the TOML file at ``path`` (default: ``PENSTOCK_SETTINGS``).
+    def load(cls, path: str | Path | None = None, **arguments: Any) -> Self:
+        """Load settings from ``arguments``, the environment and a TOML file (default: ``PENSTOCK_SETTINGS``).
 
         Raises InvalidDocument naming the setting.
         """
-        return cls.load_with_origins(path, **given)[0]
+        return cls.load_with_origins(path, **arguments)[0]
 
     @classmethod
-    def load_with_origins(cls, path: str | Path | None = None, **given: Any) -> tuple[Self, dict[str, str]]:
-        """The settings, and where each one that is no default comes from. Raises InvalidDocument."""
-        known = list(cls.model_fields)
-        configuration.refuse_misspelt(os.environ, known)
-        by_variable = configuration.in_environment(os.environ, known)
+    def load_with_origins(cls, path: str | Path | None = None, **arguments: Any) -> tuple[Self, dict[str, str]]:
+        """Return the settings, and where each one that is no default comes from. Raises InvalidDocument."""
+        names = list(cls.model_fields)
+        configuration.refuse_misspelt(os.environ, names)
+        by_variable = configuration.in_environment(os.environ, names)
         path = path or os.environ.get(configuration.FILE_VARIABLE)
-        by_file = configuration.read_file(path, known) if path else {}
+        by_file = configuration.read_file(path, names) if path else {}
         try:
-            settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | given)
+            settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | arguments)
         except ValidationError as error:
             raise InvalidDocument(
                 "invalid settings of the service; each is an argument, a variable PENSTOCK_… or a line of its file",
                 faults=tuple(faults_of(error.errors())),
             ) from None
         origins = dict.fromkeys(by_file, str(path)) | dict.fromkeys(by_variable, "environment")
-        return settings, origins | dict.fromkeys(given, "argument")
+        return settings, origins | dict.fromkeys(arguments, "argument")
 
     def database_url(self) -> str:
-        """``database`` as a SQLAlchemy URL."""
+        """Return ``database`` as a SQLAlchemy URL."""
         return self.database if "://" in self.database else f"sqlite:///{Path(self.database).absolute()}"
 
     @property
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host``, a name or an address, is this machine's loopback."""
+    """Return whether ``host``, a name or an address, is this machine's loopback."""
     if host == "localhost":
         return True
     try:

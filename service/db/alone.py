@@ -1,4 +1,4 @@
-"""Whether another service uses the same SQLite file: a lock next to it, which ends with the process that holds it."""
+"""Lock next to a SQLite file that shows whether another service uses it; it ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class OtherServices:
     def __init__(self, database: Database) -> None:
         name = database.url.database if database.is_sqlite else None
         self._path = Path(f"{name}-service") if name and name != ":memory:" else None
-        self._held: int | None = None
+        self._descriptor: int | None = None
 
     def enter(self, words: str) -> str | None:
-        """Take the lock, and say in ``words`` who holds it; return the words of another service that does already."""
+        """Take the lock and write ``words`` about its holder; return the words of another service that holds it."""
         if self._path is None:
             return None
         try:
@@ -30,16 +30,16 @@ class OtherServices:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            said = os.read(descriptor, MOST_WORDS).decode(errors="replace")
+            other_service = os.read(descriptor, MOST_WORDS).decode(errors="replace")
             os.close(descriptor)
-            return said
+            return other_service
         os.ftruncate(descriptor, 0)
         os.write(descriptor, words.encode()[:MOST_WORDS])
-        self._held = descriptor
+        self._descriptor = descriptor
         return None
 
     def leave(self) -> None:
         """Release the lock, if it is held."""
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

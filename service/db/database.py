@@ -25,7 +25,7 @@ from penstock.service.db.disks import refuse_shared_disk
 log = logging.getLogger("penstock.service")
 
 LOCK_WAIT_MS = 10_000
-"""How long a transaction waits for another's locks."""
+"""Longest wait of a transaction for another transaction's locks, in milliseconds."""
 
 if TYPE_CHECKING:
     from penstock.service.settings import Settings
@@ -34,7 +34,7 @@ Note = Callable[[sa.Connection, str], None]
 """Notes an id in the transaction that makes it. Raises Conflict when another does the request now."""
 
 AGAIN_S = 1.0
-"""Between two questions to a server that does not answer yet."""
+"""Delay between two attempts to reach a server that does not answer yet, in seconds."""
 
 STATEMENT_MS = 30_000
 """Longest statement of a service on PostgreSQL; none comes near it on a server in good health."""
@@ -50,9 +50,9 @@ class DatabaseAway(Unreachable):
     code = "database-away"
     retry_after_s = 5
     public_detail = "the database does not answer"
-    """What clients of the service are sent, without addresses and names of the database."""
+    """Detail that clients of the service receive, without addresses and names of the database."""
     may_pass = True
-    """Whether waiting may help; False where an operator has to repair something first."""
+    """The chance that waiting helps; False where an operator has to repair something first."""
 
 
 class Database:
@@ -82,7 +82,7 @@ class Database:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The database that the settings name."""
+        """Return the database that the settings name."""
         return cls(
             settings.database_url(), connections=settings.database_connections, upgrade=settings.upgrade_database
         )
@@ -122,10 +122,10 @@ class Database:
     def revision(self) -> str:
         """Return the revision of the tables. Raises Conflict where it is not this Penstock's, DatabaseAway."""
         with self.read() as connection:
-            found = migrations.revision_of(connection)
-        if found != migrations.HEAD:
-            raise Conflict(f"the database {self.name} is at revision {found}, not at {migrations.HEAD}")
-        return found
+            revision = migrations.revision_of(connection)
+        if revision != migrations.HEAD:
+            raise Conflict(f"the database {self.name} is at revision {revision}, not at {migrations.HEAD}")
+        return revision
 
     @contextmanager
     def write(self, *, alone: bool = True) -> Iterator[sa.Connection]:
@@ -189,10 +189,10 @@ _POSTGRESQL = {
 }
 
 _STANDBY = ("read-only", "during recovery", "recovery is in progress")
-"""What PostgreSQL says on a server that follows another."""
+"""Messages of a PostgreSQL server that follows another server."""
 
 _LASTING = (*_STANDBY, "authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted to log in")
-"""What goes on until an administrator has done something."""
+"""Messages of a fault that lasts until an administrator repairs it."""
 
 _REMEDIES = {
     "unable to open": "give a file in a directory that exists and can be written, or the URL of a running server",
@@ -213,9 +213,9 @@ def _parsed(text: str) -> sa.URL:
     except sa.exc.ArgumentError:
         url = None
     if url is None or url.drivername not in ("sqlite", "postgresql", "postgres", "postgresql+psycopg"):
-        given = "no URL" if url is None else f"of {url.drivername!r}"
+        driver = "no URL" if url is None else f"of {url.drivername!r}"
         raise UnsupportedRequest(
-            f"the address of the database is {given}; Penstock keeps its data in SQLite or PostgreSQL",
+            f"the address of the database is {driver}; Penstock keeps its data in SQLite or PostgreSQL",
             remedy="name a file, sqlite:///path, or postgresql://user@host/name",
         )
     return url if url.drivername == "sqlite" else url.set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""Which file system a SQLite file is on: its locks and shared memory need one that is mounted by a single host."""
+"""File system of a SQLite file: its locks and shared memory need a file system that a single host mounts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def refuse_shared_disk(file: Path, mounts: str | None = None) -> None:
 
 def _mount_of(directory: Path, mounts: str) -> tuple[str, str]:
     """Return the type and mount point of the file system of a directory; a later mount hides earlier ones."""
-    found = ("", "")
+    mount = ("", "")
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split(" ")
         if len(fields) < 5 or not right:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
-        if directory.is_relative_to(point) and len(point) >= len(found[1]):
-            found = (right.split(" ")[0], point)
-    return found
+        if directory.is_relative_to(point) and len(point) >= len(mount[1]):
+            mount = (right.split(" ")[0], point)
+    return mount

@@ -79,7 +79,7 @@ class Filed:
 
     @classmethod
     def of(cls, request: PlanRequest) -> Filed:
-        """File a request whose profile and topology are inline."""
+        """Convert a request, whose profile and topology are inline, to the rows that store it."""
         assert isinstance(request.profile, ModelProfile)
         assert isinstance(request.topology, ClusterTopology)
         parts: dict[str, Document] = {"profile": request.profile, "topology": request.topology}
@@ -99,7 +99,7 @@ class Stores:
         self._parsed = lru_cache(maxsize=PARSED)(self._parse)
 
     def of(self, tenant: str) -> Store:
-        """The store of one tenant."""
+        """Return the store of one tenant."""
         return Store(self._database, tenant, partial(self._parsed, tenant))
 
     def _parse(self, tenant: str, kind: type[D], address: str) -> D:
@@ -113,12 +113,12 @@ class Store:
         self._database, self.tenant, self._parsed = database, tenant, parsed
 
     def profile(self, address: str) -> ModelProfile:
-        """A stored profile. Raises NotFound."""
+        """Return a stored profile. Raises NotFound."""
         profile: ModelProfile = self._parsed(ModelProfile, address)
         return profile
 
     def topology(self, address: str) -> ClusterTopology:
-        """A stored topology. Raises NotFound."""
+        """Return a stored topology. Raises NotFound."""
         topology: ClusterTopology = self._parsed(ClusterTopology, address)
         return topology
 
@@ -142,7 +142,7 @@ class Store:
         self._insert_in(connection, filed.documents)
 
     def body(self, kind: str, address: str) -> bytes:
-        """The canonical JSON at an address. Raises NotFound naming what to POST first."""
+        """Return the canonical JSON at an address. Raises NotFound naming what to POST first."""
         query = sa.select(documents.c.body).where(self._mine(documents), documents.c.hash == address)
         query = query.where(documents.c.kind == kind)
         with self._database.read() as connection:
@@ -217,24 +217,24 @@ class Store:
         return {"profile": self.profile, "topology": self.topology, "plan": self.plan_file}
 
     def plan(self, address: str) -> Plan:
-        """A stored plan. Raises InvalidPlan where another version wrote what this one cannot read."""
+        """Return a stored plan. Raises InvalidPlan where another version wrote a plan that this one cannot read."""
         return read_stored(Plan, self.body("plan", address))
 
     def plan_file_body(self, plan_address: str) -> bytes:
-        """A stored plan with its request inline, as JSON."""
+        """Return a stored plan with its request inline, as JSON."""
         plan = self.body("plan", plan_address)
         return self._file_body(plan, json.loads(plan)["request_hash"])
 
     def plan_file(self, plan_address: str) -> PlanFile:
-        """A stored plan with its request inline. Raises as ``plan``."""
+        """Return a stored plan with its request inline. Raises as ``plan``."""
         return read_stored(PlanFile, self.plan_file_body(plan_address))
 
     def file_of(self, plan: Plan) -> PlanFile:
-        """A plan, stored or not, with its stored request inline."""
+        """Return a plan, stored or not, with its stored request inline."""
         return read_stored(PlanFile, self._file_body(plan.canonical_json(), plan.request_hash))
 
     def request(self, address: str) -> PlanRequest:
-        """A stored request with its documents inline."""
+        """Return a stored request with its documents inline."""
         return self.resolve(read_stored(PlanRequest, self.body("plan request", address)))
 
     def request_body(self, address: str) -> bytes:
@@ -256,13 +256,13 @@ class Store:
 
     def _insert(self, rows: Rows) -> None:
         with self._database.read() as connection:
-            is_stale = self._known(connection, rows)
+            is_stale = self._stored_addresses(connection, rows)
         if rows.keys() - is_stale.keys() or any(is_stale.values()):
             with self._database.write() as connection:
                 self._insert_in(connection, rows)
 
     def _insert_in(self, connection: sa.Connection, rows: Rows) -> None:
-        is_stale = self._known(connection, rows)
+        is_stale = self._stored_addresses(connection, rows)
         if stale := [address for address, stale in is_stale.items() if stale]:
             here = sa.and_(self._mine(documents), documents.c.hash.in_(stale))
             connection.execute(documents.update().where(here).values(used_ms=now_ms()))
@@ -272,10 +272,10 @@ class Store:
     def _row(self, address: str, kept: Kept) -> dict[str, Any]:
         return {"tenant": self.tenant, "hash": address, "size_bytes": len(kept.body), **kept._asdict()}
 
-    def _known(self, connection: sa.Connection, rows: Rows) -> dict[str, bool]:
-        """Return those of the addresses under which something is stored, and whether it was last stored long ago."""
-        found = connection.execute(_KNOWN, {"tenant": self.tenant, "addresses": list(rows)})
-        return {row.hash: bool(row.is_stale) for row in found}
+    def _stored_addresses(self, connection: sa.Connection, rows: Rows) -> dict[str, bool]:
+        """Return the stored ones among the addresses, each with whether it was last stored long ago."""
+        stored_rows = connection.execute(_STORED, {"tenant": self.tenant, "addresses": list(rows)})
+        return {row.hash: bool(row.is_stale) for row in stored_rows}
 
     def _mine(self, table: sa.Table) -> sa.ColumnElement[bool]:
         return table.c.tenant == self.tenant
@@ -286,7 +286,7 @@ def stored_before(ms: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return sa.func.coalesce(documents.c.used_ms, documents.c.created_ms) < ms
 
 
-_KNOWN = sa.select(documents.c.hash, stored_before(now_ms() - FRESH_MS).label("is_stale")).where(
+_STORED = sa.select(documents.c.hash, stored_before(now_ms() - FRESH_MS).label("is_stale")).where(
     documents.c.tenant == sa.bindparam("tenant"), documents.c.hash.in_(sa.bindparam("addresses", expanding=True))
 )
 _NEW = documents.insert().values(created_ms=now_ms())

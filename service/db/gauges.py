@@ -33,21 +33,21 @@ class DatabaseCollector(Collector):
         """Yield the metric families; raises DatabaseAway when the database does not answer."""
         with self._database.read() as connection:
             rows = connection.execute(self._query()).all()
-        found = {(row.what, row.state): row.number for row in rows}
-        yield _family("penstock_jobs", "Jobs in the database", "state", found, JOB_STATES)
-        yield _family("penstock_runs", "Training runs in the database", "state", found, RUN_STATES)
-        oldest_ms = found.get(("oldest", ""))
+        numbers = {(row.what, row.state): row.number for row in rows}
+        yield _family("penstock_jobs", "Jobs in the database", "state", numbers, JOB_STATES)
+        yield _family("penstock_runs", "Training runs in the database", "state", numbers, RUN_STATES)
+        oldest_ms = numbers.get(("oldest", ""))
         yield GaugeMetricFamily(
             "penstock_queue_oldest_seconds", "Age of the job that waits longest", value=(oldest_ms or 0) / 1000
         )
         yield GaugeMetricFamily(
-            "penstock_workers_alive", "Workers with a recent heartbeat", value=found.get(("workers", ""), 0)
+            "penstock_workers_alive", "Workers with a recent heartbeat", value=numbers.get(("workers", ""), 0)
         )
         yield GaugeMetricFamily(
-            "penstock_worker_slots", "Solves that they can do at a time", value=found.get(("slots", ""), 0) or 0
+            "penstock_worker_slots", "Solves that they can do at a time", value=numbers.get(("slots", ""), 0) or 0
         )
         yield GaugeMetricFamily(
-            "penstock_agents_alive", "Agents with a recent sync", value=found.get(("agents", ""), 0)
+            "penstock_agents_alive", "Agents with a recent sync", value=numbers.get(("agents", ""), 0)
         )
 
     def _query(self) -> sa.CompoundSelect[str, str, int]:
@@ -69,7 +69,7 @@ class DatabaseCollector(Collector):
 
 
 def exposition(collector: DatabaseCollector | None) -> bytes:
-    """Return all metrics in Prometheus' text format; without a collector only those of this process."""
+    """Return all metrics in Prometheus' text format; without a collector only the metrics of this process."""
     text: bytes = generate_latest(REGISTRY)
     if collector is None:
         return text
@@ -79,9 +79,9 @@ def exposition(collector: DatabaseCollector | None) -> bytes:
 
 
 def _family(
-    name: str, what: str, label: str, found: dict[tuple[str, str], int], values: tuple[str, ...]
+    name: str, what: str, label: str, numbers: dict[tuple[str, str], int], values: tuple[str, ...]
 ) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, what, labels=(label,))
     for value in values:
-        family.add_metric((value,), found.get((name, value), 0))
+        family.add_metric((value,), numbers.get((name, value), 0))
     return family

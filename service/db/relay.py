@@ -1,7 +1,7 @@
-"""Relays changes in the database, whichever process made them: one thread and connection for all that wait here.
+"""Relay of changes in the database, from every process: one thread and one connection serve all listeners here.
 
-PostgreSQL notifies (LISTEN). A SQLite file is polled after each commit of this process, and every 100 ms for those of
-others, by a pragma that reads a counter in shared memory and by one query where that has changed.
+PostgreSQL notifies (LISTEN). A SQLite file is polled after each commit of this process, and every 100 ms for
+other processes' commits: by a pragma that reads a counter in shared memory, and by one query where that has changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_S = 0.1
 TOGETHER_S = 0.01
 """The least time between two polls: commits that follow each other faster are read together."""
 AGAIN_S = 1.0
-"""From a connection that broke off to the next one."""
+"""Delay before reconnecting after a connection broke off, in seconds."""
 
 log = logging.getLogger("penstock.service")
 

@@ -49,9 +49,9 @@ from penstock.service.settings import Settings
 from penstock.workers.forkserver import Forkserver
 
 END_S = 2.0
-"""From a signal, after ``drain_s``, until the process ends whatever its threads and responses are at."""
+"""Seconds from a signal and ``drain_s`` until the process ends, whatever its threads and responses do."""
 GRACE_S = 5
-"""The same without a signal."""
+"""Seconds until the process ends without a signal."""
 COMPRESS_FROM_BYTES = 1024
 SHARED = (
     "another service, %s, uses the database %s too: both show and solve the same jobs; "

@@ -49,8 +49,8 @@ class Observing:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
-        request_id = given if _GIVEN_ID.fullmatch(given) else new_id()
+        header_id = Headers(scope=scope).get(HEADER, "")
+        request_id = header_id if _GIVEN_ID.fullmatch(header_id) else new_id()
         scope.setdefault("state", {})
         answer = Answer(send, request_id)
         began = time.perf_counter()
@@ -110,8 +110,8 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
         "key_id": getattr(principal, "key_id", None),
         "problem": state.get("problem"),
     }
-    known = {name: value for name, value in facts.items() if value is not None}
-    log.log(_level(scope["path"], status), "%s %s %d", scope["method"], scope["path"], status, extra=known)
+    present_facts = {name: value for name, value in facts.items() if value is not None}
+    log.log(_level(scope["path"], status), "%s %s %d", scope["method"], scope["path"], status, extra=present_facts)
 
 
 def _level(path: str, status: int) -> int:
@@ -121,7 +121,7 @@ def _level(path: str, status: int) -> int:
 
 
 def _route(scope: Scope) -> str:
-    """Return the template of the path; a middleware may have given the router a scope of its own."""
-    if (found := scope.get("route")) is None:
-        found = next((route for route in scope["app"].routes if route.matches(scope)[0] == Match.FULL), None)
-    return str(getattr(found, "path", _UNKNOWN))
+    """Return the template of the path; a middleware may have given the router a separate scope."""
+    if (route := scope.get("route")) is None:
+        route = next((route for route in scope["app"].routes if route.matches(scope)[0] == Match.FULL), None)
+    return str(getattr(route, "path", _UNKNOWN))

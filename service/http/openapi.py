@@ -30,12 +30,12 @@ def install(app: FastAPI) -> None:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        known = schema.setdefault("components", {}).setdefault("schemas", {})
+        components = schema.setdefault("components", {}).setdefault("schemas", {})
         models: list[type[BaseModel]] = [ProblemDetails, *BODY_MODELS.values()]
         _, extra = models_json_schema(
             [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
         )
-        schema["components"]["schemas"] = extra["$defs"] | known
+        schema["components"]["schemas"] = extra["$defs"] | components
         describe_names(schema["components"]["schemas"], BODY_MODELS.values())
         for path in schema["paths"].values():
             for operation in path.values():

@@ -21,7 +21,7 @@ TITLES = {
 """The groups, in this order; others follow."""
 
 HIDDEN_HEADERS = frozenset({"Idempotency-Key"})
-"""What every POST takes is said once, above."""
+"""Headers that the page explains once, above all POST routes."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Operation:
 
 def groups(document: dict[str, Any], url: str) -> list[tuple[str, list[Operation]]]:
     """Return title and operations of each group of an OpenAPI document, for a service at ``url``."""
-    found: dict[str, list[Operation]] = {name: [] for name in TITLES}
+    by_group: dict[str, list[Operation]] = {name: [] for name in TITLES}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             group = (operation.get("tags") or ["health"])[0]
-            found.setdefault(group, []).append(_operation(method, path, operation, url))
-    return [(TITLES.get(name, name.capitalize()), operations) for name, operations in found.items() if operations]
+            by_group.setdefault(group, []).append(_operation(method, path, operation, url))
+    return [(TITLES.get(name, name.capitalize()), operations) for name, operations in by_group.items() if operations]
 
 
 def _operation(method: str, path: str, operation: dict[str, Any], url: str) -> Operation:
@@ -77,11 +77,11 @@ def _operation(method: str, path: str, operation: dict[str, Any], url: str) -> O
 
 
 def _parameters(operation: dict[str, Any]) -> Iterator[Parameter]:
-    for given in operation.get("parameters", ()):
-        if given["name"] not in HIDDEN_HEADERS:
-            words = given.get("description", "")
-            kind = _kind(given.get("schema", {}))
-            yield Parameter(given["name"], given["in"], kind, given.get("required", False), words)
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] not in HIDDEN_HEADERS:
+            words = parameter.get("description", "")
+            kind = _kind(parameter.get("schema", {}))
+            yield Parameter(parameter["name"], parameter["in"], kind, parameter.get("required", False), words)
 
 
 def _answer(response: dict[str, Any]) -> str:

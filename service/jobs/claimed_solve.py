@@ -26,7 +26,7 @@ NO_PLAN = Incumbent(math.inf, b"", {})
 
 @dataclass
 class Solve:
-    """What is known of a running child. ``renewed``: when its lease was last renewed, by this process's clock."""
+    """The state of a running child. ``renewed``: when its lease was last renewed, by this process's clock."""
 
     claim: Claim
     wake: socket.socket
@@ -49,5 +49,5 @@ class Solve:
 
     @property
     def has_news(self) -> bool:
-        """Whether a plan or a bound has not been written to the database yet."""
+        """The presence of a plan or a bound that has not been written to the database yet."""
         return not self.is_reported or self.progress is not None

@@ -34,7 +34,7 @@ async def messages(place: Spawner, task: Message, limit_s: float) -> AsyncGenera
     try:
         await run_sync(send, child, task)
         child.pipe.setblocking(False)
-        async for message in _said(child, deadline):
+        async for message in _messages(child, deadline):
             if (problem := failure_of(message, task)) is not None:
                 raise TaskFailed(problem)
             yield message
@@ -54,7 +54,7 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], 
 
     The body has been read before.
     """
-    found: T | None = None
+    result: T | None = None
     failed: Exception | None = None
 
     async with create_task_group() as group:
@@ -66,16 +66,16 @@ async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Callable[[], 
 
         group.start_soon(until_gone)
         try:
-            found = await work()
+            result = await work()
         except Exception as error:  # raised below, not as an exception group of one
             failed = error
         group.cancel_scope.cancel()
     if failed is not None:
         raise failed
-    return found
+    return result
 
 
-async def _said(child: Child, deadline: float) -> AsyncIterator[Message]:
+async def _messages(child: Child, deadline: float) -> AsyncIterator[Message]:
     loop, buffer = asyncio.get_running_loop(), bytearray()
     while (left_s := deadline - time.monotonic()) > 0:
         try:

@@ -1,4 +1,4 @@
-"""What one worker of a database does once an hour on behalf of all."""
+"""Duties that one worker of a database fulfils once an hour on behalf of all."""
 
 from __future__ import annotations
 

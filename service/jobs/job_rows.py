@@ -16,10 +16,10 @@ BRIEF = tuple(column for column in jobs.c if column.name not in ("incumbent", "r
 """The columns of a job without its documents, which may be large."""
 
 NO_RESULT = b'"result":null'
-"""How a job without a result says so; within a text its quotation marks would be escaped."""
+"""JSON of the missing result in a job; within a text its quotation marks would be escaped."""
 
 IS_ACTIVE = jobs.c.state.in_(sa.bindparam("active", ACTIVE, expanding=True, literal_execute=True))
-"""Written out, so that both engines see that the index of active jobs answers it."""
+"""Condition for active jobs, with its values written out, so that both engines use the index of active jobs."""
 
 
 def new_id() -> str:
@@ -44,7 +44,7 @@ def record_event(connection: sa.Connection, job_id: str, kind: str, data: dict[s
 
 
 FIRST_EVENT = job_events.insert().values(sequence=1, at_ms=now_ms())
-"""That of a new job."""
+"""First event of a new job."""
 
 
 def job_out(row: Any) -> JobOut:
@@ -71,7 +71,7 @@ def job_out(row: Any) -> JobOut:
 
 
 def job_body(row: Any) -> bytes:
-    """Return a row with its result as the JSON to send, which is that of ``job_out``.
+    """Return a row with its result as the JSON to send, the same as ``job_out`` gives.
 
     The result is taken over as the worker has written it: to read a large plan and write it again takes far longer.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.solvers.model.options import Option
 
 LOOK_S = 1.0
-"""Between two looks whether the kernels are compiled."""
+"""Delay between two checks whether the kernels are compiled, in seconds."""
 
 log = logging.getLogger("penstock.service")
 
@@ -57,11 +57,11 @@ class ProgramCache:
         self._of = lru_cache(maxsize=8)(self._lower)
 
     def all(self, tenant: str, plan_hash: str) -> tuple[bytes, ...]:
-        """The programs of all ranks. Raises NotFound."""
+        """Return the programs of all ranks. Raises NotFound."""
         return self._of(tenant, plan_hash)
 
     def one(self, tenant: str, plan_hash: str, rank: int) -> bytes:
-        """The program of one rank. Raises NotFound."""
+        """Return the program of one rank. Raises NotFound."""
         programs = self.all(tenant, plan_hash)
         if not 0 <= rank < len(programs):
             raise NotFound(f"the plan has no rank {rank}; its ranks are 0…{len(programs) - 1}")
@@ -75,7 +75,7 @@ class ProgramCache:
 
 
 def planners() -> list[PlannerOut]:
-    """The planners that a request may name."""
+    """Return the planners that a request may name."""
     from penstock.solvers.planners.catalogue import PLANNERS
 
     return [
@@ -124,6 +124,6 @@ def _warm_up(is_over: Callable[[], bool]) -> None:
 
 
 def _keep_what_is_loaded() -> None:
-    """Exempt loaded objects from garbage collection: each full one blocked answers for a tenth of a second."""
+    """Release loaded objects from garbage collection: each full one blocked answers for a tenth of a second."""
     gc.collect()
     gc.freeze()

@@ -47,9 +47,10 @@ class Leases:
     def claim(self, owner: str) -> Claim | None:
         """Claim the next job; jobs whose worker has gone silent are requeued first. Return None if none can run now.
 
-        Higher priorities go first; within one, the tenant with the fewest running jobs; of several, the tenant whose
-        last job started longest ago, else a single slot would serve the oldest job for ever; of its jobs, the oldest.
-        A key has no more jobs running than it may have. Claims are made one at a time, so that these counts are exact.
+        Higher priorities go first. Within one priority the tenant with the fewest running jobs goes first; of several,
+        the tenant whose last job started longest ago, else a single slot would serve the oldest job for ever. Of this
+        tenant's jobs the oldest goes first. A key has no more jobs running than it may have.
+        Claims are made one at a time, so that these counts are exact.
         """
         if not self._anything_to_do():
             return None
@@ -79,7 +80,7 @@ class Leases:
         """Renew the lease; return what is requested of the worker: ``cancel``, ``finish``, ``lost`` or None."""
         with self._database.write(alone=False) as connection:
             renewed = connection.execute(
-                jobs.update().where(*_held(claim)).values(lease_until_ms=now_ms() + self._lease_ms)
+                jobs.update().where(*_while_leased(claim)).values(lease_until_ms=now_ms() + self._lease_ms)
             ).rowcount
             if not renewed:
                 return "lost"
@@ -132,7 +133,7 @@ class Leases:
             values["error"] = error.model_dump(exclude_none=True)
             event["detail"] = error.detail
         with self._database.write() as connection:
-            if not connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
+            if not connection.execute(jobs.update().where(*_while_leased(claim)).values(**values)).rowcount:
                 return False
             record_event(connection, claim.job_id, "state", event)
             if keep:
@@ -142,22 +143,22 @@ class Leases:
     def hand_back(self, claim: Claim) -> None:
         """Return a job to the queue: its worker ends before the job does."""
         with self._database.write() as connection:
-            stop = connection.scalar(sa.select(jobs.c.stop).where(*_held(claim)))
+            stop = connection.scalar(sa.select(jobs.c.stop).where(*_while_leased(claim)))
             values = _cancelled() if stop == "cancel" else {"state": "queued", **_NO_LEASE}
-            if connection.execute(jobs.update().where(*_held(claim)).values(**values)).rowcount:
+            if connection.execute(jobs.update().where(*_while_leased(claim)).values(**values)).rowcount:
                 record_event(connection, claim.job_id, "state", {"state": values["state"]})
 
     def give_up(self, claim: Claim) -> None:
         """Return a job because its process could not be kept alive; after too many such attempts it fails."""
         with self._database.write() as connection:
-            row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
+            row = connection.execute(sa.select(*_LOSABLE).where(*_while_leased(claim))).first()
             if row is not None:
                 self._lose(connection, row)
 
     def try_again(self, claim: Claim) -> bool:
         """Return a job whose process was killed to the queue, once; False where it was lost before."""
         with self._database.write() as connection:
-            row = connection.execute(sa.select(*_LOSABLE).where(*_held(claim))).first()
+            row = connection.execute(sa.select(*_LOSABLE).where(*_while_leased(claim))).first()
             if row is None or row.lost:
                 return False
             self._lose(connection, row)
@@ -198,13 +199,13 @@ class Leases:
 
     def _progress(self, claim: Claim, values: dict[str, Any], data: dict[str, Any], *only: Any) -> None:
         with self._database.write(alone=False) as connection:
-            if not connection.execute(jobs.update().where(*_held(claim), *only).values(**values)).rowcount:
+            if not connection.execute(jobs.update().where(*_while_leased(claim), *only).values(**values)).rowcount:
                 return
             row = connection.execute(
                 sa.select(jobs.c.incumbent_ns, jobs.c.bound_ns).where(jobs.c.id == claim.job_id)
             ).one()
-            known = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
-            record_event(connection, claim.job_id, "progress", {**known, **data})
+            figures = {"incumbent_ns": row.incumbent_ns, "bound_ns": row.bound_ns, "gap": _gap(*row)}
+            record_event(connection, claim.job_id, "progress", {**figures, **data})
 
 
 _NO_LEASE: dict[str, Any] = {"lease_owner": None, "lease_until_ms": None}
@@ -253,7 +254,7 @@ def _is_due() -> sa.ColumnElement[bool]:
     return sa.or_(at.is_(None), at <= now_ms(), at > now_ms() + LONGEST_BACKOFF_MS)
 
 
-def _held(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:
+def _while_leased(claim: Claim) -> tuple[sa.ColumnElement[bool], ...]:
     return jobs.c.id == claim.job_id, jobs.c.attempt == claim.attempt, jobs.c.state == "running"
 
 
@@ -267,8 +268,8 @@ def _keep_answer(connection: sa.Connection, claim: Claim) -> None:
     The service that queued the job may have other code, and then asks again.
     """
     key = cache_key(claim.request_hash)
-    known = sa.select(answers.c.job_id).where(answers.c.tenant == claim.tenant, answers.c.cache_key == key)
-    if connection.scalar(known) is not None:
+    stored_answer = sa.select(answers.c.job_id).where(answers.c.tenant == claim.tenant, answers.c.cache_key == key)
+    if connection.scalar(stored_answer) is not None:
         return
     row = connection.execute(sa.select(jobs).where(jobs.c.id == claim.job_id)).mappings().one()
     values = {"tenant": claim.tenant, "cache_key": key, "job_id": claim.job_id, "body": job_body(row)}

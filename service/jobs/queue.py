@@ -23,15 +23,15 @@ from penstock.service.logs import request_id
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 RETRY_AFTER_S = 5
-"""When a key whose queue is full may ask again."""
+"""Delay before a key whose queue is full may ask again, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewJob:
     """A job to queue. ``key_id`` requests it and may have ``max_queued`` waiting jobs; higher priorities go first.
 
-    ``note`` is called with the id of the job that answers, in the transaction that queues it, and ``keep`` in that of a
-    new job, to store what it refers to.
+    ``note`` is called with the id of the job that answers, in the transaction that queues it. ``keep`` is called in the
+    transaction of a new job, to store the documents that it refers to.
     """
 
     request_hash: str
@@ -113,7 +113,7 @@ class JobQueue:
             return [job_out(row) for row in connection.execute(query).mappings()]
 
     def events(self, tenant: str, job_id: str, after: int, limit: int = 1000) -> list[JobEvent]:
-        """The events of a job that follow number ``after``. Raises NotFound."""
+        """Return the events of a job that follow number ``after``. Raises NotFound."""
         query = (
             sa.select(job_events)
             .where(job_events.c.job_id == job_id, job_events.c.sequence > after)
@@ -128,7 +128,7 @@ class JobQueue:
             ]
 
     def incumbent(self, tenant: str, job_id: str) -> Plan | None:
-        """Return the best plan so far, or the final one; None while there is none. Raises NotFound."""
+        """Return the best plan so far, or the final one; None while no plan exists. Raises NotFound."""
         with self._database.read() as connection:
             row = self._row(connection, tenant, job_id, jobs.c.incumbent, jobs.c.result)
         if row["result"] is not None and (final := ResultOut.model_validate_json(row["result"]).plan) is not None:

@@ -99,13 +99,13 @@ class TenantPlanning:
         """Return the request's hash and whether its answer is known; raises like ``submit`` but queues nothing."""
         inline = self._store.resolve(request)
         address = inline.content_hash()
-        known = self._store.answer(cache_key(address)) is not None
-        if not known:
+        has_answer = self._store.answer(cache_key(address)) is not None
+        if not has_answer:
             judging.check(inline)
-        return address, known
+        return address, has_answer
 
     def is_open(self, plan_or_job: str) -> bool:
-        """Return whether an id is that of a job that has not ended. Raises NotFound."""
+        """Return whether an id belongs to a job that has not ended. Raises NotFound."""
         if plan_or_job.startswith("sha256:"):
             return False
         return self._queue.job(self._store.tenant, plan_or_job, with_result=False).state in ACTIVE
@@ -127,7 +127,7 @@ class TenantPlanning:
         )
 
     def incumbent(self, job_id: str) -> Plan:
-        """The best plan of a job so far. Raises NotFound, and Conflict while there is none."""
+        """Return the best plan of a job so far. Raises NotFound, and Conflict while no plan exists."""
         plan = self._queue.incumbent(self._store.tenant, job_id)
         if plan is None:
             raise Conflict(f"job {job_id!r} has no plan yet", remedy=f"watch /v1/jobs/{job_id}/events")

@@ -31,7 +31,7 @@ class SweepTables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._found = lru_cache(maxsize=REMEMBERED)(self._read_result)
+        self._cached_result = lru_cache(maxsize=REMEMBERED)(self._read_result)
 
     def sweep(self, tenant: str, sweep_id: str) -> SweepOut:
         """Return a sweep with its present table. Raises NotFound."""
@@ -49,15 +49,15 @@ class SweepTables:
         if before is not None:
             query = query.where(sweeps.c.id < before)
         with self._database.read() as connection:
-            found = connection.scalars(query).all()
-        return [self.sweep(tenant, sweep_id).model_copy(update={"rows": ()}) for sweep_id in found]
+            sweep_ids = connection.scalars(query).all()
+        return [self.sweep(tenant, sweep_id).model_copy(update={"rows": ()}) for sweep_id in sweep_ids]
 
     def settle_open(self) -> None:
         """Store the tables of all sweeps whose cases have ended."""
         with self._database.read() as connection:
             query = sa.select(sweeps.c.tenant, sweeps.c.id).where(sweeps.c.state == "running")
-            found = connection.execute(query).all()
-        for tenant, sweep_id in found:
+            open_sweeps = connection.execute(query).all()
+        for tenant, sweep_id in open_sweeps:
             self.sweep(tenant, sweep_id)
 
     def _row(self, tenant: str, sweep_id: str) -> Any:
@@ -70,28 +70,28 @@ class SweepTables:
 
     def _table(self, row: Any) -> tuple[SweepRow, ...]:
         entries = json.loads(row["body"])
-        asked = [SweepRow.model_validate(entry["row"]) for entry in entries]
+        cases = [SweepRow.model_validate(entry["row"]) for entry in entries]
         if row["state"] != "running":
-            return tuple(asked)
-        known = self._states([entry["job_id"] for entry in entries if entry["job_id"] is not None])
-        rows = [self._now(one, known.get(one.job_id)) if one.job_id is not None else one for one in asked]
+            return tuple(cases)
+        states = self._states([entry["job_id"] for entry in entries if entry["job_id"] is not None])
+        rows = [self._now(one, states.get(one.job_id)) if one.job_id is not None else one for one in cases]
         return with_front(rows)
 
     def _states(self, job_ids: Sequence[str]) -> dict[str | None, Any]:
         columns = (jobs.c.id, jobs.c.state, jobs.c.attempt, jobs.c.error)
-        found: dict[str | None, Any] = {}
+        rows: dict[str | None, Any] = {}
         with self._database.read() as connection:
             for start in range(0, len(job_ids), AT_A_TIME):
                 query = sa.select(*columns).where(jobs.c.id.in_(job_ids[start : start + AT_A_TIME]))
-                found |= {row["id"]: row for row in connection.execute(query).mappings()}
-        return found
+                rows |= {row["id"]: row for row in connection.execute(query).mappings()}
+        return rows
 
     def _now(self, row: SweepRow, job: Any) -> SweepRow:
         """Return a case's row with its job's present state."""
         if job is None:
             return row.model_copy(update={"state": "deleted", "why": "its job was deleted"})
         if job["state"] == "succeeded":
-            return row.model_copy(update=self._found(job["id"], job["attempt"]))
+            return row.model_copy(update=self._cached_result(job["id"], job["attempt"]))
         if job["state"] == "failed":
             return row.model_copy(update={"state": "failed", "why": job["error"]["detail"]})
         return row.model_copy(update={"state": job["state"]})

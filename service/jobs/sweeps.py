@@ -1,7 +1,7 @@
 """Submission of sweeps: one request along several axes, as jobs of the queue.
 
-A case whose answer is known has no job of its own, and one for which there is a job already shares it; so a
-sweep remembers which job answers which case.
+A case whose answer is stored has no job, and cases with the same request share one job; so a sweep remembers which job
+answers which case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.service.jobs.sweep_tables import SweepTables
 from penstock.service.security.principals import Principal
 
 PRIORITY = MIN_PRIORITY // 2
-"""Of a sweep's jobs: single ones go first."""
+"""Priority of a sweep's jobs: single jobs go first."""
 
 
 class Sweeps(SweepTables):
@@ -47,15 +47,15 @@ class Sweeps(SweepTables):
         QuotaExceeded when the key would have too many waiting jobs.
         """
         request = self._inline(principal.tenant, request)
-        asked = cases(request, self._max_cases)
-        if principal.max_queued is not None and len(asked) > principal.max_queued:
+        sweep_cases = cases(request, self._max_cases)
+        if principal.max_queued is not None and len(sweep_cases) > principal.max_queued:
             raise QuotaExceeded(
-                f"the sweep has {len(asked)} cases; at most {principal.max_queued} jobs of this key may wait",
+                f"the sweep has {len(sweep_cases)} cases; at most {principal.max_queued} jobs of this key may wait",
                 remedy="sweep over fewer values",
                 retry_after_s=RETRY_AFTER_S,
             )
         sweep_id = new_id()
-        entries = [self._ask(principal, case, sweep_id) for case in asked]
+        entries = [self._ask(principal, case, sweep_id) for case in sweep_cases]
         values = {
             "id": sweep_id,
             "tenant": principal.tenant,

@@ -52,9 +52,9 @@ from penstock.workers.protocol import (
 
 IDLE_POLL_S = 0.5
 REPORT_S = 0.25
-"""Between two reports of a solve: of plans and bounds that come faster, the newest ones are written."""
+"""Delay between two reports of a solve, in seconds: of plans and bounds that come faster, the newest are written."""
 AGAIN_S = 0.5
-"""From a database that is away to the next try."""
+"""Delay before retrying an unreachable database, in seconds."""
 
 log = logging.getLogger("penstock.service")
 
@@ -109,7 +109,7 @@ class Worker:
                 thread.join()
 
     def alive(self) -> bool:
-        """Whether every thread still works."""
+        """Return whether every thread still works."""
         return all(thread.is_alive() for thread in self._threads)
 
     def nudge(self, job_id: str | None = None) -> None:
@@ -346,14 +346,14 @@ class Worker:
             try:
                 if result is not None and solve.plan is not None:
                     self._stores.of(solve.claim.tenant).put_plan(solve.plan)
-                held = self._leases.finish(solve.claim, state, result=result, **more)
+                is_ours = self._leases.finish(solve.claim, state, result=result, **more)
             except DatabaseAway as away:
                 if self._ending:
                     raise
                 self._say_away(away)
                 self._rest(AGAIN_S)
                 continue
-            if not held:
+            if not is_ours:
                 return "was lost"
             if result is None:
                 return str(state)

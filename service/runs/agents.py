@@ -22,7 +22,7 @@ RETRY_S = 10.0
 """An agent in good health calls again within a few seconds."""
 
 LOG_LIMIT_S = 10.0
-"""How long an agent may take to send the end of a log."""
+"""Longest wait for an agent to send the end of a log, in seconds."""
 
 REDIAL_S = 2.0
 """An agent with news drops its waiting call and makes a new one: a connection that ended may mean just that."""
@@ -30,36 +30,37 @@ REDIAL_S = 2.0
 
 @dataclass
 class Contact:
-    """What this process has seen of an incarnation. ``last``: its last call, by ``clock``.
+    """The contacts of this process with an incarnation. ``last``: the time of its last call, by ``clock``.
 
-    ``held`` is its call that waits; ``gone``: its last connection ended without an answer; ``left``: it said goodbye;
-    ``log_requests``: ends of logs that a request waits for.
+    ``waiting_call`` is its call that waits for news. ``gone``: its last connection ended without an answer. ``left``:
+    it
+    said goodbye. ``log_requests``: ends of logs that a request waits for.
     """
 
     incarnation: str
     clock: ListeningClock
     last: float
     calls: int = 0
-    held: Listener | None = None
+    waiting_call: Listener | None = None
     gone: bool = False
     left: bool = False
     log_requests: dict[int, tuple[LogRequest, asyncio.Future[LogTail]]] = field(default_factory=dict)
 
     def alive(self) -> bool:
-        """Whether it may be given work."""
-        return not self.left and (self.held is not None or self._age_s() < (REDIAL_S if self.gone else RETRY_S))
+        """Return whether it may be given work."""
+        return not self.left and (self.waiting_call is not None or self._age_s() < (REDIAL_S if self.gone else RETRY_S))
 
     def keeps_name(self) -> bool:
-        """Whether another incarnation of its name has to wait."""
-        return not (self.left or self.gone) and (self.held is not None or self._age_s() < RETRY_S)
+        """Return whether another incarnation of its name has to wait."""
+        return not (self.left or self.gone) and (self.waiting_call is not None or self._age_s() < RETRY_S)
 
     def _age_s(self) -> float:
         return self.clock.now() - self.last
 
     def release(self) -> None:
         """Have the call that waits answered."""
-        if self.held is not None:
-            self.held.wake()
+        if self.waiting_call is not None:
+            self.waiting_call.wake()
 
 
 class Agents:
@@ -85,7 +86,7 @@ class Agents:
     async def sync(
         self, tenant: str, agent_id: str, request: SyncRequest, hung_up: Callable[[], Awaitable[None]]
     ) -> SyncReply:
-        """One call of a tenant's agent; ``hung_up`` returns when its connection is gone.
+        """Answer one call of a tenant's agent; ``hung_up`` returns when its connection is gone.
 
         Raises Conflict when another incarnation of the name is alive.
         """
@@ -109,7 +110,7 @@ class Agents:
     async def log_tail(
         self, tenant: str, agent_id: str, run: str, generation: int, rank: int, max_bytes: int
     ) -> LogTail:
-        """The end of a rank's log, from its agent. Raises Conflict when it is away, Unreachable if silent."""
+        """Return the end of a rank's log, from its agent. Raises Conflict when it is away, Unreachable if silent."""
         contact = self._contacts.get((tenant, agent_id))
         if contact is None or not contact.alive():
             raise Conflict(
@@ -131,18 +132,18 @@ class Agents:
             contact.log_requests.pop(request.number, None)
 
     def is_lost(self, tenant: str, agent_id: str, incarnation: str) -> bool:
-        """Whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
+        """Return whether an incarnation of an agent has left, was replaced, or has been silent for too long."""
         return self._loss(tenant, agent_id, incarnation) is not None
 
     def _loss(self, tenant: str, agent_id: str, incarnation: str) -> str | None:
-        """How an incarnation of an agent was lost, in words; None while it may be there."""
+        """Return how an incarnation of an agent was lost, in words; None while it may be there."""
         contact = self._contacts.get((tenant, agent_id))
         last_sync = self._started if contact is None else contact.last
         if contact is not None and contact.incarnation != incarnation:
             return "was restarted"
         if contact is not None and contact.left:
             return "left"
-        if contact is not None and contact.held is not None:
+        if contact is not None and contact.waiting_call is not None:
             return None
         is_silent = self._clock.now() - last_sync > self._timeout_s
         return f"was silent for more than {self._timeout_s:g} s" if is_silent else None
@@ -160,11 +161,11 @@ class Agents:
             request[1].set_result(tail)
 
     def everybody(self, tenant: str) -> list[AgentOut]:
-        """All agents of a tenant that have ever synced, by name."""
+        """Return all agents of a tenant that have ever synced, by name."""
         with self._database.read() as connection:
             query = sa.select(agents).where(agents.c.tenant == tenant).order_by(agents.c.id)
             rows = connection.execute(query).mappings().all()
-            held = connection.execute(
+            runs_of_agents = connection.execute(
                 sa.select(run_agents.c.agent, run_agents.c.run_id)
                 .join(runs, runs.c.id == run_agents.c.run_id)
                 .where(runs.c.tenant == tenant, run_agents.c.phase != "released")
@@ -180,7 +181,7 @@ class Agents:
                 probe_address=row["probe_address"],
                 devices=row["devices"],
                 models=row["models"],
-                runs=tuple(run for agent, run in held if agent == row["id"]),
+                runs=tuple(run for agent, run in runs_of_agents if agent == row["id"]),
             )
             for row in rows
         ]
@@ -190,14 +191,14 @@ class Agents:
     ) -> None:
         """Wait for a change, a newer call, the end of the hold, or the end of the connection."""
         contact.release()
-        contact.held = listener
+        contact.waiting_call = listener
         gone = asyncio.ensure_future(hung_up())
         news = asyncio.ensure_future(listener.wait(self._hold_s))
         try:
             await asyncio.wait({gone, news}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if contact.held is listener:
-                contact.held = None
+            if contact.waiting_call is listener:
+                contact.waiting_call = None
             if call == contact.calls:
                 contact.gone = gone.done() and not news.done()
             for task in (gone, news):
@@ -253,7 +254,7 @@ class Agents:
             return self._runs.reply(connection, tenant, agent_id)
 
     def _lost(self) -> list[tuple[str, str, str]]:
-        """Agents with ranks that are lost, and how; silence counts from the start of this service on."""
+        """Return the lost agents with ranks, and how each was lost; silence counts from the start of this service."""
         query = (
             sa.select(runs.c.tenant, run_agents.c.agent, run_agents.c.incarnation)
             .join(run_agents, run_agents.c.run_id == runs.c.id)

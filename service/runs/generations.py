@@ -25,7 +25,7 @@ RECOVERY = "recovery"
 
 
 def about(lowered: Lowered) -> dict[str, Any]:
-    """The columns of a run that its present plan fills."""
+    """Return the columns of a run that its present plan fills."""
     plan = lowered.file.plan
     assert plan.prediction is not None
     return {
@@ -114,8 +114,8 @@ def end(connection: sa.Connection, run_id: str, state: str, error: RunFailed | N
 
 
 def _end_generation(connection: sa.Connection, run: Row, phase: str, why: str | None) -> None:
-    held = sa.and_(run_agents.c.run_id == run["id"], run_agents.c.phase.not_in(("released", "stop")))
-    connection.execute(run_agents.update().where(held).values(phase=phase))
+    active = sa.and_(run_agents.c.run_id == run["id"], run_agents.c.phase.not_in(("released", "stop")))
+    connection.execute(run_agents.update().where(active).values(phase=phase))
     this = sa.and_(
         run_generations.c.run_id == run["id"],
         run_generations.c.generation == run["generation"],
@@ -125,7 +125,7 @@ def _end_generation(connection: sa.Connection, run: Row, phase: str, why: str | 
 
 
 def rank_done(connection: sa.Connection, run: Row, done: RankDone) -> None:
-    """A rank has trained all its steps; the last one ends the run."""
+    """Record that a rank has trained all its steps; the last one ends the run."""
     run_id = run["id"]
     store_steps(connection, run_id, done.rank, done.first_step, done.losses or (), done.step_times_ns or ())
     here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == done.rank)

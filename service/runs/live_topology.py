@@ -13,15 +13,15 @@ from penstock.schemas.errors import Conflict, NotFound
 from penstock.schemas.topology import ClusterTopology, Device, Node
 
 
-def living_topology(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> ClusterTopology:
-    """Living agents as nodes; ``known``: topologies that may have their links, the newest first.
+def living_topology(agents: Iterable[AgentOut], candidates: Iterable[ClusterTopology]) -> ClusterTopology:
+    """Return living agents as nodes; ``candidates``: topologies that may have their links, the newest first.
 
     The first one with measured links that names all of them counts, reduced to them: links by host, or a matrix if it
     has just the devices that the agents offer. Raises NotFound when no agent is alive, and Conflict when what they
     offer is no topology.
     """
     try:
-        return _living(agents, known)
+        return _living(agents, candidates)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise Conflict(
@@ -30,7 +30,7 @@ def living_topology(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]
         ) from None
 
 
-def _living(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> ClusterTopology:
+def _living(agents: Iterable[AgentOut], candidates: Iterable[ClusterTopology]) -> ClusterTopology:
     alive = [agent for agent in agents if agent.alive and agent.devices]
     if not alive:
         raise NotFound("no agent with a device is alive", remedy="penstock agent --server …")
@@ -44,10 +44,10 @@ def _living(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> Clu
         )
         for agent in alive
     }
-    for topology in known:
-        found = _linked(nodes, topology.expanded()) if topology.links_from == "measured" else None
-        if found is not None:
-            return found
+    for topology in candidates:
+        linked = _linked(nodes, topology.expanded()) if topology.links_from == "measured" else None
+        if linked is not None:
+            return linked
     names = ", ".join(nodes)
     return ClusterTopology(
         name="living agents",
@@ -57,7 +57,7 @@ def _living(agents: Iterable[AgentOut], known: Iterable[ClusterTopology]) -> Clu
 
 
 def _linked(nodes: dict[str, Node], measured: ClusterTopology) -> ClusterTopology | None:
-    """``nodes`` with the links that ``measured`` has for them; None where it lacks some."""
+    """Return ``nodes`` with the links that ``measured`` has for them; None where it lacks some."""
     there = {node.name: node for node in measured.nodes}
     if not nodes.keys() <= there.keys():
         return None

@@ -1,4 +1,4 @@
-"""Which agent holds which rank: a plan's devices are the agents' devices, by name."""
+"""Placement of ranks on agents: a plan's devices are the agents' devices, by name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Place:
 
 
 def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: Mapping[Place, str]) -> list[Place]:
-    """The place of each of a plan's devices: what an agent calls so, or ``device`` of agent ``node``.
+    """Return the place of each of a plan's devices: the device of this name, or ``device`` of agent ``node``.
 
     ``busy`` names the run that a device belongs to now. Raises Conflict when a device is missing or taken, or when an
     agent does not have the model.
     """
     alive = [agent for agent in agents if agent.alive]
-    known: dict[str, Place] = {}
+    place_of: dict[str, Place] = {}
     for agent in alive:
         for device in agent.devices:
-            known[f"{agent.id}/{device.id}"] = known[device.id] = Place(agent.id, device.id)
-    missing = [device for device in devices if device not in known]
+            place_of[f"{agent.id}/{device.id}"] = place_of[device.id] = Place(agent.id, device.id)
+    missing = [device for device in devices if device not in place_of]
     if missing:
         offered = sorted({device.id for agent in alive for device in agent.devices})
         raise Conflict(
@@ -39,12 +39,12 @@ def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: 
             remedy="start `penstock agent` under the node's name on each node of the plan, or plan for the devices "
             "that GET /v1/agents lists",
         )
-    places = [known[device] for device in devices]
-    taken = [(device, busy[spot]) for device, spot in zip(devices, places, strict=True) if spot in busy]
-    if taken:
+    places = [place_of[device] for device in devices]
+    occupied = [(device, busy[spot]) for device, spot in zip(devices, places, strict=True) if spot in busy]
+    if occupied:
         raise Conflict(
-            f"device {taken[0][0]!r} belongs to run {taken[0][1]!r}",
-            remedy=f"wait for it, or POST /v1/runs/{taken[0][1]}:cancel",
+            f"device {occupied[0][0]!r} belongs to run {occupied[0][1]!r}",
+            remedy=f"wait for it, or POST /v1/runs/{occupied[0][1]}:cancel",
         )
     used = {spot.agent for spot in places}
     for agent in alive:

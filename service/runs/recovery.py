@@ -42,7 +42,7 @@ log = logging.getLogger("penstock.service")
 
 
 class Recovery:
-    """Brings recovering runs back. Its coroutine belongs to the service's event loop."""
+    """The recovery of runs. Its coroutine belongs to the service's event loop."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Recovery:
         self._wait_s = wait_s
 
     async def watch(self) -> None:
-        """Look after recovering runs; for ever."""
+        """Watch recovering runs; for ever."""
         with self._notifier.listen(RECOVERY) as listener:
             while True:
                 for run_id in await run_sync(self._recovering):
@@ -82,7 +82,7 @@ class Recovery:
             return list(connection.scalars(sa.select(runs.c.id).where(runs.c.state == "recovering")))
 
     def _go_on(self, run_id: str) -> None:
-        """One step towards the next generation. Raises PenstockError when there is no way."""
+        """Take one step towards the next generation. Raises PenstockError when no way is left."""
         if not self._is_over(run_id):
             return
         with self._database.read() as connection:
@@ -112,7 +112,7 @@ class Recovery:
         self._plan_again(run_id, row, planning.plan_file(first), options, present, busy)
 
     def _down_for_s(self, run_id: str) -> float:
-        """How long ago the run's last generation ended, by the clock of the database."""
+        """Return how long ago the run's last generation ended, in seconds by the database's clock."""
         last = sa.func.max(run_generations.c.ended_ms)
         query = sa.select(now_ms() - last).where(run_generations.c.run_id == run_id)
         with self._database.read() as connection:
@@ -123,7 +123,7 @@ class Recovery:
         return agent.alive and not lost and (model in agent.models or ANY_MODEL in agent.models)
 
     def _is_over(self, run_id: str) -> bool:
-        """Whether nothing of the last generation is left; agents that are lost hold nothing."""
+        """Return whether nothing of the last generation is left; lost agents hold nothing."""
         with self._database.write() as connection:
             mine = sa.and_(run_agents.c.run_id == run_id, run_agents.c.phase != "released")
             waiting = connection.execute(sa.select(run_agents.c.agent, run_agents.c.incarnation).where(mine)).all()
@@ -150,7 +150,7 @@ class Recovery:
         present: list[AgentOut],
         busy: dict[Place, str],
     ) -> None:
-        """Ask for a plan for what is left, or see what came of it. ``replans``: a job's id, or why there was none."""
+        """Request a plan for the remaining devices, or use its result. ``replans``: a job's id, or why it failed."""
         replans = [dict(one) for one in row["replans"]]
         principal = service_itself(row["tenant"])
         while replans and "job" in replans[-1]:
@@ -176,8 +176,8 @@ class Recovery:
         except PenstockError as error:
             replans.append({"why": error.detail})
         else:
-            known = submitted.answer is not None
-            job_id = JobOut.model_validate_json(submitted.answer).id if known else submitted.job_id  # type: ignore[arg-type]
+            has_answer = submitted.answer is not None
+            job_id = JobOut.model_validate_json(submitted.answer).id if has_answer else submitted.job_id  # type: ignore[arg-type]
             replans.append({"job": job_id})
         self._note(run_id, replans)
 
@@ -187,7 +187,7 @@ class Recovery:
 
 
 def _free(present: list[AgentOut], busy: dict[Place, str]) -> set[str]:
-    """The devices that a generation may have."""
+    """Return the devices that a generation may have."""
     return {device.id for agent in present for device in agent.devices if Place(agent.id, device.id) not in busy}
 
 

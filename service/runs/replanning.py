@@ -1,4 +1,4 @@
-"""What is asked of the planners when a node has died: the plan's own request, for the devices that are left."""
+"""Requests to the planners after a node has died: the plan's own request, for the remaining devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ BUDGET = Termination(time_limit_ns=20_000_000_000, max_plans=200)
 
 
 def requests_for(request: PlanRequest, devices: Collection[str]) -> list[PlanRequest]:
-    """The requests to try, in this order: the same planner as before; then auto, which has no options to keep; then, of
-    a request with degrees of parallelism, auto at all degrees that the profile has costs at.
+    """Return the requests to try, in order.
+
+    First the same planner as before; then auto, which has no options to keep. A request with degrees of parallelism is
+    also tried with auto at all degrees that the profile has costs at.
 
     Raises UnsupportedRequest when none of the topology's devices is left, or none for a pinned layer.
     """
@@ -29,14 +31,14 @@ def requests_for(request: PlanRequest, devices: Collection[str]) -> list[PlanReq
 
 
 def _distinct(requests: Iterable[PlanRequest]) -> list[PlanRequest]:
-    found: list[PlanRequest] = []
+    unique: list[PlanRequest] = []
     for one in requests:
-        found += [] if one in found else [one]
-    return found
+        unique += [] if one in unique else [one]
+    return unique
 
 
 def reduced(topology: ClusterTopology, devices: Collection[str]) -> ClusterTopology:
-    """The topology without the devices that are not among ``devices``, and without what only they had.
+    """Return the topology without the devices that are not among ``devices``, and without what only they had.
 
     Switches stay: they may join what is left. Raises UnsupportedRequest when no device is left.
     """

@@ -37,16 +37,16 @@ MOST_EVENTS = 1000
 """Events of a run in one answer."""
 
 WISHES = {"prepare": "prepare", "prepared": "prepare", "start": "start", "save": "stop", "stop": "stop"}
-"""What an agent is asked for in each phase of its part of a generation; ``released``: it holds nothing any more."""
+"""State that an agent is asked for in each phase of its part of a generation. After ``released`` it holds nothing."""
 
 
 def topic_of(tenant: str, agent_id: str) -> str:
-    """The topic of what an agent shall do; no tenant's name has a slash."""
+    """Return the topic of an agent's assignments; no tenant's name has a slash."""
     return f"agent:{tenant}/{agent_id}"
 
 
 def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) -> Any:
-    """The row of a run, or of a tenant's run: another's is not there. Raises NotFound."""
+    """Return the row of a run; for ``tenant`` another tenant's run does not exist. Raises NotFound."""
     row = connection.execute(sa.select(runs).where(runs.c.id == run_id)).mappings().first()
     if row is None or tenant not in (None, row["tenant"]):
         raise NotFound(f"there is no run {run_id!r}", remedy="GET /v1/runs lists the runs")
@@ -85,7 +85,7 @@ def events_after(connection: sa.Connection, run_id: str, after: int) -> list[Run
 
 
 def busy_places(connection: sa.Connection, tenant: str, but: str = "") -> dict[Place, str]:
-    """The run that each device of a tenant belongs to now; those of run ``but`` count as free."""
+    """Return the run that each device of a tenant belongs to now; devices of run ``but`` count as free."""
     query = (
         sa.select(run_ranks.c.agent, run_ranks.c.device, runs.c.id)
         .join(runs, runs.c.id == run_ranks.c.run_id)
@@ -123,7 +123,7 @@ def store_trace(connection: sa.Connection, run_id: str, trace: RankTrace) -> Non
 
 
 def assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment:
-    """What an agent shall have of a run. ``row``: the run's, with the agent's phase and whether it hosts the store."""
+    """Return an agent's assignment in a run. ``row``: the run's, with the agent's phase and the host of the store."""
     mine = sa.and_(run_ranks.c.run_id == row["id"], run_ranks.c.agent == agent_id)
     query = sa.select(run_ranks.c.rank, run_ranks.c.device, run_ranks.c.programs).where(mine).order_by(run_ranks.c.rank)
     phase = WISHES[row["phase"]]
@@ -158,7 +158,7 @@ def assignment(connection: sa.Connection, agent_id: str, row: Row) -> Assignment
 
 
 def run_out(connection: sa.Connection, row: Row) -> RunOut:
-    """A run as it is sent."""
+    """Return a run in the form in which it is sent."""
     run_id = row["id"]
     losses, times = _steps(connection, run_id)
     ranks = _ranks(connection, run_id)
@@ -202,7 +202,7 @@ def _ranks(connection: sa.Connection, run_id: str) -> Sequence[sa.Row[Any, Any, 
 
 
 def _steps(connection: sa.Connection, run_id: str) -> tuple[dict[int, Loss], dict[int, int]]:
-    """The loss of each step by the lowest rank that knows it, and the time of its slowest rank."""
+    """Return the loss of each step by the lowest rank that has it, and the time of its slowest rank."""
     query = sa.select(run_steps.c.step, run_steps.c.loss, run_steps.c.time_ns).where(run_steps.c.run_id == run_id)
     losses: dict[int, Loss] = {}
     times: dict[int, int] = {}

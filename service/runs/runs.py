@@ -103,12 +103,12 @@ class Runs:
         return self.run(tenant, run_id)
 
     def run(self, tenant: str, run_id: str) -> RunOut:
-        """A run as it stands. Raises NotFound."""
+        """Return a run as it stands. Raises NotFound."""
         with self._database.read() as connection:
             return run_out(connection, row_of(connection, run_id, tenant))
 
     def recent(self, tenant: str, before: str | None, limit: int) -> list[RunOut]:
-        """Runs, the newest first, older than the run ``before``."""
+        """Return runs, the newest first, older than the run ``before``."""
         query = sa.select(runs).where(runs.c.tenant == tenant).order_by(runs.c.id.desc()).limit(limit)
         if before is not None:
             query = query.where(runs.c.id < before)
@@ -122,7 +122,7 @@ class Runs:
             return events_after(connection, run_id, after), is_over
 
     def trace(self, tenant: str, run_id: str) -> Trace:
-        """The steps that were traced, as far as they have arrived. Raises NotFound while there is none."""
+        """Return the traced steps that have arrived so far. Raises NotFound while no step has arrived."""
         with self._database.read() as connection:
             row = row_of(connection, run_id, tenant)
             out = run_out(connection, row)
@@ -152,7 +152,7 @@ class Runs:
         return self.run(tenant, run_id)
 
     def agent_of(self, tenant: str, run_id: str, rank: int, generation: int | None) -> tuple[str, int]:
-        """The agent that holds a rank in the present generation, and its number. Raises NotFound, Conflict."""
+        """Return the agent that holds a rank in the present generation, and its number. Raises NotFound, Conflict."""
         with self._database.read() as connection:
             row = row_of(connection, run_id, tenant)
             here = sa.and_(run_ranks.c.run_id == run_id, run_ranks.c.rank == rank)
@@ -167,7 +167,7 @@ class Runs:
     # ---- for agents ----------------------------------------------------------------------------------------------
 
     def reply(self, connection: sa.Connection, tenant: str, agent_id: str) -> SyncReply:
-        """Everything that an agent shall have."""
+        """Return the state version, the acknowledgement and all assignments of an agent."""
         this = sa.and_(agents.c.tenant == tenant, agents.c.id == agent_id)
         agent = connection.execute(sa.select(agents).where(this)).mappings().one()
         query = (
@@ -214,7 +214,7 @@ class Runs:
                 self._advance(connection, agent_id, run, event, data)
 
     def _advance(self, connection: sa.Connection, agent_id: str, run: Row, event: AgentEvent, data: EventData) -> None:
-        """What an event makes of a run that is being prepared or trained."""
+        """Apply an event to a run that is being prepared or trained."""
         run_id = event.run
         mine = sa.and_(run_agents.c.run_id == run_id, run_agents.c.agent == agent_id)
         match event.kind, data:
@@ -253,8 +253,8 @@ class Runs:
     ) -> None:
         """End the generations of an agent's incarnation; a ``replaced`` one will not report that they stopped."""
         mine = sa.and_(runs.c.tenant == tenant, run_agents.c.agent == agent_id, run_agents.c.phase != "released")
-        held = sa.select(run_agents.c.run_id).join(runs, runs.c.id == run_agents.c.run_id).where(mine)
-        for run_id in connection.scalars(held).all():
+        query = sa.select(run_agents.c.run_id).join(runs, runs.c.id == run_agents.c.run_id).where(mine)
+        for run_id in connection.scalars(query).all():
             if row_of(connection, run_id)["state"] in ("preparing", "running"):
                 error = RunFailed(
                     f"agent {agent_id!r} {how} while it held ranks of this run",

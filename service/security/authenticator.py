@@ -16,7 +16,7 @@ from penstock.service.security.sessions import COOKIE, Sessions
 from penstock.service.settings import Settings, is_loopback
 
 KNOWN_S = 2.0
-"""How long a key is taken to be as it was read: a revoked one opens nothing any more after that."""
+"""Seconds for which a key is used as it was last read; after that time a revoked key opens nothing any more."""
 
 KEPT = 10_000
 """Keys that are remembered."""
@@ -25,7 +25,7 @@ WRONG_PER_S = 2.0
 """Wrong keys that an address may show."""
 
 PREFIX = "psk_"
-"""What keys begin with: other bearers' tokens, such as a proxy's, are no business of ours."""
+"""Beginning of every key. Other bearers' tokens, such as a proxy's, are no business of ours."""
 
 HOW = "send the header `Authorization: Bearer psk_…` (PENSTOCK_API_KEY for client and command line)"
 MAKE_ONE = "make one with `penstock keys create`"
@@ -38,13 +38,16 @@ class Authenticator:
         self.is_open = settings.security == "off"
         self.sessions = Sessions(settings.session_secret.get_secret_value(), settings.session_s)
         self._keys = Keys(database)
-        self._known: dict[str, tuple[Key | None, float]] = {}
+        self._cached_keys: dict[str, tuple[Key | None, float]] = {}
         self._rates = Rates(settings.requests_per_s)
         self._wrong = Rates(WRONG_PER_S)
         self._open_requests = OpenRequests(settings.max_open_requests)
 
     async def principal(self, request: Request) -> Principal:
-        """Who makes a request, which counts against the limits of its key. Raises Unauthenticated and QuotaExceeded."""
+        """Return the principal of a request, which counts against its key's limits.
+
+        Raises Unauthenticated and QuotaExceeded.
+        """
         state = request.state
         if not hasattr(state, "principal"):
             principal = await self._anybody(request) if self.is_open else _of(await self._key(request))
@@ -55,13 +58,13 @@ class Authenticator:
             state.principal = principal
             if hasattr(state, "held"):
                 state.held(principal)
-        found: Principal = state.principal
-        return found
+        principal_of_request: Principal = state.principal
+        return principal_of_request
 
     async def key(self, text: str, address: str) -> Key:
-        """The key of a text sent from an address. Raises Unauthenticated and QuotaExceeded.
+        """Return the key of a text sent from an address. Raises Unauthenticated and QuotaExceeded.
 
-        Where no key is asked for a wrong one is refused all the same: it is for elsewhere.
+        A wrong key is refused even where no key is needed: it is meant for another service.
         """
         try:
             return await self._shown(text, address)
@@ -83,7 +86,7 @@ class Authenticator:
         return self._valid(key, address)
 
     async def is_valid(self, key_id: str, *, known_s: float = KNOWN_S) -> bool:
-        """Whether a key still opens anything; while the database is away, as before."""
+        """Return whether a key still opens anything; while the database is away, as before."""
         try:
             key = await self._find(key_id, known_s)
         except DatabaseAway:
@@ -91,7 +94,7 @@ class Authenticator:
         return key is not None and key.state == "valid"
 
     async def _anybody(self, request: Request) -> Principal:
-        """Everybody, where no key is asked for. Raises as ``key`` for one that is sent."""
+        """Return EVERYBODY, where no key is needed. Raises as ``key`` for a key that is sent."""
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and text.strip().startswith(PREFIX):
             await self.key(text.strip(), _address(request))
@@ -123,17 +126,17 @@ class Authenticator:
         return key
 
     async def _find(self, key_id: str, known_s: float = KNOWN_S) -> Key | None:
-        known, read_at = self._known.get(key_id, (None, float("-inf")))
+        cached_key, read_at = self._cached_keys.get(key_id, (None, float("-inf")))
         if time.monotonic() - read_at < known_s:
-            return known
+            return cached_key
         key = await run_sync(self._keys.look_up, key_id)
-        if len(self._known) >= KEPT:
-            self._known.clear()
-        self._known[key_id] = key, time.monotonic()
+        if len(self._cached_keys) >= KEPT:
+            self._cached_keys.clear()
+        self._cached_keys[key_id] = key, time.monotonic()
         return key
 
     def _wrong_key(self, address: str, detail: str, remedy: str) -> Unauthenticated:
-        """The error for a wrong key; QuotaExceeded is raised instead when an address shows them too often."""
+        """Return the error for a wrong key. Raises QuotaExceeded instead when an address shows wrong keys too often."""
         self._wrong.take(address)
         return Unauthenticated(detail, remedy=remedy)
 

@@ -28,7 +28,7 @@ class Places:
 
     def __init__(self, number: int, wait_s: float) -> None:
         self.number, self.wait_s = number, wait_s
-        self._held: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
     @asynccontextmanager
@@ -38,8 +38,8 @@ class Places:
         try:
             yield
         finally:
-            self._held[tenant] -= 1
-            self._held += Counter()  # forgets tenants that hold none
+            self._in_use[tenant] -= 1
+            self._in_use += Counter()  # forgets tenants that hold none
             self._hand_out()
 
     async def _enter(self, tenant: str) -> None:
@@ -51,15 +51,15 @@ class Places:
             await asyncio.wait_for(asyncio.shield(turn), self.wait_s)
         except BaseException as error:
             if turn.done():  # it was handed out at the last moment
-                self._held[tenant] -= 1
+                self._in_use[tenant] -= 1
                 self._hand_out()
             else:
                 self._waiting.remove(entry)
             if not isinstance(error, TimeoutError):
                 raise
             raise NoPlace(
-                f"{self._held.total()} questions are at work, {self._held[tenant]} of this tenant, and none of them "
-                f"ended in {self.wait_s:g} s",
+                f"{self._in_use.total()} questions are at work, {self._in_use[tenant]} of this tenant, and none of "
+                f"them ended in {self.wait_s:g} s",
                 remedy="ask again later; an operator may start another service, or lower max_question_s",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             ) from None
@@ -67,11 +67,11 @@ class Places:
     def _hand_out(self) -> None:
         """Give free places to the tenants that hold the fewest; of one tenant, to the longest wait."""
         while self._waiting:
-            entry = min(self._waiting, key=lambda one: self._held[one[0]])
+            entry = min(self._waiting, key=lambda one: self._in_use[one[0]])
             tenant, turn = entry
-            most = self.number if self._held[tenant] else 2 * self.number
-            if self._held.total() >= most:
+            most = self.number if self._in_use[tenant] else 2 * self.number
+            if self._in_use.total() >= most:
                 return
             self._waiting.remove(entry)
-            self._held[tenant] += 1
+            self._in_use[tenant] += 1
             turn.set_result(None)

@@ -26,12 +26,12 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""What answers carry that do not say otherwise; pages have a policy of their own."""
+"""Headers of answers that do not set them; pages have a separate policy."""
 
 HSTS = "max-age=31536000"
 
 MAX_HEAD_BYTES = 32 * 2**10
-"""Of the request line and the headers together."""
+"""Most bytes of the request line and the headers together."""
 
 
 class LongHead(Refusal):

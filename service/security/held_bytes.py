@@ -8,7 +8,7 @@ from penstock.schemas.amounts import exact
 from penstock.service.problems import RETRY_AFTER_S, Refusal
 
 FREE_BYTES = 2**16
-"""Of each body; the number of requests is limited for itself, and small ones are never refused for large ones."""
+"""Bytes of each body that are not counted: requests are limited in number, and small ones never wait for large ones."""
 
 
 class TooMuchHeld(Refusal):
@@ -25,22 +25,22 @@ class HeldBytes:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._held: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
 
     def grow(self, tenant: str, before: int, after: int) -> int:
         """Count a body of a tenant that grows; return by how much the count grew. Raises TooMuchHeld."""
         more = max(0, after - FREE_BYTES) - max(0, before - FREE_BYTES)
-        if self._held.total() + more > self.most or (self._held[tenant] + more) * 2 > self.most:
+        if self._counted.total() + more > self.most or (self._counted[tenant] + more) * 2 > self.most:
             raise TooMuchHeld(
-                f"bodies under way hold {exact(self._held.total())}, {exact(self._held[tenant])} of this tenant; "
+                f"bodies under way hold {exact(self._counted.total())}, {exact(self._counted[tenant])} of this tenant; "
                 f"all may hold {exact(self.most)}, a tenant half of it",
                 remedy="send it again when others are done, or raise max_held_body_bytes",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
-        self._held[tenant] += more
+        self._counted[tenant] += more
         return more
 
     def release(self, tenant: str, number: int) -> None:
         """Count bytes as free again, when their request is over."""
-        self._held[tenant] -= number
-        self._held += Counter()  # forgets tenants that hold none
+        self._counted[tenant] -= number
+        self._counted += Counter()  # forgets tenants that hold none

@@ -24,10 +24,10 @@ from penstock.service.security.principals import OPENS
 
 SHOWN = re.compile(r"psk_([0-9a-f]{12})_([0-9a-f]{64})")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What an agent may be called (``quantities.AgentName``)."""
+"""Pattern of an agent's name (``quantities.AgentName``)."""
 TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 USE_TOLD_MS = 60_000
-"""``last_used_ms`` is as exact as that: a busy key does not write at each request."""
+"""Precision of ``last_used_ms``: a busy key does not write at each request."""
 
 KeyState = Literal["valid", "expired", "revoked"]
 
@@ -52,12 +52,12 @@ class Key:
     hash: str = field(repr=False)
 
     def has_secret(self, secret: str) -> bool:
-        """Whether this is the key's secret; takes as long whether it is or not."""
+        """Return whether this is the key's secret; both answers take the same time."""
         return hmac.compare_digest(self.hash, digest(secret))
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret."""
+    """Return the digest that is stored in place of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -78,7 +78,7 @@ class Keys:
         max_queued: int | None = None,
         node: str | None = None,
     ) -> tuple[Key, str]:
-        """A new key, and its text, which is shown only now. ``node``: the one agent that it is for.
+        """Create a key, and return it with its text, which is shown only now. ``node``: the one agent that it is for.
 
         Raises InvalidDocument.
         """
@@ -94,7 +94,7 @@ class Keys:
             return _insert(connection, values | limits, lifetime_s)
 
     def listed(self, tenant: str | None = None) -> list[Key]:
-        """All keys, or those of a tenant: by tenant, the oldest first."""
+        """Return all keys, or all of a tenant's keys: by tenant, the oldest first."""
         query = sa.select(api_keys, now_ms().label("now")).order_by(api_keys.c.tenant, api_keys.c.created_ms)
         if tenant is not None:
             query = query.where(api_keys.c.tenant == tenant)
@@ -102,14 +102,14 @@ class Keys:
             return [_key(row) for row in connection.execute(query).mappings()]
 
     def number_valid(self) -> int:
-        """How many keys are neither expired nor revoked."""
+        """Return the number of keys that are neither expired nor revoked."""
         lasting = sa.or_(api_keys.c.expires_ms.is_(None), api_keys.c.expires_ms > now_ms())
         query = sa.select(sa.func.count()).where(api_keys.c.revoked_ms.is_(None), lasting)
         with self._database.read() as connection:
             return connection.scalar(query) or 0
 
     def rotate(self, key_id: str, overlap_s: float) -> tuple[Key, str]:
-        """Another key for the same: its id and secret are new, and the old one ends after ``overlap_s``.
+        """Replace a key: the new one has another id and secret, and the old one ends after ``overlap_s``.
 
         It lives as long as the old one was to live when it was made. Raises NotFound, and Conflict for a key that is
         not valid any more.
@@ -140,7 +140,7 @@ class Keys:
             return _one(connection, key_id)
 
     def look_up(self, key_id: str) -> Key | None:
-        """A key that was shown, noted as used; a database that cannot be written locks no key out."""
+        """Return a key that was shown, noted as used; a database that cannot be written locks no key out."""
         row = self._read(key_id)
         if row is not None and max(row["created_ms"], row["end_set_ms"] or 0) > row["now"] + ROUNDING_MS:
             with suppress(DatabaseAway):
@@ -160,7 +160,7 @@ class Keys:
 
 
 def unheeded(database: Database) -> str | None:
-    """A warning where no key is needed although some were made; None where there are none."""
+    """Return a warning where no key is needed although valid keys exist; None without such keys."""
     if not (number := Keys(database).number_valid()):
         return None
     some = "1 key" if number == 1 else f"{number} keys"

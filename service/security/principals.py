@@ -1,4 +1,4 @@
-"""Who asks: a tenant, the key that was shown, and what that key opens."""
+"""Principals of requests: a tenant, the key that was shown, and the scopes that this key opens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OPENS: dict[str, frozenset[str]] = {
     "agent": frozenset({"agent"}),
     "admin": frozenset({"read", "solve", "run", "agent", "admin"}),
 }
-"""What each scope of a key opens: who asks for plans or starts runs reads what came of it; an agent reads nothing."""
+"""Scopes that each scope of a key opens: requesting plans or runs includes reading results; an agent reads nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request. ``key_id`` is None where no key is needed.
+    """The author of a request. ``key_id`` is None where no key is needed.
 
     ``max_running`` and ``max_queued`` limit the jobs of the key; None: they are not limited. ``node``: the only agent
     that it syncs, None for any.
@@ -36,9 +36,9 @@ class Principal:
 
 
 def service_itself(tenant: str) -> Principal:
-    """The service itself, working for a tenant: it has no key and no limits."""
+    """Return the principal of the service itself, working for a tenant: it has no key and no limits."""
     return Principal(tenant, None, frozenset())
 
 
 EVERYBODY = Principal(DEFAULT_TENANT, None, OPENS["admin"])
-"""Whoever asks a service that asks for no keys."""
+"""Principal of every request to a service that needs no keys."""

@@ -1,4 +1,4 @@
-"""How much one key, or one address, may ask for: requests in a while, and requests that are open at a time."""
+"""Limits of one key, or one address: requests in a while, and requests that are open at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from penstock.schemas.errors import QuotaExceeded
 
 BURST_S = 5.0
-"""How many seconds' worth of requests may come at once."""
+"""Seconds' worth of requests that may come at once."""
 
 KEPT = 10_000
-"""Buckets that are kept; one that has filled up again is as good as none."""
+"""Most buckets that are kept; a bucket that has filled up again is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What is left of a bucket: ``remaining`` of ``limit`` requests, one more each ``1 / per_s`` seconds."""
+    """The rest of a bucket: ``remaining`` of ``limit`` requests, one more each ``1 / per_s`` seconds."""
 
     limit: int
     remaining: int
     per_s: float
 
     def headers(self) -> dict[str, str]:
-        """As the IETF's draft of RateLimit fields has it."""
+        """Return the headers of the IETF's draft of RateLimit fields."""
         window_s = math.ceil(self.limit / self.per_s)
         refilled_s = math.ceil((self.limit - self.remaining) / self.per_s)
         return {
@@ -44,7 +44,7 @@ class Rates:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, subject: str) -> Allowance | None:
-        """Take a token. Raises QuotaExceeded when there is none; None: there is no limit."""
+        """Take a token. Raises QuotaExceeded when no token is left; returns None without a limit."""
         if not self._per_s:
             return None
         now = self._clock()
@@ -66,12 +66,12 @@ class Rates:
 
     def _forget_full(self, now: float) -> None:
         if len(self._buckets) >= KEPT:
-            kept = {name: held for name, held in self._buckets.items() if self._tokens(name, now) < self._limit}
+            kept = {name: bucket for name, bucket in self._buckets.items() if self._tokens(name, now) < self._limit}
             self._buckets = dict(list(kept.items())[-KEPT // 2 :])
 
 
 class OpenRequests:
-    """Requests of each subject that are not answered yet: those that wait, and streams."""
+    """The open requests of each subject: requests that wait for an answer, and streams."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""How refusals of keys and quotas are sent: what HTTP wants said with 401 and 429, and a form for browsers."""
+"""Answers to refused keys and quotas: the headers that HTTP requires with 401 and 429, and a form for browsers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def install(app: FastAPI, authenticator: Authenticator, settings: Settings) -> N
 
 
 def wants_form(request: Request) -> bool:
-    """Whether a browser asks for a page, so that a form to sign in serves it better than an error."""
+    """Return whether a browser asks for a page, so that a form to sign in serves it better than an error."""
     return request.method == "GET" and "text/html" in request.headers.get("accept", "")
 
 

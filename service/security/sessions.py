@@ -18,18 +18,18 @@ COOKIE = "penstock_session"
 _TOKEN = re.compile(r"([0-9a-f]{12})\.([0-9]{1,15})\.([0-9a-f]{64})")
 
 _SLACK_S = 60
-"""By which clocks of several processes of a service may differ."""
+"""Most seconds by which clocks of several processes of a service may differ."""
 
 
 class Sessions:
-    """Makes and checks what the cookie holds. ``clock``: seconds since 1970."""
+    """The content of the cookie: made and checked here. ``clock``: seconds since 1970."""
 
     def __init__(self, secret: str, lifetime_s: float, *, clock: Callable[[], float] = time.time) -> None:
         self._secret, self._clock = secret.encode(), clock
         self.lifetime_s = int(lifetime_s)
 
     def token(self, key: Key) -> str:
-        """A session of a key, from now on."""
+        """Return a session of a key, from now on."""
         until = str(int(self._clock()) + self.lifetime_s)
         return f"{key.id}.{until}.{self._signature(key, until)}"
 
@@ -44,7 +44,7 @@ class Sessions:
         )
 
     def is_of(self, token: str, key: Key) -> bool:
-        """Whether the token was made here for this key."""
+        """Return whether the token was made here for this key."""
         _, until, signature = token.split(".")
         return hmac.compare_digest(signature, self._signature(key, until))
 

@@ -1,4 +1,4 @@
-"""How much one request may ask for, apart from its bytes: layers, devices, micro-batches, seconds."""
+"""Limits of one request apart from its bytes: layers, devices, micro-batches, seconds."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Sizes:
             at = f"{pointer}/termination/time_limit_ns"
             yield from self._fault(at, limit_ns / 1e9, "seconds", "max_solve_s")
 
-    def _fault(self, pointer: str, asked: float, what: str, setting: str) -> Iterator[Fault]:
+    def _fault(self, pointer: str, number: float, what: str, setting: str) -> Iterator[Fault]:
         most = getattr(self._settings, setting)
-        if asked > most:
-            yield Fault(pointer, f"{asked:g} {what}; the most are {most:g} ({setting})", "beyond-limit")
+        if number > most:
+            yield Fault(pointer, f"{number:g} {what}; the most are {most:g} ({setting})", "beyond-limit")
 
 
 def _inner(value: Any) -> Iterator[tuple[str, BaseModel]]:

@@ -1,4 +1,4 @@
-"""How connections are taken: over TLS or not, and with which of uvicorn's protocols."""
+"""Connections: over TLS or not, and with which of uvicorn's protocols."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.service.settings import Settings
 
 
 def options(settings: Settings) -> dict[str, Any]:
-    """The part of uvicorn's configuration that is about connections.
+    """Return the part of uvicorn's configuration that is about connections.
 
     Raises InvalidDocument for a certificate that cannot be used.
     """

@@ -46,14 +46,14 @@ def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
 
     Raises Conflict for an older one that must not be upgraded, a newer one, and another program's database.
     """
-    if _found(engine) == HEAD:
+    if _revision(engine) == HEAD:
         return
-    if may_upgrade or _found(engine) is None:
+    if may_upgrade or _revision(engine) is None:
         upgrade(engine)
         return
     name = engine.url.render_as_string()
     raise Conflict(
-        f"the database {name} is at revision {_found(engine)}, this Penstock works with revision {HEAD}",
+        f"the database {name} is at revision {_revision(engine)}, this Penstock works with revision {HEAD}",
         remedy=f"take a backup, then `penstock db upgrade --database {name}`; or start with upgrade_database=true",
     )
 
@@ -64,25 +64,25 @@ def upgrade(engine: sa.Engine) -> str | None:
     Raises Conflict for one that a newer Penstock made, or another program's database.
     """
     with _alone(engine) as connection:
-        found = revision_of(connection)
-        if found is None:
+        revision = revision_of(connection)
+        if revision is None:
             metadata.create_all(connection)
             alembic_version.create(connection)
             connection.execute(alembic_version.insert().values(version_num=HEAD))
-        elif found != HEAD:
+        elif revision != HEAD:
             _run(connection)
-    return found
+    return revision
 
 
 def revision_of(connection: sa.Connection) -> str | None:
     """Return the revision of a database, None for an empty one. Raises Conflict for an unknown revision."""
     there = set(sa.inspect(connection).get_table_names())
     if alembic_version.name in there:
-        found = connection.scalar(sa.select(alembic_version.c.version_num))
-        if found in REVISIONS:
-            return str(found)
+        revision = connection.scalar(sa.select(alembic_version.c.version_num))
+        if revision in REVISIONS:
+            return str(revision)
         raise Conflict(
-            f"the database {_name(connection)} is at revision {found}, this Penstock knows {', '.join(REVISIONS)}",
+            f"the database {_name(connection)} is at revision {revision}, this Penstock knows {', '.join(REVISIONS)}",
             remedy="use the Penstock that made it, or a newer one; to go back, restore the backup from before",
         )
     if strangers := sorted(there & metadata.tables.keys()):
@@ -93,7 +93,7 @@ def revision_of(connection: sa.Connection) -> str | None:
     return None
 
 
-def _found(engine: sa.Engine) -> str | None:
+def _revision(engine: sa.Engine) -> str | None:
     with engine.connect() as connection:
         return revision_of(connection)
 

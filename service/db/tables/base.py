@@ -1,4 +1,4 @@
-"""What all tables share: their metadata, the tenant column, and the database's clock.
+"""Common parts of all tables: their metadata, the tenant column, and the database's clock.
 
 Times are integer milliseconds since 1970 by the database's own clock, so that leases of several hosts agree.
 """

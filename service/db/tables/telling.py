@@ -1,4 +1,4 @@
-"""How the database announces its changes to every process: triggers that name topics.
+"""Announcement of the database's changes to every process, by triggers that name topics.
 
 A topic is announced by the transaction that changes something, so also by a process killed right after its commit.
 PostgreSQL sends notifications on ``CHANNEL``; on SQLite they are rows of ``changes``, of which the newest are kept.

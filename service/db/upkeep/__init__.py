@@ -1,4 +1,4 @@
-"""Keeps a database in order: checks, backups, removal of what is no longer needed.
+"""Upkeep of a database: checks, backups, removal of data that is no longer needed.
 
 May import: `service.db`, `schemas`.
 Start reading at `checking.py`.

@@ -22,7 +22,7 @@ from penstock.service.db.database import Database
 from penstock.service.db.tables import now_ms, workers
 
 STARTS = {True: b"SQLite format 3\0", False: b"PGDMP"}
-"""How a backup begins: of SQLite, of PostgreSQL."""
+"""First bytes of a backup of SQLite (True) and of PostgreSQL (False)."""
 
 ALIVE_MS = 60_000
 """A worker with a heartbeat within this time may still write."""
@@ -48,7 +48,7 @@ def backup(database: Database, file: Path) -> int:
 def restore(database: Database, file: Path, *, replace: bool = False) -> str | None:
     """Fill a database from a backup; return its revision afterwards.
 
-    Raises Conflict when the database holds something and ``replace`` is not given, or while workers use it;
+    Raises Conflict when the database holds something and ``replace`` is not given, or while workers use it. Raises
     InvalidDocument for a file that is not a backup of this engine, or is damaged; nothing is changed then.
     """
     with file.open("rb") as opened:

@@ -25,7 +25,8 @@ AT_A_TIME = 200
 class Condition:
     """The condition of a database; ``faults`` is empty when all is well.
 
-    ``free_bytes``: on the disk of a SQLite file; ``rows``: their number by table; ``documents``: how many were checked.
+    ``free_bytes`` are free on the disk of a SQLite file. ``rows`` are their numbers by table, ``documents`` the number
+    of documents that were checked.
     """
 
     database: str
@@ -91,9 +92,9 @@ def _rows(connection: sa.Connection) -> dict[str, int]:
 
 def _damage(connection: sa.Connection) -> list[str]:
     """Return what SQLite itself finds; PostgreSQL checks references at each write, and its pages by checksums."""
-    found = [str(line) for line in connection.scalars(sa.text("PRAGMA integrity_check(10)")) if line != "ok"]
+    faults = [str(line) for line in connection.scalars(sa.text("PRAGMA integrity_check(10)")) if line != "ok"]
     dangling = connection.execute(sa.text("PRAGMA foreign_key_check")).all()
-    return found + [f"a row of {row[0]} refers to nothing in {row[2]}" for row in dangling[:10]]
+    return faults + [f"a row of {row[0]} refers to nothing in {row[2]}" for row in dangling[:10]]
 
 
 def _not_writable(database: Database) -> str | None:

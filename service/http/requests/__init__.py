@@ -1,4 +1,4 @@
-"""How requests come in and answers go out: bodies, access, idempotency, events, child processes.
+"""Requests and answers over HTTP: bodies, access, idempotency, events, child processes.
 
 May import: `service`, `schemas`.
 Start reading at `bodies.py`.

@@ -1,4 +1,4 @@
-"""Gives endpoints the service and the principal of a request.
+"""Dependencies that give endpoints the service and the principal of a request.
 
 An endpoint declares the scope that it needs by the type of a parameter: ``caller: Solver`` is the Principal, and a
 request whose key lacks ``solve`` never reaches it. Where that parameter precedes the body in the signature, the request
@@ -80,7 +80,7 @@ def scope_of(route: APIRoute) -> Scope | None:
 
 
 def every_route(routes: Iterable[Any]) -> Iterator[APIRoute]:
-    """Yield the routes of an app, including those of its routers."""
+    """Yield the routes of an app, including its routers' routes."""
     for route in routes:
         if isinstance(route, APIRoute):
             yield route

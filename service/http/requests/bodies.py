@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 MOST_TIMES = 200
-"""What a compressed body may unpack to, in its own sizes, beyond the first MiB: documents of layers reach 60."""
+"""Most times its own size that a compressed body may unpack to, beyond the first MiB; documents of layers reach 60."""
 
 Cursor = Annotated[str | None, Query(max_length=128, description="`next_cursor` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
@@ -109,8 +109,8 @@ def immutable(request: Request, body: bytes, address: str) -> Response:
 
 def knows(request: Request, tag: str) -> bool:
     """Return whether ``If-None-Match`` names the tag; weak tags count too (RFC 9110, 13.1.2)."""
-    known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-    return tag in known or known == ["*"]
+    tags = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+    return tag in tags or tags == ["*"]
 
 
 def prefer_wait_s(request: Request, longest_s: float) -> float:
@@ -129,13 +129,13 @@ async def _received(request: Request, unpacker: media.Unpacker | None) -> bytes:
     tenant = "" if principal is None else principal.tenant
     pieces: list[bytes] = []
     size = received = 0
-    held: list[int] = []
-    request.state.release = lambda: service.held_bytes.release(tenant, sum(held))
+    grown_bytes: list[int] = []
+    request.state.release = lambda: service.held_bytes.release(tenant, sum(grown_bytes))
     async for chunk in request.stream():
         received += len(chunk)
         most = limit if unpacker is None else min(limit, max(2**20, MOST_TIMES * received))
         async for piece in _unpacked(unpacker, chunk):
-            held.append(service.held_bytes.grow(tenant, size, size + len(piece)))
+            grown_bytes.append(service.held_bytes.grow(tenant, size, size + len(piece)))
             size += len(piece)
             if size > most:
                 raise _too_large(limit, None if most == limit else received)

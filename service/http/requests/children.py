@@ -21,14 +21,14 @@ from penstock.workers.protocol import Message
 
 
 def limit_s(service: Service, name: str, request: Document) -> float:
-    """Return how long a child may work for an answer: as long as for a solve where it plans anew."""
+    """Return how long a child may work for an answer, in seconds: as long as for a solve where it makes new plans."""
     settings = service.settings
     plans = QUESTIONS[name].plans(request)
     return settings.max_solve_s if plans else min(settings.max_question_s, settings.max_solve_s)
 
 
 def wants_events(request: Request) -> bool:
-    """Whether the client asks for server-sent events."""
+    """Return whether the client asks for server-sent events."""
     return "text/event-stream" in request.headers.get("accept", "")
 
 
@@ -61,10 +61,10 @@ async def result_of(request: Request, service: Service, tenant: str, name: str, 
         messages = _messages(service, tenant, name, document)
         return [message.body async for message in messages if message.kind == "result"]
 
-    found = await unless_gone(request.receive, answer)
-    if found is None:
+    results = await unless_gone(request.receive, answer)
+    if results is None:
         raise ClientDisconnect
-    return found[-1]
+    return results[-1]
 
 
 async def _messages(service: Service, tenant: str, name: str, document: Document) -> AsyncGenerator[Message]:

@@ -27,30 +27,30 @@ async def answer_events(
     request: Request, service: Service, topic: str, page: Page, after: int, *, poll: bool
 ) -> Response:
     """Return the events after ``after``: streamed to the end, or with ``poll`` the next ones, held by ``Prefer``."""
-    found = await run_sync(page, after)
+    page_of_events = await run_sync(page, after)
     if not poll:
-        if found.done and not found.items:
+        if page_of_events.done and not page_of_events.items:
             return Response(status_code=204)
         return EventSourceResponse(_stream(service, topic, page, after), headers={"Cache-Control": "no-store"})
     until = time.monotonic() + prefer_wait_s(request, service.settings.max_wait_s)
     with service.notifier.listen(topic) as listener:
         while True:
-            found = await run_sync(page, after)
-            settled = found.items or found.done or service.notifier.closed
+            page_of_events = await run_sync(page, after)
+            settled = page_of_events.items or page_of_events.done or service.notifier.closed
             if settled or not await listener.wait(until - time.monotonic()):
-                return json_response(found)
+                return json_response(page_of_events)
 
 
 async def _stream(service: Service, topic: str, page: Page, after: int) -> AsyncIterator[bytes]:
     with service.notifier.listen(topic) as listener:
         while not service.notifier.closed:
-            found = await run_sync(page, after)
-            for event in found.items:
+            page_of_events = await run_sync(page, after)
+            for event in page_of_events.items:
                 yield format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=str(event.sequence))
-            after = found.last
-            if found.done and not found.items:
+            after = page_of_events.last
+            if page_of_events.done and not page_of_events.items:
                 return
-            for _ in range(0 if found.items else BEATS):
+            for _ in range(0 if page_of_events.items else BEATS):
                 if await listener.wait(HEARTBEAT_S):
                     break
                 yield format_sse_event(comment="still here")

@@ -14,10 +14,10 @@ _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 def refuse_other_types(content_type: str) -> None:
     """Raise WrongMediaType where the value of a Content-Type is not a JSON type."""
-    given = content_type.partition(";")[0].strip().lower()
-    if given != JSON and not given.endswith("+json"):
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != JSON and not media_type.endswith("+json"):
         raise WrongMediaType(
-            f"the body is {given!r}; this endpoint takes {JSON}",
+            f"the body is {media_type!r}; this endpoint takes {JSON}",
             remedy=f"send the header Content-Type: {JSON}",
             headers={"Accept": JSON},
         )

@@ -17,7 +17,7 @@ from penstock.schemas.errors import Fault
 from penstock.service.db.database import DatabaseAway, Note
 from penstock.service.http.requests.access import every_route, scope_of, service_of
 from penstock.service.http.requests.bodies import body_of
-from penstock.service.idempotency import LONGEST_KEY, Doing, Kept, Made, WrongKey
+from penstock.service.idempotency import LONGEST_KEY, Creation, Doing, Kept, WrongKey
 from penstock.service.problems import problems
 from penstock.service.security.authenticator import require
 from penstock.service.security.principals import Principal
@@ -34,7 +34,7 @@ Again = Callable[[Request, Service, Principal, str], Coroutine[Any, Any, Respons
 A = TypeVar("A", bound=Again)
 
 _AGAIN: dict[str, Again] = {}
-"""By path."""
+"""Handlers of repeated requests, by path."""
 
 
 class OnceRoute(APIRoute):
@@ -93,26 +93,26 @@ async def _once(handle: Handle, request: Request, principal: Principal, key: str
     service = service_of(request)
     what = (request.method, request.url.path, request.url.query, principal.key_id or "", await body_of(request))
     digest = hashlib.sha256(b"\0".join(part if isinstance(part, bytes) else part.encode() for part in what))
-    found = await run_sync(service.idempotency.begin, principal.tenant, key, "sha256:" + digest.hexdigest())
-    if isinstance(found, Kept):
-        return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
-    if isinstance(found, Made):
-        response = await _AGAIN[request.url.path](request, service, principal, found.id)
-        await _keep(service, found.doing, response)
+    entry = await run_sync(service.idempotency.begin, principal.tenant, key, "sha256:" + digest.hexdigest())
+    if isinstance(entry, Kept):
+        return Response(entry.body, entry.status, {**entry.headers, REPLAYED: "true"})
+    if isinstance(entry, Creation):
+        response = await _AGAIN[request.url.path](request, service, principal, entry.id)
+        await _keep(service, entry.doing, response)
         response.headers[REPLAYED] = "true"
         return response
-    request.state.doing = found
-    renewing = asyncio.create_task(_renew(service, found))
+    request.state.doing = entry
+    renewing = asyncio.create_task(_renew(service, entry))
     done = False
     try:
         response = await handle(request)
-        done = await _keep(service, found, response)
+        done = await _keep(service, entry, response)
         return response
     finally:
         renewing.cancel()
         if not done:
             with CancelScope(shield=True):
-                await run_sync(service.idempotency.forget, found)
+                await run_sync(service.idempotency.forget, entry)
 
 
 async def _keep(service: Service, doing: Doing, response: Response) -> bool:

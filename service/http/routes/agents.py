@@ -38,7 +38,7 @@ async def sync(
     sent: Annotated[SyncRequest, Depends(reader(SyncRequest))],
     service: Access,
 ) -> Response:
-    """An agent reports events and receives its assignments; held until those change (`schemas/api/agents.py`)."""
+    """Store an agent's events and return its assignments; held until those change (`schemas/api/agents.py`)."""
 
     async def hung_up() -> None:
         while (await request.receive())["type"] != "http.disconnect":

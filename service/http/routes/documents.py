@@ -117,8 +117,8 @@ def get_schema(request: Request, name: str, caller: Reader) -> Response:
 def get_examples(request: Request, caller: Reader) -> Response:
     """List example requests that can be POSTed to /v1/plans unchanged."""
     tiny = ExampleOut(name="tiny", summary="four layers on two devices", request=tiny_request())
-    known = set(catalogue.profile_names())
-    return tagged(request, _json_list([tiny, *(_example(*given) for given in EXAMPLES if given[0] in known)]))
+    profiles = set(catalogue.profile_names())
+    return tagged(request, _json_list([tiny, *(_example(*each) for each in EXAMPLES if each[0] in profiles)]))
 
 
 def _example(model: str, cluster: str, batch: int) -> ExampleOut:

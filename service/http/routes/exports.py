@@ -27,8 +27,8 @@ TYPES = (
 )
 
 
-class ExportAsked(LaunchSettings):
-    """What a plan is exported to, and how its ranks are launched where it is a scheduler."""
+class ExportQuery(LaunchSettings):
+    """The form that a plan is exported to and, where that is a scheduler's, how its ranks are launched."""
 
     to: To
     against: ContentHash | None = Field(
@@ -42,15 +42,15 @@ Rank = Annotated[int, Path(ge=0, le=MAX_WIRE_INTEGER)]
 @router.get("/plans/{hash}/programs", responses={304: UNCHANGED, **problems(404, 422)})
 async def programs(request: Request, hash: Hash, service: Access, caller: Reader) -> Response:
     """Return the programs of all ranks, lowered from the plan."""
-    found = await run_sync(service.programs.all, caller.tenant, hash, limiter=service.heavy)
-    return immutable(request, b"[" + b",".join(found) + b"]", hash)
+    texts = await run_sync(service.programs.all, caller.tenant, hash, limiter=service.heavy)
+    return immutable(request, b"[" + b",".join(texts) + b"]", hash)
 
 
 @router.get("/plans/{hash}/programs/{rank}", responses={304: UNCHANGED, **problems(404, 422)})
 async def program(request: Request, hash: Hash, rank: Rank, service: Access, caller: Reader) -> Response:
     """Return the program of one rank."""
-    found = await run_sync(service.programs.one, caller.tenant, hash, rank, limiter=service.heavy)
-    return immutable(request, found, hash)
+    text = await run_sync(service.programs.one, caller.tenant, hash, rank, limiter=service.heavy)
+    return immutable(request, text, hash)
 
 
 @router.get(
@@ -61,22 +61,25 @@ async def program(request: Request, hash: Hash, rank: Rank, service: Access, cal
     },
     response_class=Response,
 )
-async def export(hash: Hash, asked: Annotated[ExportAsked, Query()], service: Access, caller: Reader) -> Response:
+async def export(hash: Hash, query: Annotated[ExportQuery, Query()], service: Access, caller: Reader) -> Response:
     """Return the plan in another form, as a file: `chrome-trace` for Perfetto, `csv` for PyTorch, `svg`, `report`, …
 
     For schedulers (`sbatch`, `trainjob`, `jobset`, …) the other parameters say how its ranks are launched; a form of
     several files comes as a zip archive. With `against` a plan for nodes that are gone is a 409 that names them. The
-    header `Penstock-Notes` (percent-encoded UTF-8) says what of the plan a file has no place for.
+    header `Penstock-Notes` (percent-encoded UTF-8) names the parts of the plan that the file cannot hold.
     """
     store = service.stores.of(caller.tenant)
     file = await run_sync(store.plan_file, hash)
-    if asked.against is not None:
-        now = await run_sync(store.topology, asked.against)
-        await run_sync(refuse_absent, file, of_topology(now, f"the topology {asked.against}"))
-    settings = LaunchSettings.parse(asked.model_dump(include=asked.model_fields_set - {"to", "against"}))
-    files = await run_sync(written, file, asked.to.value, settings, limiter=service.heavy)
-    made = await run_sync(one_file, file, asked.to.value, files)
-    headers = {"Content-Disposition": f'attachment; filename="{made.name}"', "Cache-Control": "private, max-age=3600"}
-    if made.notes:
-        headers["Penstock-Notes"] = quote("; ".join(made.notes)[:2000], safe=" ;:,.()/'")
-    return Response(made.body, media_type=made.media_type, headers=headers)
+    if query.against is not None:
+        now = await run_sync(store.topology, query.against)
+        await run_sync(refuse_absent, file, of_topology(now, f"the topology {query.against}"))
+    settings = LaunchSettings.parse(query.model_dump(include=query.model_fields_set - {"to", "against"}))
+    files = await run_sync(written, file, query.to.value, settings, limiter=service.heavy)
+    download = await run_sync(one_file, file, query.to.value, files)
+    headers = {
+        "Content-Disposition": f'attachment; filename="{download.name}"',
+        "Cache-Control": "private, max-age=3600",
+    }
+    if download.notes:
+        headers["Penstock-Notes"] = quote("; ".join(download.notes)[:2000], safe=" ;:,.()/'")
+    return Response(download.body, media_type=download.media_type, headers=headers)

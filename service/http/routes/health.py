@@ -1,4 +1,4 @@
-"""Whether the service lives and works, what it counts, and what it is."""
+"""Routes that say whether the service lives and works, what it counts, and what it is."""
 
 from __future__ import annotations
 

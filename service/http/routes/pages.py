@@ -29,13 +29,13 @@ FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable", "X-Content-T
 
 @router.get("/")
 def home(request: Request, service: Access, who: Reader) -> Response:
-    """The latest jobs, plans and runs, and where to begin."""
+    """Show the latest jobs, plans and runs, and where to begin."""
     return page(request, "home.html", **overview.home(Sources.of(service, who)))
 
 
 @router.get("/plan")
 def plan_form(request: Request, service: Access, who: Reader) -> Response:
-    """The form of a plan request."""
+    """Show the form of a plan request."""
     fields = {name: request.query_params.getlist(name) for name in request.query_params}
     return page(request, "plan_form.html", **acting.form(Sources.of(service, who), fields))
 
@@ -48,13 +48,13 @@ async def submit(request: Request, service: Access, who: Solver) -> Response:
 
 @router.post("/compare")
 async def submit_sweep(request: Request, service: Access, who: Solver) -> Response:
-    """Ask every planner, or for each value that the form lists: continue to the table that fills in."""
+    """Submit a comparison of every planner, or of the values that the form lists, and continue to its table."""
     return await _act(request, acting.submit_sweep, Sources.of(service, who), await acting.posted(request))
 
 
 @router.get("/fits")
 async def fits(request: Request, service: Access, who: Reader) -> Response:
-    """Which degrees of parallelism are legal and fit, by the fields of the address."""
+    """Show which degrees of parallelism are legal and fit, by the fields of the address."""
     shown = await run_sync(fits_page.fits, service.sizes, dict(request.query_params), limiter=service.heavy)
     return page(request, "fits.html", **shown)
 
@@ -86,13 +86,13 @@ async def ask(request: Request, service: Access, who: Solver, name: str) -> Resp
 def jobs(
     request: Request, service: Access, who: Reader, cursor: Cursor = None, state: JobState | None = None
 ) -> Response:
-    """Jobs, the newest first."""
+    """List jobs, the newest first."""
     return page(request, "jobs.html", **overview.jobs(Sources.of(service, who), cursor, state))
 
 
 @router.get("/jobs/{id}")
 def job(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A job and its progress."""
+    """Show a job and its progress."""
     return page(request, "job.html", **overview.job(Sources.of(service, who), id))
 
 
@@ -106,7 +106,7 @@ async def act_on_job(request: Request, id: str, verb: acting.JobVerb, service: A
 
 @router.get("/plans")
 def plan_file_form(request: Request, who: Solver) -> Response:
-    """The form that opens a plan file."""
+    """Show the form that opens a plan file."""
     return page(request, "open_plan.html", error=None, text="")
 
 
@@ -122,7 +122,7 @@ async def open_plan(request: Request, service: Access, who: Solver) -> Response:
 
 @router.get("/plans/{id}")
 async def plan(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A plan, by its hash or by its job: figures, bounds, timeline, memory, explanation, downloads."""
+    """Show a plan, by its hash or by its job: figures, bounds, timeline, memory, explanation, downloads."""
     shown = await run_sync(acting.plan, Sources.of(service, who), id, limiter=service.heavy)
     return found_page(request, "plan.html", shown, f"/jobs/{id}")
 
@@ -136,23 +136,23 @@ async def plan_timeline(
     to: Time = 0,
     columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
 ) -> Response:
-    """The timeline as data; with `from`, `to` and `columns` a part of it in more detail."""
+    """Return the timeline as data; with `from`, `to` and `columns` a part of it in more detail."""
     part = timelines.Part(start, to, columns) if columns else None
     sources = Sources.of(service, who)
-    found = await run_sync(acting.plan_timeline, sources, id, part, limiter=service.heavy)
-    return json_response(found, headers={"Cache-Control": "private, max-age=3600"})
+    timeline = await run_sync(acting.plan_timeline, sources, id, part, limiter=service.heavy)
+    return json_response(timeline, headers={"Cache-Control": "private, max-age=3600"})
 
 
 @router.get("/plans/{id}/report")
 async def plan_report(id: str, service: Access, who: Reader) -> Response:
-    """The plan's report as one file."""
+    """Return the plan's report as one file."""
     text = await run_sync(timelines.report, Sources.of(service, who), id, limiter=service.heavy)
     return HTMLResponse(text, headers=acting.as_file("report.html"))
 
 
 @router.get("/plans/{id}/request")
 def plan_request(id: str, service: Access, who: Reader) -> Response:
-    """The request of a plan or job, with its documents inline."""
+    """Return the request of a plan or job, with its documents inline."""
     return json_response(acting.whole_request(Sources.of(service, who), id), headers=acting.as_file("request.json"))
 
 
@@ -165,7 +165,7 @@ async def what_if(
     change: Ids = [],  # noqa: B006
     why_not: Ids = [],  # noqa: B006
 ) -> Response:
-    """The effect of changes of the request, and of other degrees: the usual ones, or those that are named."""
+    """Show the effect of changes of the request, and of other degrees: the named ones, or else the usual ones."""
     async with service.children.place(who.tenant):
         shown = await run_sync(acting.what_if, Sources.of(service, who), id, change, why_not)
     return page(request, "what_if.html", **shown)
@@ -173,19 +173,19 @@ async def what_if(
 
 @router.get("/compare")
 def compare(request: Request, service: Access, who: Reader, job: Ids = [], plan: Ids = []) -> Response:  # noqa: B006
-    """Jobs and plans side by side."""
+    """Show jobs and plans side by side."""
     return page(request, "compare.html", **comparison.chosen(Sources.of(service, who), job, plan))
 
 
 @router.get("/sweeps")
 def sweeps(request: Request, service: Access, who: Reader, cursor: Cursor = None) -> Response:
-    """Sweeps, the newest first."""
+    """List sweeps, the newest first."""
     return page(request, "sweeps.html", **overview.sweeps(Sources.of(service, who), cursor))
 
 
 @router.get("/sweeps/{id}")
 def sweep(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A sweep's table, which fills in, and its Pareto front."""
+    """Show a sweep's table, which fills in, and its Pareto front."""
     return page(request, "compare.html", **comparison.of_sweep(Sources.of(service, who), id))
 
 
@@ -205,7 +205,7 @@ def runs(request: Request, service: Access, who: Reader, cursor: Cursor = None) 
 
 @router.get("/runs/{id}")
 def run(request: Request, id: str, service: Access, who: Reader) -> Response:
-    """A run and its progress."""
+    """Show a run and its progress."""
     return page(request, "run.html", **overview.run(Sources.of(service, who), id))
 
 
@@ -218,7 +218,7 @@ async def run_timeline(
     to: Time = 0,
     columns: Annotated[int, Query(ge=0, le=20_000)] = 0,
 ) -> Response:
-    """The predicted and the measured timeline as data."""
+    """Return the predicted and the measured timeline as data."""
     part = timelines.Part(start, to, columns) if columns else None
     sources = Sources.of(service, who)
     return json_response(await run_sync(acting.run_timeline, sources, id, part, limiter=service.heavy))
@@ -226,7 +226,7 @@ async def run_timeline(
 
 @router.get("/runs/{id}/report")
 async def run_report(id: str, service: Access, who: Reader) -> Response:
-    """The run's report as one file."""
+    """Return the run's report as one file."""
     text = await run_sync(timelines.run_report, Sources.of(service, who), id, limiter=service.heavy)
     return HTMLResponse(text, headers=acting.as_file("report.html"))
 
@@ -241,32 +241,32 @@ async def cancel_run(request: Request, id: str, service: Access, who: Runner) ->
 
 @router.get("/agents")
 def agents(request: Request, service: Access, who: Reader) -> Response:
-    """The agents with their devices and models."""
+    """List the agents with their devices and models."""
     return page(request, "agents.html", **overview.agents(Sources.of(service, who)))
 
 
 @router.get("/cluster")
 def cluster(request: Request, service: Access, who: Reader) -> Response:
-    """The devices of living agents, and their links."""
+    """Show the devices of living agents, and their links."""
     return page(request, "cluster.html", **overview.cluster(Sources.of(service, who)))
 
 
 @router.get("/health")
 def health(request: Request, service: Access, who: Reader) -> Response:
-    """Whether the service can take work, and its workers."""
+    """Show whether the service can take work, and its workers."""
     return page(request, "health.html", **overview.health(Sources.of(service, who)))
 
 
 @router.get("/favicon.ico")
 async def favicon() -> Response:
-    """The icon, for clients that request it at its usual address."""
+    """Return the icon, for clients that request it at its usual address."""
     icon = assets.find("icon.svg")
     return Response(icon.body, media_type=icon.media_type, headers={"Cache-Control": "public, max-age=86400"})
 
 
 @router.get("/static/{edition}/{name}")
 async def static(edition: str, name: str) -> Response:
-    """A script, a style or a picture of the pages; a file of another edition than the present one is not cached."""
+    """Return a script, a style or a picture of the pages; a file of an older edition is not cached."""
     asset = assets.find(name)
     headers = FOR_EVER if edition == assets.edition() else {"Cache-Control": "no-store"}
     return Response(asset.body, media_type=asset.media_type, headers=headers)

@@ -35,7 +35,7 @@ CACHE_STATUS = {
 }
 router = APIRouter(prefix="/v1", tags=["plans"], route_class=OnceRoute)
 
-Asked = Annotated[PlanRequest, Depends(reader(PlanRequest))]
+PlanRequestBody = Annotated[PlanRequest, Depends(reader(PlanRequest))]
 STORED = {"Cache-Status": "penstock; hit"}
 """The header of a stored answer (RFC 9211)."""
 Hash = Annotated[str, Path(description="a plan's hash: `sha256:` and 64 hexadecimal digits", max_length=128)]

@@ -13,6 +13,6 @@ router = APIRouter(tags=["pages"], include_in_schema=False, route_class=PageRout
 
 @router.get("/docs")
 def docs(request: Request) -> Response:
-    """All routes with their parameters and answers, and examples that can be sent unchanged."""
+    """Show all routes with their parameters and answers, and examples that can be sent unchanged."""
     url = str(request.base_url).rstrip("/")
     return page(request, "reference.html", groups=readable_api.groups(request.app.openapi(), url))

@@ -86,8 +86,10 @@ def cancel(id: str, service: Access, caller: Runner) -> Response:
 @router.get("/runs/{id}/trace", response_model=Trace, responses=problems(404))
 def trace(request: Request, id: str, service: Access, caller: Reader) -> Response:
     """Return the ranks' measurements of the traced steps, with the plan that they ran."""
-    found = service.runs.trace(caller.tenant, id)
-    whole = found.model_copy(update={"plan_file": service.stores.of(caller.tenant).plan_file(found.plan_hash)})
+    measurements = service.runs.trace(caller.tenant, id)
+    whole = measurements.model_copy(
+        update={"plan_file": service.stores.of(caller.tenant).plan_file(measurements.plan_hash)}
+    )
     return tagged(request, whole.model_dump_json().encode())
 
 
@@ -122,10 +124,10 @@ async def logs(
 ) -> Response:
     """Return the end of a rank's log, from its agent, which has to be connected."""
     agent, number = await run_sync(service.runs.agent_of, caller.tenant, id, rank, generation)
-    found = await service.agents.log_tail(caller.tenant, agent, id, number, rank, max_bytes)
-    if found.path is None:
+    tail = await service.agents.log_tail(caller.tenant, agent, id, number, rank, max_bytes)
+    if tail.path is None:
         raise NotFound(f"agent {agent!r} has no log of rank {rank} in generation {number} of run {id!r}")
-    return json_response(RankLog(agent=agent, rank=rank, generation=number, path=found.path, text=found.text))
+    return json_response(RankLog(agent=agent, rank=rank, generation=number, path=tail.path, text=tail.text))
 
 
 def _start(service: Service, tenant: str, wanted: RunRequest, note: Note | None) -> RunOut:

@@ -21,7 +21,7 @@ router = APIRouter(tags=["pages"], include_in_schema=False)
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a small form. Raises TooLarge."""
+    """Return the fields of a small form. Raises TooLarge."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -35,17 +35,17 @@ Form = Annotated[dict[str, str], Depends(form_of)]
 
 @router.get("/sign-in")
 async def form(request: Request, service: Access, next: Annotated[str, Query(max_length=2048)] = "/") -> Response:
-    """The form; of a service that asks for no key, the page that says so."""
+    """Show the form; where the service needs no key, the page says so."""
     return page(request, "sign_in.html", next=_local(next), is_open=service.authenticator.is_open, error=None)
 
 
 @router.post("/sign-in")
-async def sign_in(request: Request, given: Form, service: Access) -> Response:
+async def sign_in(request: Request, fields: Form, service: Access) -> Response:
     """Turn a key into a session, and continue to the page that was requested."""
-    target = _local(given.get("next", "/"))
+    target = _local(fields.get("next", "/"))
     address = request.client.host if request.client is not None else ""
     try:
-        key = await service.authenticator.key(given.get("key", "").strip(), address)
+        key = await service.authenticator.key(fields.get("key", "").strip(), address)
     except PenstockError as error:
         is_open = service.authenticator.is_open
         return page(request, "sign_in.html", error.status, next=target, is_open=is_open, error=error)

@@ -28,10 +28,13 @@ Id = Annotated[str, Path(description="a sweep's id", max_length=64)]
     openapi_extra=takes(SweepRequest, tiny_sweep()),
 )
 async def start(
-    request: Request, caller: Solver, asked: Annotated[SweepRequest, Depends(reader(SweepRequest))], service: Access
+    request: Request,
+    caller: Solver,
+    sweep_request: Annotated[SweepRequest, Depends(reader(SweepRequest))],
+    service: Access,
 ) -> Response:
     """Solve a request for each combination of topologies, batch sizes, planners, schedules and update rules."""
-    sweep = await run_sync(service.sweeps.submit, caller, asked, note_of(request), limiter=service.heavy)
+    sweep = await run_sync(service.sweeps.submit, caller, sweep_request, note_of(request), limiter=service.heavy)
     return _created(sweep)
 
 

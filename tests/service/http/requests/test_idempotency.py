@@ -16,7 +16,7 @@ from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, t
 from penstock.schemas.errors import Conflict
 from penstock.service.db.database import Database
 from penstock.service.db.tables import idempotency
-from penstock.service.idempotency import KEPT_MS, Doing, Idempotency, Kept, KeyInUse, Made, WrongKey
+from penstock.service.idempotency import KEPT_MS, Creation, Doing, Idempotency, Kept, KeyInUse, WrongKey
 
 KEPT = Kept(201, {"location": "/x"}, b"\x00\xff")
 
@@ -104,7 +104,7 @@ def test_what_was_made_is_answered_with_and_never_made_again(database: Database)
     age(database, 3_600_000)
     keys.forget(doing)
     found = keys.begin("a", "k", "one")
-    assert isinstance(found, Made)
+    assert isinstance(found, Creation)
     assert found.id == "made"
     keys.keep(found.doing, KEPT)
     keys.keep(doing, Kept(500, {}, b"too late"))
