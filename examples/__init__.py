@@ -1,4 +1,4 @@
-"""Models, profiles and clusters by name; samples of what clusters print; schedulers that ask Penstock.
+"""Models, profiles and clusters by name, samples of what clusters print, and schedulers that use Penstock.
 
 May import: `schemas`, `facts`, `shapes`, `executor`, `importers`.
 Start reading at `catalogue.py`.

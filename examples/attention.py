@@ -12,7 +12,7 @@ from penstock.executor.divided.context import positions
 from penstock.executor.run.job import Styles
 
 MODULES = {"attention": "attention", "mlp": "feed_forward", "norm": ("norm_attention", "norm_feed_forward")}
-"""Where in the blocks of the examples the modules are that plans recompute by themselves."""
+"""Places of the modules that plans recompute by themselves, in the blocks of the examples."""
 
 
 class Attention(nn.Module):
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """``mask`` is True where a key may be seen, (samples, positions)."""
+        """Return attention to ``memory`` or ``x``; ``mask`` is True where a key may be seen, (samples, positions)."""
         key, value = self._heads(self.key_value(x if memory is None else memory), 2).chunk(2, dim=-1)
         attended = functional.scaled_dot_product_attention(
             self._heads(self.query(x), 1).transpose(1, 2),
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, parts: int) -> Tensor:
-        """(samples, positions, heads, parts of each): of all heads, or of those that a GPU has."""
+        """Return (samples, positions, heads, parts of each), of all heads or of the heads that a GPU has."""
         heads: Tensor = x.unflatten(-1, (-1, parts * self.head_width))
         return heads
 
@@ -67,14 +67,14 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(samples, positions) to (samples, positions, width)."""
+        """Transform (samples, positions) to (samples, positions, width)."""
         vectors = self.positions(positions(ids.shape[1], device=ids.device))
         out: Tensor = self.dropout(self.norm(self.tokens(ids) + vectors))
         return out
 
 
 def divided_attention(path: str, *, memory: bool = False) -> Styles:
-    """A part of the heads of an `Attention` at ``path`` on each GPU; it reads and writes parts of the sequence."""
+    """Divide the heads of an `Attention` at ``path`` over the GPUs; it reads and writes parts of the sequence."""
     from .division import columns, gathered, rows
 
     return {
@@ -86,14 +86,14 @@ def divided_attention(path: str, *, memory: bool = False) -> Styles:
 
 
 def divided_feed_forward(path: str) -> Styles:
-    """A part of the width of a `FeedForward` at ``path`` on each GPU; it reads and writes parts of the sequence."""
+    """Divide the width of a `FeedForward` at ``path`` over the GPUs; it reads and writes parts of the sequence."""
     from .division import columns, gathered, rows
 
     return {path: gathered(), f"{path}.0": columns(), f"{path}.3": rows()}
 
 
 def divided_embedding(path: str = "", *, norm: bool = False) -> Styles:
-    """A part of the words of a `TokenEmbedding` at ``path`` on each GPU, and all of its positions."""
+    """Divide the words of a `TokenEmbedding` at ``path`` over the GPUs; each has all of its positions."""
     from .division import norm as normalised
     from .division import part_of_positions, words
 

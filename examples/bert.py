@@ -51,7 +51,7 @@ class Embedding(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
-        """(samples, positions) to (samples, positions, width)."""
+        """Transform (samples, positions) to (samples, positions, width)."""
         out: Tensor = self.norm(self.tokens(ids) + self.segments(segments))
         return out
 
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         x = self.norm_attention(x + self.attention(x, mask=mask))
         out: Tensor = self.norm_feed_forward(x + self.feed_forward(x))
         return out
@@ -81,7 +81,7 @@ class SpanHead(nn.Module):
         self.span = nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two scores per position."""
+        """Return two scores per position."""
         out: Tensor = self.span(x).transpose(1, 2)
         return out
 
@@ -94,7 +94,7 @@ class QuestionJob(SyntheticJob):
         self.config = config
 
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """Random tokens, the last quarter of them the second segment, a random part of it padding."""
+        """Draw random tokens, the last quarter of them the second segment, a random part of it padding."""
         length = self.config.length
         used = int(torch.randint(3 * length // 4, length + 1, (), generator=generator))
         where = torch.arange(length)
@@ -103,12 +103,12 @@ class QuestionJob(SyntheticJob):
         return inputs, torch.randint(0, used, (2,), generator=generator)
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return AdamW(params, lr=3e-5)
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding, blocks, head."""
+    """Return embedding, blocks, head."""
     specs = [LayerSpec("embedding", partial(Embedding, config), ("x", "segments"), parallel=divided_words)]
     specs += [
         LayerSpec(f"block.{i}", partial(Block, config), ("x", "mask"), parallel=divided_block)
@@ -118,14 +118,14 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_words() -> Styles:
-    """A part of the words on each GPU, and all positions and segments."""
+    """Divide the words over the GPUs; each has all positions and segments."""
     from .division import norm, part_of_tokens
 
     return {**divided_embedding("tokens"), "segments": part_of_tokens(), "norm": norm(local=True)}
 
 
 def divided_block() -> Styles:
-    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    """Divide the heads and the feed-forward over the GPUs, and between them the sequence."""
     from .division import norm
 
     norms = {"norm_attention": norm(local=True), "norm_feed_forward": norm(local=True)}
@@ -133,7 +133,7 @@ def divided_block() -> Styles:
 
 
 def divided_head() -> Styles:
-    """Each GPU scores its part of the sequence; the loss is that of all scores."""
+    """Score a part of the sequence on each GPU; the loss is the loss of all scores."""
     from .division import joined, norm
 
     return {"span": norm(), "": joined(sequence=2)}

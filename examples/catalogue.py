@@ -31,23 +31,23 @@ _ALIKE = 0.4
 
 
 def model_names() -> tuple[str, ...]:
-    """The models whose modules and profile are shipped."""
+    """Return the models whose modules and profile are shipped."""
     return tuple(sorted(path.stem for path in (_HERE / "profiles").glob("*.json")))
 
 
 def profile_names() -> tuple[str, ...]:
-    """The models that have a profile by name: shipped, or computed of a shape."""
+    """Return the models that have a profile by name: shipped, or computed from a shape."""
     return tuple(sorted({*model_names(), *SHAPES}))
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The clusters that are written out; forms like ``8x8xH100`` and ``16xA100`` are understood besides."""
+    """Return the clusters that are written out; `cluster` also reads forms like ``8x8xH100`` and ``16xA100``."""
     return tuple(sorted(path.stem for path in (_HERE / "topologies").glob("*.yaml")))
 
 
 @lru_cache(maxsize=16)
 def profile(name: str) -> ModelProfile:
-    """The profile of model ``name``, shipped or computed for all kinds. Raises UnknownName with near models."""
+    """Return the profile of model ``name``, shipped or computed for all kinds. Raises UnknownName with near models."""
     if known_profile(name) in model_names():
         from penstock.shapes.profiles import at_degrees
 
@@ -63,14 +63,14 @@ def read(name: str) -> ModelProfile:
 
 
 def known_profile(name: str) -> str:
-    """The name of a model that has a profile. Raises UnknownName naming the nearest models."""
+    """Return the name of a model that has a profile. Raises UnknownName naming the nearest models."""
     if name not in profile_names():
         raise UnknownName(f"there is no model {name!r} among the examples", remedy=_remedy(name, profile_names()))
     return name
 
 
 def shape(name: str) -> TransformerShape:
-    """The shape of transformer ``name``, with a shipped profile or without. Raises UnknownName naming the nearest."""
+    """Return the shape of transformer ``name``, whose profile need not be shipped. Raises UnknownName."""
     if name not in SHAPES:
         raise UnknownName(f"there is no transformer {name!r} among the examples", remedy=_remedy(name, SHAPES))
     return SHAPES[name]
@@ -78,7 +78,7 @@ def shape(name: str) -> TransformerShape:
 
 @lru_cache(maxsize=64)
 def cluster(name: str) -> ClusterTopology:
-    """The cluster ``name``: one that is written out, or ``NODESxDEVICESxKIND``, or ``DEVICESxKIND``.
+    """Return the cluster ``name``: one that is written out, or ``NODESxDEVICESxKIND``, or ``DEVICESxKIND``.
 
     Without a number of nodes the devices are in nodes of eight. Raises UnknownName naming the nearest clusters or
     device kinds, InvalidDocument for a form with impossible numbers.
@@ -89,9 +89,9 @@ def cluster(name: str) -> ClusterTopology:
 
     match = _CLUSTER.fullmatch(name)
     if match is None:
-        known = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
+        names = [*cluster_names(), *(f"8x8x{kind}" for kind in DEVICES)]
         counts = re.fullmatch(r"[0-9]+x[0-9]+", name)
-        remedy = f"say of which kind the devices are: {name}xA100" if counts else _joined(name) or _remedy(name, known)
+        remedy = f"say of which kind the devices are: {name}xA100" if counts else _joined(name) or _remedy(name, names)
         raise UnknownName(f"there is no cluster {name!r} among the examples", remedy=remedy)
     kinds = {kind.lower(): kind for kind in DEVICES}
     kind = kinds.get(match["kind"].lower(), match["kind"])
@@ -170,7 +170,7 @@ def _uniform(name: str, nodes: int, devices: int, kind: str) -> ClusterTopology:
 
 
 def _scaled(kind: str) -> tuple[DeviceKind, ...]:
-    """Return what profiles without costs of a kind take: those of the kind that it is like, and B200's from H100's."""
+    """Return the kinds whose costs stand in for a kind: the kind that it is like, and H100's for B200."""
     from penstock.facts.device_table import SCALED_FROM, device_facts
 
     nearest = SCALED_FROM if kind == "B200" else device_facts(kind).like
@@ -181,7 +181,7 @@ def _scaled(kind: str) -> tuple[DeviceKind, ...]:
 
 
 def _assumed(node: Hardware, devices: int) -> Iterator[str]:
-    """What a cluster of kinds that shipped profiles lack takes over, and from where."""
+    """Yield what a cluster of kinds that shipped profiles lack takes over, and from where."""
     from penstock.facts.device_table import EXTRAPOLATED_EXPECTED_ERROR
 
     for each in _scaled(node.kind):
@@ -198,6 +198,6 @@ def _assumed(node: Hardware, devices: int) -> Iterator[str]:
         yield f"collectives inside a node: {node.collectives.source}{more}"
 
 
-def _remedy(name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _remedy(name: str, available: Iterable[str]) -> str:
+    names = list(available)
     return str(meant(name.lower(), names, f"one of {', '.join(names)}"))

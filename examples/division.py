@@ -1,4 +1,4 @@
-"""How the transformer examples are divided: tensor parallelism with parts of the sequence between, in torch's words.
+"""Division of the transformer examples: tensor parallelism with parts of the sequence between, in torch's words.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4.2.2.
 """
@@ -25,17 +25,17 @@ SEQUENCE = Shard(1)
 
 
 def words() -> OfWords:
-    """An embedding with a part of the words on each GPU; its result is a part of the sequence."""
+    """Divide an embedding by words; its result is a part of the sequence."""
     return OfWords()
 
 
 def part_of_tokens() -> PrepareModuleInput:
-    """A small embedding, which every GPU has: it looks up its part of the sequence."""
+    """Keep a small embedding on every GPU, where it looks up its part of the sequence."""
     return _part(SEQUENCE)
 
 
 def part_of_positions() -> PrepareModuleInput:
-    """An embedding of positions, which every GPU has: it looks up its part of them."""
+    """Keep an embedding of positions on every GPU, where it looks up its part of them."""
     return _part(Shard(0))
 
 
@@ -44,32 +44,32 @@ def _part(of: Shard) -> PrepareModuleInput:
 
 
 def norm(*, local: bool = False) -> SequenceParallel:
-    """A norm of a part of the sequence; ``local`` where its result is added to something."""
+    """Divide a norm by the sequence; ``local`` where its result is added to something."""
     return SequenceParallel(use_local_output=local)
 
 
 def gathered(inputs: int = 1) -> PrepareModuleInput:
-    """A module whose inputs are gathered from parts of the sequence."""
+    """Gather the inputs of a module from parts of the sequence."""
     return PrepareModuleInput(input_layouts=(SEQUENCE,) * inputs, desired_input_layouts=(Replicate(),) * inputs)
 
 
 def columns() -> ColwiseParallel:
-    """A linear layer with a part of the outputs on each GPU."""
+    """Divide the outputs of a linear layer over the GPUs."""
     return ColwiseParallel()
 
 
 def rows() -> RowwiseParallel:
-    """A linear layer with a part of the inputs on each GPU; the sum is scattered along the sequence."""
+    """Divide the inputs of a linear layer over the GPUs; the sum is scattered along the sequence."""
     return RowwiseParallel(output_layouts=SEQUENCE)
 
 
 def scores() -> ColwiseParallel:
-    """The last linear layer, with a part of the scores on each GPU, of which the loss is computed."""
+    """Divide the scores of the last linear layer over the GPUs; the loss is computed from the parts."""
     return ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Shard(-1), use_local_output=False)
 
 
 def joined(sequence: int = 1) -> PrepareModuleOutput:
-    """A module whose result, a part of the sequence at this dimension, is gathered."""
+    """Gather the result of a module, a part of the sequence at this dimension."""
     return PrepareModuleOutput(output_layouts=(Shard(sequence),), desired_output_layouts=(Replicate(),))
 
 
@@ -87,26 +87,28 @@ class OfWords(ParallelStyle):
 
 
 def _looked_up(module: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:
-    own = module.weight.to_local()
+    local_weight = module.weight.to_local()
     here = ids - mesh.get_local_rank() * -(-module.weight.shape[0] // mesh.size())
-    elsewhere = (here < 0) | (here >= own.shape[0])
-    found = nn.functional.embedding(here.masked_fill(elsewhere, 0), own).masked_fill(elsewhere.unsqueeze(-1), 0)
-    part: Tensor = DTensor.from_local(found, mesh, [Partial()]).redistribute(placements=[SEQUENCE]).to_local()
+    elsewhere = (here < 0) | (here >= local_weight.shape[0])
+    vectors = nn.functional.embedding(here.masked_fill(elsewhere, 0), local_weight).masked_fill(
+        elsewhere.unsqueeze(-1), 0
+    )
+    part: Tensor = DTensor.from_local(vectors, mesh, [Partial()]).redistribute(placements=[SEQUENCE]).to_local()
     return part
 
 
 class OfHeads(ParallelStyle):
-    """Parameters with a row for each head: a GPU has those of its heads, which are dimension 1 of what is given."""
+    """A style for parameters with a row for each head: a GPU has its heads' rows; the input's dimension 1 is heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         distribute_module(module, device_mesh, partial(_rows, self.src_data_rank))
-        module.register_forward_pre_hook(lambda _, given: DTensor.from_local(given[0], device_mesh, [Shard(1)]))
-        module.register_forward_hook(lambda _module, _given, made: made.to_local())
+        module.register_forward_pre_hook(lambda _, inputs: DTensor.from_local(inputs[0], device_mesh, [Shard(1)]))
+        module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
         return module
 
 
 def _rows(source: int | None, _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    """Give the parameters of a module in rows: those of rank ``source``, or where it is None each rank's own."""
+    """Give out the parameters of a module in rows: the parameters of rank ``source``, or of each rank for None."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         part = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=source)
         module.register_parameter(name, nn.Parameter(part))

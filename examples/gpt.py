@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         x = x + self.dropout(self.attention(self.norm_attention(x)))
         out: Tensor = x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
         return out
@@ -70,7 +70,7 @@ class Head(nn.Sequential):
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding, blocks, head."""
+    """Return embedding, blocks, head."""
     embedding = partial(TokenEmbedding, config.vocabulary, config.length, config.width, dropout=config.dropout)
     specs = [LayerSpec("embedding", embedding, parallel=divided_embedding, modules={})]
     specs += [
@@ -81,7 +81,7 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_block() -> Styles:
-    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    """Divide the heads and the feed-forward over the GPUs, and between them the sequence."""
     from .division import norm
 
     norms = {"norm_attention": norm(), "norm_feed_forward": norm()}
@@ -89,14 +89,14 @@ def divided_block() -> Styles:
 
 
 def divided_head() -> Styles:
-    """A part of the scores on each GPU."""
+    """Divide the scores over the GPUs."""
     from .division import norm, scores
 
     return {"0": norm(), "1": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int, seed: int = 0) -> TokenJob:
-    """A job that trains this GPT on random tokens."""
+    """Return a job that trains this GPT on random tokens."""
     job = TokenJob(
         name,
         partial(layers, config),

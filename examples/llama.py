@@ -47,7 +47,7 @@ class GroupedQueryAttention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         query, key, value = (
             part(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.query, self.key, self.value)
         )
@@ -68,7 +68,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         out: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return out
 
@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.feed_forward = SwiGLU(config.width, config.inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         x = x + self.attention(self.norm_attention(x))
         out: Tensor = x + self.feed_forward(self.norm_feed_forward(x))
         return out
@@ -98,7 +98,7 @@ class Head(nn.Sequential):
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding, blocks, head."""
+    """Return embedding, blocks, head."""
     specs = [
         LayerSpec(
             "embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding, modules={}
@@ -112,14 +112,14 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_embedding() -> Styles:
-    """A part of the words on each GPU."""
+    """Divide the words over the GPUs."""
     from .division import words
 
     return {"": words()}
 
 
 def divided_block() -> Styles:
-    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    """Divide the heads and the feed-forward over the GPUs, and between them the sequence."""
     from .division import columns, gathered, norm, rows
 
     return {
@@ -136,21 +136,21 @@ def divided_block() -> Styles:
 
 
 def divided_head() -> Styles:
-    """A part of the scores on each GPU."""
+    """Divide the scores over the GPUs."""
     from .division import norm, scores
 
     return {"0": norm(), "1": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> TokenJob:
-    """A job that trains this LLaMA on random tokens."""
+    """Return a job that trains this LLaMA on random tokens."""
     return TokenJob(
         name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
     )
 
 
 def _rotated(x: Tensor) -> Tensor:
-    """Rotary position embedding of (samples, heads, positions, head width)."""
+    """Apply the rotary position embedding to (samples, heads, positions, head width)."""
     half = x.shape[-1] // 2
     frequency = _ROPE_THETA ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angle = positions(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * frequency

@@ -43,14 +43,14 @@ class Experts(nn.Module):
         self.down = _drawn(experts, inner, width)
 
     def forward(self, tokens: Tensor, counts: list[int]) -> Tensor:
-        """(number, width), before and after, in the order of experts; ``counts`` of each."""
-        made = [
-            (functional.silu(own @ gate) * (own @ up)) @ down
-            for own, gate, up, down in zip(
+        """Transform (number, width), in the order of experts, to the same shape; ``counts`` of each."""
+        results = [
+            (functional.silu(local_tokens @ gate) * (local_tokens @ up)) @ down
+            for local_tokens, gate, up, down in zip(
                 tokens.split(counts), self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True
             )
         ]
-        return torch.cat(made)
+        return torch.cat(results)
 
 
 class MixtureOfExperts(nn.Module):
@@ -64,13 +64,13 @@ class MixtureOfExperts(nn.Module):
         self.shared = SwiGLU(config.width, config.shared) if config.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens).topk(self.per_token)
         weights = scores.softmax(-1)
         order = chosen.flatten().argsort(stable=True)
-        made = self.experts(tokens[order // self.per_token], tokens_per_expert(chosen, self.number))
-        of_token = made[order.argsort()].unflatten(0, (-1, self.per_token))
+        results = self.experts(tokens[order // self.per_token], tokens_per_expert(chosen, self.number))
+        of_token = results[order.argsort()].unflatten(0, (-1, self.per_token))
         out: Tensor = (weights.unsqueeze(-1) * of_token).sum(1).view_as(x)
         return out if self.shared is None else out + self.shared(x)
 
@@ -86,14 +86,14 @@ class Block(nn.Module):
         self.feed_forward = MixtureOfExperts(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         x = x + self.attention(self.norm_attention(x))
         out: Tensor = x + self.feed_forward(self.norm_feed_forward(x))
         return out
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding, blocks, head."""
+    """Return embedding, blocks, head."""
     specs = [
         LayerSpec(
             "embedding", partial(nn.Embedding, config.vocabulary, config.width), parallel=divided_embedding, modules={}
@@ -107,7 +107,7 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_block(*, shared: bool) -> Styles:
-    """A part of the heads and of the experts on each GPU; the router sees a part of the sequence."""
+    """Divide the heads and the experts over the GPUs; the router sees a part of the sequence."""
     from penstock.executor.divided.experts import ExpertParallel
 
     from .division import columns, gathered, norm, rows
@@ -131,7 +131,7 @@ def divided_block(*, shared: bool) -> Styles:
 
 
 def make(name: str, config: Config, *, batch_size: int, learning_rate: float = 3e-4) -> TokenJob:
-    """A job that trains this decoder on random tokens."""
+    """Return a job that trains this decoder on random tokens."""
     return TokenJob(
         name,
         partial(layers, config),
@@ -143,7 +143,7 @@ def make(name: str, config: Config, *, batch_size: int, learning_rate: float = 3
 
 
 def _drawn(experts: int, inputs: int, outputs: int) -> nn.Parameter:
-    """Drawn as the weights of ``nn.Linear``."""
+    """Draw a parameter as the weights of ``nn.Linear``."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(experts, inputs, outputs).uniform_(-bound, bound))
 

@@ -1,4 +1,4 @@
-"""A whole training job, as small as one can be: what README's commands train, and a start for one of your own."""
+"""A complete training job, as small as possible: README's commands train it, and you can start your own from it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Tiny(SimpleJob):
     """Eight layers that learn to turn their input around."""
 
     def layers(self) -> list[tuple[str, Callable[[], nn.Module]]]:
-        """Full names and builders; a rank builds only its own layers."""
+        """Return full names and builders; a rank builds only its own layers."""
         return [(f"layer{i}", lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())) for i in range(8)]
 
     def batch(self, step: int, rows: slice) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Inputs and targets of some rows of a step's global batch."""
-        made = torch.Generator().manual_seed(step)
-        samples = torch.randn(self.batch_size, WIDTH, generator=made)[rows.start : rows.stop]
+        """Return inputs and targets of some rows of a step's global batch."""
+        generator = torch.Generator().manual_seed(step)
+        samples = torch.randn(self.batch_size, WIDTH, generator=generator)[rows.start : rows.stop]
         return {"x": samples}, samples.flip(1)
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
-        """The sum of the squared errors, and how many there are."""
+        """Return the sum of the squared errors, and the number of errors."""
         return ((outputs["x"] - targets) ** 2).sum(), targets.numel()
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Plain gradient descent."""
+        """Return plain gradient descent."""
         return torch.optim.SGD(params, lr=0.01)
 
 

@@ -44,14 +44,14 @@ class Join(nn.Module):
         self.shortcut = ConvNormRelu(inputs, outputs, 1, stride=stride, relu=False) if changes else nn.Identity()
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """The block's input and its branch, to the block's output."""
+        """Combine the block's input and its branch to the block's output."""
         return functional.relu(self.expand(branch) + self.shortcut(x))
 
 
 def layers(
     depths: Sequence[int], width: int = 64, *, groups: int = 1, group_width: int = 64, classes: int = 1000
 ) -> list[LayerSpec]:
-    """``depths``: blocks of each of the four sections."""
+    """Return the layers; ``depths``: blocks of each of the four sections."""
     specs = [LayerSpec("stem", partial(Stem, width))]
     channels = width
     for section, depth in enumerate(depths):

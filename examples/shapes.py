@@ -1,7 +1,7 @@
-"""Shapes of transformers by name, without torch: of the shipped profiles, and of models that have none.
+"""Shapes of transformers by name, without torch: of the shipped profiles, and of models without a profile.
 
-Those of a profile are its module's, so that both count the same parameters. An import of another trainer's script is
-compared with them, and ``penstock fits`` answers for them.
+A profile's shape is its module's shape, so that both count the same parameters. An import of another trainer's script
+is compared with these shapes, and ``penstock fits`` answers for them.
 
 .. [1] Brown et al., Language Models are Few-Shot Learners (2020), table 2.1: GPT-3.
 .. [2] Dubey et al., The Llama 3 Herd of Models (2024), table 3.
@@ -55,7 +55,7 @@ def _llama(name: str, layers: int, hidden: int, heads: int, ffn: int) -> Transfo
 
 
 def _bert(name: str, layers: int, hidden: int, heads: int) -> TransformerShape:
-    """An encoder that marks the two ends of an answer."""
+    """Return an encoder that marks the two ends of an answer."""
     gpt = _gpt(name, layers, hidden, heads, 384, 30_522, head_bias=True)
     more = {"outputs": 2, "positions": 512, "token_types": 2, "embedding_norm": True, "final_norm": False}
     return gpt.model_copy(update=more)
@@ -64,7 +64,7 @@ def _bert(name: str, layers: int, hidden: int, heads: int) -> TransformerShape:
 def _mixture(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, vocabulary: int, experts: Experts
 ) -> TransformerShape:
-    """Heads of 128 and no dense layers, where nothing else is said."""
+    """Return a mixture of experts, with heads of 128 and no dense layers."""
     return TransformerShape(
         name=name,
         layers=layers,
@@ -81,7 +81,7 @@ def _mixture(
 
 
 def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int) -> TransformerShape:
-    """Heads whose queries and keys are normalised; the width of a dense layer is that of 8 experts."""
+    """Return a mixture whose queries and keys are normalised; a dense layer is as wide as 8 experts."""
     experts = Experts(number=128, per_token=8, ffn=ffn)
     shape = _mixture(name, layers, hidden, heads, 4, 151_936, experts)
     return shape.model_copy(update={"query_key_norm": True, "ffn": 8 * ffn})
@@ -127,4 +127,4 @@ _ALL = (
 )  # fmt: skip
 
 SHAPES: dict[str, TransformerShape] = {shape.name: shape for shape in _ALL}
-"""By the name of the profile, or of the model."""
+"""Shapes by the name of the profile, or of the model."""

@@ -25,11 +25,11 @@ class SyntheticJob(SimpleJob, ABC):
         self._layers = layers
 
     def layers(self) -> Sequence[LayerSpec]:
-        """The model in order."""
+        """Return the model's layers in order."""
         return self._layers()
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """Each row drawn from (seed, step, row) alone."""
+        """Draw each row from (seed, step, row) alone."""
         samples = []
         for row in rows:
             generator = torch.Generator().manual_seed(derived_seed(self.seed, "sample", step, row))
@@ -39,10 +39,10 @@ class SyntheticJob(SimpleJob, ABC):
 
     @abstractmethod
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """One sample's inputs and its target."""
+        """Draw one sample's inputs and its target."""
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
-        """Cross entropy summed over all targets; the last dimension of the output holds the classes."""
+        """Return the cross entropy summed over all targets; the last dimension of the output holds the classes."""
         (logits,) = outputs.values()
         total = functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
         return total, targets.numel()
@@ -70,12 +70,12 @@ class TokenJob(SyntheticJob):
         self.learning_rate = learning_rate
 
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """A sequence; the targets are its tokens one further."""
+        """Draw a sequence; the targets are its tokens one further."""
         tokens = torch.randint(0, self.vocabulary, (self.length + 1,), generator=generator)
         return {"x": tokens[:-1]}, tokens[1:]
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        """AdamW."""
+        """Return AdamW."""
         return AdamW(params, lr=self.learning_rate)
 
 
@@ -90,10 +90,10 @@ class ImageJob(SyntheticJob):
         self.classes = classes
 
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """An image and its class."""
+        """Draw an image and its class."""
         image = torch.randn(3, self.side, self.side, generator=generator)
         return {"x": image}, torch.randint(0, self.classes, (), generator=generator)
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return SGD(params, lr=0.01, momentum=0.9)

@@ -54,7 +54,7 @@ def tiny_fits() -> dict[str, Any]:
 
 
 def tiny_request() -> dict[str, Any]:
-    """A request that is answered at once, and can be POSTed to ``/v1/plans`` as it is."""
+    """Return a request that is answered at once, and can be POSTed to ``/v1/plans`` as it is."""
     return {
         "schema_version": 1,
         "profile": tiny_profile(),
@@ -117,7 +117,7 @@ def tiny_layout() -> dict[str, Any]:
 
 
 def tiny_placement() -> dict[str, Any]:
-    """The tiny model, which may have one or both nodes of the tiny topology."""
+    """Return a placement of the tiny model, which may have one or both nodes of the tiny topology."""
     job = {"name": "tiny", "profile": tiny_profile(), "global_batch_size": 16, "micro_batch_sizes": [4]}
     return {"schema_version": 1, "topology": tiny_topology(), "jobs": [job], "free": ["node[0-1]"]}
 

@@ -53,7 +53,7 @@ class Sinusoids(nn.Module):
         self.width = width
 
     def forward(self, positions: Tensor) -> Tensor:
-        """(positions) to (positions, width)."""
+        """Transform (positions) to (positions, width)."""
         frequency = 10_000.0 ** (
             -torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width
         )
@@ -71,7 +71,7 @@ class SharedEmbedding(nn.Module):
         self.positions = Sinusoids(config.width)
 
     def forward(self, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """(samples, positions) twice, to (samples, positions, width) twice."""
+        """Transform (samples, positions) twice, to (samples, positions, width) twice."""
         return self._embedded(source), self._embedded(target)
 
     def _embedded(self, ids: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class EncoderLayer(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         x = self.norm_attention(x + self.attention(x))
         out: Tensor = self.norm_feed_forward(x + self.feed_forward(x))
         return out
@@ -110,7 +110,7 @@ class DecoderLayer(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(config.width)
 
     def forward(self, y: Tensor, memory: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Transform (samples, positions, width) to the same shape."""
         y = self.norm_attention(y + self.attention(y))
         y = self.norm_cross(y + self.cross(y, memory))
         out: Tensor = self.norm_feed_forward(y + self.feed_forward(y))
@@ -118,7 +118,7 @@ class DecoderLayer(nn.Module):
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding of both sides, encoder on ``x``, decoder on ``y`` reading ``x``, logits."""
+    """Return the embedding of both sides, encoder on ``x``, decoder on ``y`` reading ``x``, logits."""
     embedding, logits = (
         partial(SharedEmbedding, config),
         partial(nn.Linear, config.width, config.vocabulary, bias=False),
@@ -133,14 +133,14 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_words() -> Styles:
-    """A part of the words on each GPU."""
+    """Divide the words over the GPUs."""
     from .division import part_of_positions, words
 
     return {"table": words(), "positions": part_of_positions()}
 
 
 def divided_encoder() -> Styles:
-    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    """Divide the heads and the feed-forward over the GPUs, and between them the sequence."""
     from .division import norm
 
     norms = {"norm_attention": norm(local=True), "norm_feed_forward": norm(local=True)}
@@ -148,27 +148,27 @@ def divided_encoder() -> Styles:
 
 
 def divided_decoder() -> Styles:
-    """As the encoder's, with the heads of the attention to it."""
+    """Divide the decoder as the encoder, and the heads of its attention to the encoder."""
     from .division import norm
 
     return {**divided_encoder(), "norm_cross": norm(local=True), **divided_attention("cross", memory=True)}
 
 
 def divided_logits() -> Styles:
-    """A part of the scores on each GPU."""
+    """Divide the scores over the GPUs."""
     from .division import scores
 
     return {"": scores()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
-    """A job that trains this Transformer on random pairs."""
-    made = TranslationJob(
+    """Return a job that trains this Transformer on random pairs."""
+    job = TranslationJob(
         name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
     )
-    made.outputs = ("y",)
-    made.sequences = ("source", "target")
-    return made
+    job.outputs = ("y",)
+    job.sequences = ("source", "target")
+    return job
 
 
 base = make("transformer", Config(depth=6, width=512, heads=8, inner=2048), batch_size=256)

@@ -45,13 +45,16 @@ class Background:
         return log
 
     def wait_for(self, name: str, pattern: str, limit_s: float) -> str:
-        """The first group of ``pattern`` in the process's log, once it is there. Raises when it ends first."""
+        """Return the first group of ``pattern`` in the process's log, once it appears.
+
+        Raises when the process ends first.
+        """
         until = time.monotonic() + limit_s
         while True:
             code = self._running[name].poll()
-            found = re.search(pattern, self._log(name))
-            if found is not None:
-                return found[1]
+            match = re.search(pattern, self._log(name))
+            if match is not None:
+                return match[1]
             if code is not None:
                 raise RunFailed(f"{name} ended with {_ending(code)}:\n{self._last_lines(name)}")
             if time.monotonic() > until:
@@ -65,7 +68,7 @@ class Background:
                 raise RunFailed(f"{name} ended with {_ending(code)}:\n{self._last_lines(name)}")
 
     def stop(self) -> None:
-        """SIGTERM for all, a while to end by themselves, then SIGKILL for their groups."""
+        """Send SIGTERM to all processes, wait a while for them to end, then send SIGKILL to their groups."""
         for process in self._running.values():
             if process.poll() is None:
                 process.terminate()
@@ -87,7 +90,7 @@ class Background:
 
 @contextlib.contextmanager
 def background(directory: Path) -> Iterator[Background]:
-    """Processes that are stopped at the end of the block, also after SIGTERM, SIGHUP and Ctrl-C."""
+    """Start processes that are stopped at the end of the block, also after SIGTERM, SIGHUP and Ctrl-C."""
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     started = Background(directory)
     try:

@@ -1,7 +1,8 @@
 """The main job from end to end, on this machine's CPU: run by ``scripts/demo``.
 
-A service and two agents with two CPU devices each; a small GPT measured on them; profile and topology POSTed; a plan
-of four stages with its bound; the plan run through the agents on four ranks and compared with a single process.
+It starts a service and two agents with two CPU devices each, measures a small GPT on them, and POSTs profile and
+topology. It plans four stages with a bound, runs the plan through the agents on four ranks, and compares the run with a
+single process.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ START_LIMIT_S = 60.0
 
 
 class Log:
-    """Says what is going on, with the seconds since the start."""
+    """The messages of the demo, with the seconds since the start."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """One step, or its result."""
+        """Print one step, or its result."""
         self.screen.say(f"[{time.monotonic() - self._started:5.1f} s] {text}")
         self.screen.out.file.flush()
 
     def quote(self, text: str) -> None:
-        """Something that a command would print."""
+        """Print text that a command would print."""
         for line in text.splitlines():
             self.screen.say(f"          {line}".rstrip())
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(directory: Path) -> None:
-    """An empty ``logs``, and no database or result of an earlier run."""
+    """Create an empty ``logs`` directory; remove the database and results of an earlier run."""
     shutil.rmtree(directory / "logs", ignore_errors=True)
     (directory / "logs").mkdir(parents=True)
     for old in (*directory.glob("penstock.sqlite*"), *directory.glob("*.json"), *directory.glob("*.html")):
@@ -125,7 +126,7 @@ def _wait_for_agents(client: Client, processes: Background) -> None:
 
 
 def _measure(log: Log, *, concurrency: int, nodes: int) -> tuple[ModelProfile, ClusterTopology]:
-    """The GPT and the links, with ``concurrency`` devices busy at once."""
+    """Measure the GPT and the links, with ``concurrency`` devices busy at once."""
     from penstock.executor.devices import machine_memory_bytes
     from penstock.executor.links.link_probe import measure_links, measured_cluster
     from penstock.executor.profiling.profiler import measure_profile
@@ -149,7 +150,7 @@ def _measure(log: Log, *, concurrency: int, nodes: int) -> tuple[ModelProfile, C
 
 
 def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopology, *, stages: int) -> PlanFile:
-    """The best plan of ``stages`` stages, one device each."""
+    """Return the best plan of ``stages`` stages, one device each."""
     from penstock.executor.run.job import load_job
     from penstock.schemas.request import PlanRequest
 
@@ -172,7 +173,7 @@ def _plan(log: Log, client: Client, profile: ModelProfile, topology: ClusterTopo
 
 
 def _show(log: Log, file: PlanFile) -> None:
-    """The plan with its bound, and its timeline."""
+    """Show the plan with its bound, and its timeline."""
     from penstock.cli.show import prediction_lines
     from penstock.planning.judge import judge
     from penstock.report.drawing.timeline_text import render_timeline
@@ -211,7 +212,7 @@ def _run(log: Log, client: Client, processes: Background, file: PlanFile, *, che
 
 
 def _compare(log: Log, file: PlanFile, run: RunOut) -> None:
-    """Predicted against measured, and the gradients against one process."""
+    """Compare predicted with measured times, and the gradients with one process."""
     log.say("comparing")
     for line in _measured(file, run):
         log.quote(line)
@@ -241,7 +242,7 @@ def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> N
 
 
 def _two_ranks(log: Log, client: Client, processes: Background) -> None:
-    """The same with two stages on two ranks, a core each."""
+    """Plan and run two stages on two ranks, a core each."""
     profile, topology = _measure(log, concurrency=2, nodes=1)
     file = _plan(log, client, profile, topology, stages=2)
     run = _run(log, client, processes, file, check=False)

@@ -1,4 +1,4 @@
-"""What works on this machine's GPUs: run by ``scripts/gpu-check``.
+"""Check of everything that runs on this machine's GPUs: run by ``scripts/gpu-check``.
 
 One table of checks with what was measured; every row asserts something. Without a GPU each check says so and runs its
 CPU form where it has one. One GPU is enough: ranks share it over gloo-staged, and over NCCL, which takes them to be on
@@ -21,7 +21,7 @@ from gpu_machine import Machine, Skipped
 from penstock.schemas.errors import PenstockError, UnsupportedRequest
 
 RANKS = 3
-"""Of a run, about: so it takes three processors."""
+"""Number of ranks of most runs, so that they take three processors."""
 
 
 class Row(NamedTuple):
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def run_check(check: Check, machine: Machine) -> Row:
-    """One line; whatever goes wrong becomes its verdict."""
+    """Run one check and return its line; an error becomes its verdict."""
     start = time.monotonic()
     good = "ok" if machine.device == "cuda" else "no GPU"
     try:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU, else cpu")
     parser.add_argument("--only", action="append", help="checks whose names contain this; may be given several times")
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     import torch
 
     from penstock.executor.runtime.cuda import gpu_count, why_no_gpu
@@ -63,14 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     why = why_no_gpu()
-    device = given.device or ("cpu" if why else "cuda")
+    device = options.device or ("cpu" if why else "cuda")
     if device == "cuda" and why:
         print(f"no GPU: {why}")
         return 1
     if device == "cpu":
         print(f"no GPU: {why}; these are the CPU forms" if why else "the CPU forms, as asked for")
     machine = Machine(device, gpu_count())
-    chosen = [check for check in checks() if any(text in check.name for text in given.only or [""])]
+    chosen = [check for check in checks() if any(text in check.name for text in options.only or [""])]
     return 1 if any(row.verdict == "FAILED" for row in _all_rows(chosen, machine)) else 0
 
 

@@ -1,4 +1,4 @@
-"""What ``scripts/gpu-check`` checks: each function asserts something, and returns what it measured."""
+"""Checks of ``scripts/gpu-check``: each function asserts something, and returns what it measured."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_grouped", "elastic_averaging")
 LOSS_TOLERANCE = {"tf32": 0.02, "bf16": 0.05, "fp16": 0.05}
-"""Losses in these precisions may differ from those of fp32 by so much, relatively."""
+"""Largest relative difference of losses in these precisions from losses in fp32."""
 UNCALIBRATED, CALIBRATED, MEMORY = 0.15, 0.05, 0.05
-"""By how much predictions may be off, relatively."""
+"""Largest relative errors of predicted times, of times once calibrated, and of predicted memory."""
 TIMED_PRECISIONS = ("fp32", "bf16")
 MESSAGE_BYTES, CODEC_BYTES = 1 << 16, 1 << 24
 
@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 
 def checks() -> Iterator[Check]:
-    """All checks in the order of the table."""
+    """Yield all checks in the order of the table."""
     from gpu_plans import Layout
 
     from penstock.solvers.model.degrees import Degrees
@@ -88,7 +88,7 @@ def checks() -> Iterator[Check]:
 
 
 def versions(machine: Machine) -> str:
-    """Torch, CUDA, NCCL and the GPUs."""
+    """Report torch, CUDA, NCCL and the GPUs."""
     import torch
 
     from penstock.executor.runtime.cuda import nccl_version
@@ -103,18 +103,18 @@ def versions(machine: Machine) -> str:
 
 
 def profile(machine: Machine) -> str:
-    """The sum over the layers; the kind is that of topologies."""
-    found = machine.profile()
-    assert found.device_kinds == (machine.runtime.kind,), f"the profile is of {found.device_kinds}"
-    layers = found.measurements[0].layers
+    """Measure a profile, and report the sum over its layers; its device kind is the topologies' kind."""
+    measured = machine.profile()
+    assert measured.device_kinds == (machine.runtime.kind,), f"the profile is of {measured.device_kinds}"
+    layers = measured.measurements[0].layers
     assert all(one.forward_ns > 0 and one.stash_bytes > 0 for one in layers), "a layer takes nothing"
     forward, backward = sum(one.forward_ns for one in layers), sum(one.backward_ns for one in layers)
-    error = found.source.expected_error
+    error = measured.source.expected_error
     return f"forward {forward / 1e6:.2f} ms, backward {backward / 1e6:.2f} ms for {MICRO_BATCH_SIZE}, ± {error:.0%}"
 
 
 def analytic(machine: Machine) -> str:
-    """The computed profile of the same model against the measured one, as far off as it says."""
+    """Compare the model's computed profile with the measured one, within the error that the computed one states."""
     from gpu_jobs import timed
 
     from penstock.executor.profiling.analytic import analytic_profile
@@ -129,7 +129,7 @@ def analytic(machine: Machine) -> str:
         [sum(getattr(layer, name) for layer in one.measurements[0].layers) for name in ("forward_ns", "backward_ns")]
         for one in (computed, machine.profile())
     ]
-    errors = [known / found - 1 for known, found in zip(*totals, strict=True)]
+    errors = [predicted / measured - 1 for predicted, measured in zip(*totals, strict=True)]
     stash = [sum(layer.stash_bytes for layer in one.measurements[0].layers) for one in (computed, machine.profile())]
     kept = stash[0] / stash[1] - 1
     stated = computed.source.expected_error
@@ -141,7 +141,7 @@ def analytic(machine: Machine) -> str:
 
 
 def gradients(machine: Machine, transport: str, layout: Layout) -> str:
-    """A run against the unsplit model."""
+    """Compare a run with the unsplit model."""
     from gpu_jobs import experts, small
     from gpu_plans import flushed
 
@@ -154,7 +154,7 @@ def gradients(machine: Machine, transport: str, layout: Layout) -> str:
 
 
 def compared(report: RunReport) -> str:
-    """How far a run is from the unsplit model. Raises AssertionError when it is too far."""
+    """Return how far a run is from the unsplit model. Raises AssertionError when it is too far."""
     assert report.gradient_check is not None, "the run was not compared with the unsplit model"
     assert report.check_failure is None, str(report.check_failure)
     tolerance = f"{report.gradient_check:.2g} apart of {report.gradient_tolerance:.0e}"
@@ -162,7 +162,7 @@ def compared(report: RunReport) -> str:
 
 
 def update_rule(machine: Machine, rule: UpdateRule) -> str:
-    """A run under an update rule whose weights are compared step by step with the paper's equation."""
+    """Compare the weights of a run under an update rule step by step with the paper's equation."""
     from gpu_jobs import small
     from gpu_plans import ruled
 
@@ -170,7 +170,7 @@ def update_rule(machine: Machine, rule: UpdateRule) -> str:
 
 
 def recurrent(machine: Machine) -> str:
-    """Versions of an LSTM's weights lie side by side: cuDNN does not have to copy them, which it warns of."""
+    """Check that versions of an LSTM's weights lie side by side: cuDNN warns where it has to copy them."""
     from gpu_jobs import recurrent as job
     from gpu_plans import ruled
 
@@ -180,7 +180,7 @@ def recurrent(machine: Machine) -> str:
 
 
 def lowered(machine: Machine, precision: str) -> str:
-    """A run in another precision compared with one in fp32."""
+    """Compare a run in another precision with one in fp32."""
     from gpu_jobs import small
     from gpu_plans import Layout, flushed
 
@@ -200,7 +200,7 @@ def lowered(machine: Machine, precision: str) -> str:
 
 
 def clipping(machine: Machine) -> str:
-    """The norm of all gradients, of two ranks, against the unsplit model's."""
+    """Compare the norm of all gradients, of two ranks, with the unsplit model's."""
     from gpu_jobs import small
     from gpu_plans import Layout, flushed
 
@@ -213,7 +213,7 @@ def clipping(machine: Machine) -> str:
 
 
 def checkpoint(machine: Machine) -> str:
-    """Two ranks save, four go on, and lose what two that were never stopped lose."""
+    """Save with two ranks and resume with four; compare their losses with two ranks that were never stopped."""
     from gpu_jobs import small
     from gpu_plans import Layout, flushed
 
@@ -231,26 +231,26 @@ def checkpoint(machine: Machine) -> str:
 
 
 def memory(machine: Machine, precision: str) -> str:
-    """What the allocator gave out at most; without a GPU, by how much the process grew."""
+    """Compare predicted memory with the allocator's peak; without a GPU, with the growth of the process."""
     file, report, _ = machine.run(precision)
     assert file.plan.prediction is not None
     (device,) = file.plan.prediction.devices
-    predicted, found = device.peak_memory_bytes - device.memory.context_bytes, report.peak_memory_bytes[0]
-    error = predicted / found - 1
+    predicted, measured = device.peak_memory_bytes - device.memory.context_bytes, report.peak_memory_bytes[0]
+    error = predicted / measured - 1
     kept = report.reserved_memory_bytes[0] / 2**20
-    figure = f"{found / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} ({error:+.1%}); {kept:.0f} reserved"
+    figure = f"{measured / 2**20:.0f} MiB, predicted {predicted / 2**20:.0f} ({error:+.1%}); {kept:.0f} reserved"
     assert machine.device == "cpu" or abs(error) <= MEMORY, figure
     return figure
 
 
 def prediction(machine: Machine, precision: str) -> str:
-    """A step of one rank on a GPU of its own, planned by the measured profile."""
+    """Compare the step of one rank, alone on a GPU, with its prediction by the measured profile."""
     file, report, _ = machine.run(precision)
     return _timed(machine, file, report, UNCALIBRATED)
 
 
 def calibrated(machine: Machine) -> str:
-    """Another run, planned by a profile that the trace of the first one corrected."""
+    """Compare another run with its prediction by a profile that the first run's trace corrected."""
     from penstock.calibration.calibrate import calibrate
 
     _, _, trace = machine.run()
@@ -262,28 +262,28 @@ def calibrated(machine: Machine) -> str:
 
 def _timed(machine: Machine, file: PlanFile, report: RunReport, limit: float) -> str:
     assert file.plan.prediction is not None
-    predicted, found = file.plan.prediction.time_per_global_batch_ns, statistics.median(report.step_times_ns)
-    error = predicted / found - 1
-    figure = f"{found / 1e6:.1f} ms, predicted {predicted / 1e6:.1f} ({error:+.1%})"
+    predicted, measured = file.plan.prediction.time_per_global_batch_ns, statistics.median(report.step_times_ns)
+    error = predicted / measured - 1
+    figure = f"{measured / 1e6:.1f} ms, predicted {predicted / 1e6:.1f} ({error:+.1%})"
     assert machine.device == "cpu" or abs(error) <= limit, figure
     return figure
 
 
 def interpreter(machine: Machine) -> str:
-    """Iterations of the same pipeline by torch's own runtime, in turn."""
+    """Compare iterations with the same pipeline in torch's own runtime, in turn."""
     if machine.device == "cpu":
         raise Skipped("needs a GPU")
     bench = HERE.parent / "benchmarks" / "bench_gpu_interpreter.py"
     answer = subprocess.run([sys.executable, bench], capture_output=True, text=True, timeout=120, check=False)
     assert answer.returncode == 0, answer.stderr.strip().splitlines()[-1:]
-    found = json.loads(answer.stdout.splitlines()[-1])
-    figure = f"{found['ratio']:.3f} x its time ({found['own_ms']:.1f} ms)"
-    assert found["ratio"] <= 1.0, figure
+    times = json.loads(answer.stdout.splitlines()[-1])
+    figure = f"{times['ratio']:.3f} x its time ({times['own_ms']:.1f} ms)"
+    assert times["ratio"] <= 1.0, figure
     return figure
 
 
 def codec(machine: Machine) -> str:
-    """Conversion of a tensor of 16 MiB, to the precision that fp16 has."""
+    """Convert a tensor of 16 MiB and back; check the precision that fp16 has."""
     import torch
 
     from penstock.executor.transport.codec import conversion_bytes_per_s, decode, encode
@@ -300,33 +300,33 @@ def codec(machine: Machine) -> str:
 
 
 def messages(machine: Machine) -> str:
-    """What the issuing thread spends per message of 64 KiB: it does not wait for the device."""
+    """Measure the issuing thread's time per message of 64 KiB: it does not wait for the device."""
     from penstock.executor.links.message_cost import issue_cost
 
-    said = []
+    figures = []
     for staged in (False, True) if machine.device == "cpu" else (True,):
         cost = issue_cost(machine.runtime, MESSAGE_BYTES, staged=staged)
         name = "gloo-staged" if staged else "gloo"
-        said.append(f"{name}: send {cost.send_ns / 1e3:.1f} us, receive {cost.receive_ns / 1e3:.1f} us")
-        assert max(cost) < 1_000_000, said[-1]
-    return "; ".join(said)
+        figures.append(f"{name}: send {cost.send_ns / 1e3:.1f} us, receive {cost.receive_ns / 1e3:.1f} us")
+        assert max(cost) < 1_000_000, figures[-1]
+    return "; ".join(figures)
 
 
 def missing(machine: Machine) -> str:
-    """The reason, before anything is built."""
+    """Check that a missing GPU is refused, with the reason, before anything is built."""
     from gpu_jobs import small
     from gpu_plans import Layout, flushed
 
     from penstock.executor.run.local import run_locally
 
     work = flushed(small, Layout(((0,),)), "gloo")
-    with Refusal("device 'cuda:99'") as said:
+    with Refusal("device 'cuda:99'") as refusal:
         run_locally(work, SMALL, directory=HERE, steps=1, seed=0, devices=["cuda:99"])
-    return said.text
+    return refusal.text
 
 
 def shared(machine: Machine) -> str:
-    """Two ranks of one host on one GPU."""
+    """Check that two ranks of one host are refused on one GPU."""
     from gpu_jobs import small
     from gpu_plans import Layout, flushed
 
@@ -334,13 +334,13 @@ def shared(machine: Machine) -> str:
 
     work = flushed(small, Layout(((0,), (1,))), "nccl")
     device = "cuda:0" if machine.device == "cuda" else "cpu"
-    with Refusal("share the GPU" if machine.device == "cuda" else "compute on CPUs") as said:
+    with Refusal("share the GPU" if machine.device == "cuda" else "compute on CPUs") as refusal:
         run_locally(work, SMALL, directory=HERE, steps=1, seed=0, devices=[device], transport="nccl")
-    return said.text
+    return refusal.text
 
 
 def full(machine: Machine) -> str:
-    """A plan that takes more of a GPU than this process has left."""
+    """Check that a plan is refused which takes more of a GPU than this process has left."""
     if machine.device == "cpu":
         raise Skipped("needs a GPU")
     import torch
@@ -348,9 +348,9 @@ def full(machine: Machine) -> str:
     file, memory = machine.run()[0], machine.runtime.memory
     left = torch.empty(memory.free_bytes() - 2**30, dtype=torch.uint8, device=machine.runtime.device)
     try:
-        with Refusal("GiB are free") as said:
+        with Refusal("GiB are free") as refusal:
             machine.timed_run(file)
     finally:
         del left
         torch.empty(0, device=machine.runtime.device)
-    return said.text
+    return refusal.text

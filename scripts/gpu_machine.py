@@ -24,7 +24,7 @@ SMALL, TIMED, RECURRENT, EXPERTS = "gpu_jobs:small", "gpu_jobs:timed", "gpu_jobs
 STEPS, TIMED_STEPS = 4, 12
 MICRO_BATCH_SIZE = 4
 HANGS_AFTER_S = 120.0
-"""How long an instruction of a check's ranks may take, the first step too: one that hangs fails its line alone."""
+"""Longest time of an instruction of a check's ranks, in seconds, the first step too: a hang fails one line alone."""
 
 
 class Skipped(Exception):
@@ -33,7 +33,7 @@ class Skipped(Exception):
 
 @dataclass
 class Machine:
-    """What the checks run on. ``device``: cpu or cuda."""
+    """The machine that the checks run on. ``device``: cpu or cuda."""
 
     device: str
     num_gpus: int
@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def own_gpus(self) -> bool:
-        """Whether two ranks can have a GPU each."""
+        """The presence of a GPU for each of two ranks."""
         return self.num_gpus > 1
 
     def places(self, transport: str) -> tuple[list[str], list[dict[str, str]]]:
@@ -99,11 +99,11 @@ class Machine:
 
     @cached_property
     def profiles(self) -> dict[str, ModelProfile]:
-        """The larger model measured on one device, by precision; those that were asked for."""
+        """Profiles of the larger model that were requested, measured on one device, by precision."""
         return {}
 
     def profile(self, precision: str = "fp32") -> ModelProfile:
-        """The larger model in a precision, measured once."""
+        """Return the profile of the larger model in a precision, measured once."""
         from penstock.executor.profiling.profiler import measure_profile
 
         if precision not in self.profiles:
@@ -113,7 +113,7 @@ class Machine:
         return self.profiles[precision]
 
     def timed_plan(self, profile: ModelProfile) -> PlanFile:
-        """The larger model on one device."""
+        """Return the plan of the larger model on one device."""
         from gpu_plans import whole
 
         from penstock.executor.run.job import load_job
@@ -143,11 +143,11 @@ class Machine:
 
     @cached_property
     def runs(self) -> dict[str, tuple[PlanFile, RunReport, Trace]]:
-        """Runs of the larger model by precision, those that were asked for."""
+        """Runs of the larger model that were requested, by precision."""
         return {}
 
     def run(self, precision: str = "fp32") -> tuple[PlanFile, RunReport, Trace]:
-        """The larger model planned by the measured profile, and trained, once."""
+        """Plan the larger model by the measured profile, and train it, once."""
         if precision not in self.runs:
             file = self.timed_plan(self.profile(precision))
             self.runs[precision] = file, *self.timed_run(file, precision)

@@ -34,10 +34,10 @@ MICRO_BATCHES = 4
 
 
 class Layout(NamedTuple):
-    """Stages as the devices of each; layers are spread evenly. Each device is a cell of GPUs at ``degrees`` above 1.
+    """Stages as the devices of each; layers are spread evenly. Each device is a GPU group at ``degrees`` above 1.
 
-    ``sharding``: what replicas share out, ``optimizer`` for its states. Of ``gradients`` and ``parameters``, which move
-    within passes, there is one stage.
+    ``sharding``: what replicas share out, ``optimizer`` for its states. With ``gradients`` and
+    ``parameters``, which move within passes, the plan has one stage.
     """
 
     stages: Sequence[Sequence[int]]
@@ -47,12 +47,12 @@ class Layout(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len({device for stage in self.stages for device in stage}) * self.degrees.cell
 
 
 def cluster(kind: str, devices: int, memory_bytes: int = 2**40) -> ClusterTopology:
-    """Devices of a kind, all connected alike."""
+    """Return a cluster of devices of a kind, all connected alike."""
     uniform = {
         "nodes": 1,
         "devices_per_node": devices,
@@ -84,7 +84,7 @@ def _problem_and_stages(job: Job, layout: Layout) -> tuple[Problem, tuple[Stage,
 
 
 def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, norm: bool = False) -> Work:
-    """A synchronous step under the layout's schedule."""
+    """Return a synchronous step under the layout's schedule."""
     problem, stages = _problem_and_stages(job, layout)
     allocation = single_pipeline(stages, MICRO_BATCHES)
     orders = SCHEDULES[layout.schedule](problem, allocation)
@@ -92,7 +92,7 @@ def flushed(job: Job, layout: Layout, transport: Literal["gloo", "nccl"], *, nor
 
 
 def ruled(job: Job, rule: UpdateRule, steps: int) -> Work:
-    """Two ranks under another update rule: a program for all steps, or for each iteration of two pipelines."""
+    """Return two ranks under another update rule: a program for all steps, or for each iteration of two pipelines."""
     two = ((0,), (1,))
     problem, stages = _problem_and_stages(job, Layout((*two, *two) if rule == "double_grouped" else two))
     if rule == "elastic_averaging":
@@ -105,7 +105,7 @@ def ruled(job: Job, rule: UpdateRule, steps: int) -> Work:
 
 
 def whole(profile: ModelProfile, batch_size: int, micro_batch_size: int, memory_bytes: int) -> PlanFile:
-    """The plan of one device that holds the model, whose prediction is compared with a run."""
+    """Return the plan of one device that holds the model, whose prediction is compared with a run."""
     return plan(
         profile,
         cluster(profile.device_kinds[0], 1, memory_bytes),

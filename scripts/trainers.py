@@ -27,7 +27,7 @@ NEEDED = {
     "deepspeed": ("hjson", "py-cpuinfo", "einops"),
     "common-expression-language": ("prompt-toolkit", "wcwidth"),
 }
-"""What a trainer imports at once and Penstock's own environment lacks."""
+"""Packages that a trainer imports at once and Penstock's own environment lacks."""
 TESTS = (
     "tests/layouts/referees/test_megatron_core.py",
     "tests/layouts/referees/test_megatron_legality.py",
@@ -60,14 +60,14 @@ NAMES = {
 
 
 def chosen(words: list[str]) -> dict[str, tuple[str, ...]]:
-    """The releases; of a trainer that is named with others, those. Ends the process for what is no trainer."""
-    found = dict(WRITTEN_FOR)
+    """Return the releases of each trainer, as ``words`` name them. Ends the process for an unknown trainer."""
+    chosen_releases = dict(WRITTEN_FOR)
     for word in words:
         name, _equals, releases = word.partition("=")
         if name not in WRITTEN_FOR or not releases:
             sys.exit(f"trainers: {word!r} is not NAME=RELEASE, of {', '.join(WRITTEN_FOR)}")
-        found[name] = tuple(releases.split(","))
-    return found
+        chosen_releases[name] = tuple(releases.split(","))
+    return chosen_releases
 
 
 RELEASES = chosen(os.environ.get(OTHERS, "").split())
@@ -90,11 +90,11 @@ def install(name: str, release: str) -> None:
 
 
 def report(releases: dict[str, tuple[str, ...]]) -> int:
-    """Run the checks and print their table; the number of those that did not pass."""
+    """Run the checks and print their table; return the number of checks that did not pass."""
     with TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tier", "everything", f"--junitxml={results}", *TESTS]
-        others = " ".join(f"{name}={','.join(own)}" for name, own in releases.items())
+        others = " ".join(f"{name}={','.join(versions)}" for name, versions in releases.items())
         environment = os.environ | {OTHERS: others}
         subprocess.run(command, cwd=ROOT, check=False, env=environment, stdout=sys.stderr)
         cases = list(ElementTree.parse(results).iter("testcase"))
@@ -106,12 +106,12 @@ def report(releases: dict[str, tuple[str, ...]]) -> int:
 
 
 def row(case: ElementTree.Element, releases: dict[str, tuple[str, ...]]) -> tuple[str, str, str]:
-    """The release, the check in words, and its result."""
+    """Return the release, the check in words, and its result."""
     name, _bracket, parameters = case.get("name", "").removesuffix("]").partition("[")
     trainer = NAMES[case.get("classname", "").rpartition(".")[2]]
-    known = releases.get(trainer, (torch_release(),))
+    candidates = releases.get(trainer, (torch_release(),))
     first, _dash, others = parameters.partition("-")
-    release = next((each for each in known if "." in first and each.startswith(first)), known[0])
+    release = next((each for each in candidates if "." in first and each.startswith(first)), candidates[0])
     of = others if "." in first and release.startswith(first) else parameters
     check = name.removeprefix("test_").replace("_", " ") + (f" ({of})" if of else "")
     failed = [each for each in case if each.tag in ("failure", "error", "skipped")]
@@ -123,14 +123,14 @@ def row(case: ElementTree.Element, releases: dict[str, tuple[str, ...]]) -> tupl
 
 
 def torch_release() -> str:
-    """The release of torch that is installed."""
+    """Return the installed release of torch."""
     from importlib.metadata import version
 
     return version("torch")
 
 
 def main() -> None:
-    """As ``scripts/trainers`` says."""
+    """Run the command of ``scripts/trainers``."""
     only = "--install" in sys.argv[1:]
     releases = chosen([word for word in sys.argv[1:] if word != "--install"])
     for name, each in releases.items():

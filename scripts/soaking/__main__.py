@@ -25,22 +25,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--database", choices=("postgresql", "sqlite"), default="postgresql", help="of the service soak"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     began = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
     with contextlib.ExitStack() as stack:
-        directory = given.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-soak-")))
+        directory = options.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-soak-")))
         directory.mkdir(parents=True, exist_ok=True)
         directory = directory.absolute()
         try:
-            if given.what == "training":
-                training.run(directory, given.kills or 200, given.seed, say, given.most_at_once)
+            if options.what == "training":
+                training.run(directory, options.kills or 200, options.seed, say, options.most_at_once)
             else:
-                kills = given.kills or 100
-                service.run(directory, kills, given.seed, say, given.most_at_once, engine=given.database)
+                kills = options.kills or 100
+                service.run(directory, kills, options.seed, say, options.most_at_once, engine=options.database)
         except PenstockError as error:
             print(f"soak: {error}", file=sys.stderr)
             return 1

@@ -1,4 +1,4 @@
-"""Those who ask while a soak kills: plan requests without a break, and everything that was ever answered.
+"""Load during a soak's kills: plan requests without a break, and every answer that arrived.
 
 Only answers that arrived count. A request whose answer never came may or may not have made a job.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import httpx
 
 SAY_S = 60.0
-"""Between two lines about jobs that have not ended."""
+"""Delay between two lines about jobs that have not ended, in seconds."""
 
 STUCK_S = 600.0
 """The time without a change of any job's state from which on jobs count as stuck; a lease is over after 2 s."""
@@ -44,7 +44,7 @@ class Accepted:
 
 
 class Load(threading.Thread):
-    """Asks several services in turn, and looks at open jobs; ``jobs`` by id."""
+    """The client that queries several services in turn, and reads open jobs; ``jobs`` by id."""
 
     def __init__(self, urls: Sequence[str], seed: int) -> None:
         super().__init__(name="load", daemon=True)
@@ -72,7 +72,7 @@ class Load(threading.Thread):
                     return
 
     def stop(self) -> None:
-        """Ask for nothing more. Raises RunFailed for what was answered wrong."""
+        """Stop sending requests. Raises RunFailed for a wrong answer."""
         self._ending.set()
         self.join()
         self.refuse_fault()
@@ -86,7 +86,7 @@ class Load(threading.Thread):
             raise RunFailed(f"{len(left)} jobs are stuck, unchanged for {STUCK_S:.0f} s: {'; '.join(left[:5])}")
 
     def finished_since(self, moment: float) -> int:
-        """How many jobs that were accepted since then have ended."""
+        """Return how many jobs that were accepted since ``moment`` have ended."""
         return sum(job.accepted >= moment and job.state in ENDED for job in list(self.jobs.values()))
 
     def settle(self, say: Callable[[str], None], refuse_dead: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class Load(threading.Thread):
             raise RunFailed(f"job {answer['id']} has had {len(job.answers)} different answers")
 
     def _read_events(self, http: httpx.Client, job_id: str) -> bool:
-        """The events so far; those that were read before must be the same, and their order that of a job."""
+        """Read the events so far; earlier ones must be unchanged, and their order must be a job's."""
         page = self._answer(http, "GET", f"/v1/jobs/{job_id}/events?poll=1&after=0")
         if page is None:
             return False
@@ -161,11 +161,11 @@ class Load(threading.Thread):
         return True
 
     def _answer(self, http: httpx.Client, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """A good answer; None for a refusal that says to come again. Raises RunFailed for any other."""
+        """Return a good answer; None for a refusal that asks to retry. Raises RunFailed for any other."""
         answer = http.request(method, self._random.choice(self._urls) + path, json=body)
         if answer.status_code in (200, 202):
-            found: dict[str, Any] = answer.json()
-            return found
+            document: dict[str, Any] = answer.json()
+            return document
         if answer.status_code == 503 and "Retry-After" in answer.headers:
             self.refused += 1
             self._ending.wait(0.05)
@@ -178,7 +178,7 @@ FOLLOWS = {
     "queued": {"running", "cancelled", "failed"},
     "running": {"queued", "running", *ENDED},
 }
-"""Which state may come after which."""
+"""States that may follow each state."""
 
 
 def refuse_disorder(job_id: str, events: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that a soak may kill: a cluster of its own in a temporary directory.
+"""A PostgreSQL server that a soak may kill: a separate cluster in a temporary directory.
 
 It writes a commit to the system before it answers; only ``fsync`` is off, since no soak cuts the power.
 """
@@ -46,7 +46,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """Of the database that the soak uses."""
+        """The URL of the database that the soak uses."""
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:
@@ -85,19 +85,19 @@ class Postgres:
             "fsync": "off",
             "shared_buffers": "16MB",
         }
-        given = [f"-c{name}={value}" for name, value in settings.items()]
-        return [*_unprivileged(), str(self._programs / "postgres"), "-D", str(self._home / "data"), *given]
+        options = [f"-c{name}={value}" for name, value in settings.items()]
+        return [*_unprivileged(), str(self._programs / "postgres"), "-D", str(self._home / "data"), *options]
 
 
 def _programs() -> Path:
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
-    found = str(versions[-1]) if versions else shutil.which("initdb")
-    if found is None:
+    program = str(versions[-1]) if versions else shutil.which("initdb")
+    if program is None:
         raise MissingExtra("this soak needs a PostgreSQL of its own", remedy="apt-get install postgresql")
-    return Path(found).resolve().parent
+    return Path(program).resolve().parent
 
 
 def _unprivileged() -> list[str]:
-    """PostgreSQL refuses to run as root; it must not outlive a soak that was killed."""
+    """Return the command that runs PostgreSQL without root, which it refuses, and ends it with a killed soak."""
     become = [f"--reuid={_USER}", "--regid=nogroup", "--clear-groups"]
     return ["setpriv", *(become if os.getuid() == 0 else []), "--pdeathsig=KILL"]

@@ -14,10 +14,10 @@ from penstock.schemas.errors import RunFailed
 from penstock.workers.child import die_with
 
 MARK = "PENSTOCK_SOAK"
-"""In the environment of everything that a soak starts: the soak's process id."""
+"""Variable in the environment of every process that a soak starts: the soak's process id."""
 
 ORPHANS_S = 10.0
-"""How long a process may look for its dead parent."""
+"""Longest time in which a process may notice its parent's death, in seconds."""
 
 STOP_S = 20.0
 
@@ -44,16 +44,16 @@ class Processes:
             )
 
     def log(self, name: str) -> Path:
-        """Where one writes."""
+        """Return the path of a process's log."""
         return self.directory / f"{name}.log"
 
     def kill(self, name: str) -> None:
-        """SIGKILL, to this one process alone: what it started has to see to itself."""
+        """Send SIGKILL to this one process alone; its children have to end by themselves."""
         self._running[name].kill()
         self._running.pop(name).wait()
 
     def pid(self, name: str) -> int | None:
-        """The process id of one that lives."""
+        """Return the process id of a process that lives; None for any other."""
         process = self._running.get(name)
         return process.pid if process is not None and process.poll() is None else None
 
@@ -77,7 +77,7 @@ class Processes:
 
 
 def marked() -> Iterator[int]:
-    """Processes that were started by this soak, or by what it started."""
+    """Yield processes that were started by this soak, or by its processes."""
     mark = f"{MARK}={os.getpid()}".encode()
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
@@ -97,7 +97,7 @@ def refuse_orphans() -> None:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line; empty when it is gone."""
+    """Return a process's command line; empty when the process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -105,7 +105,7 @@ def command_of(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """The process id of a process's parent; 0 when it is gone."""
+    """Return the process id of a process's parent; 0 when the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:

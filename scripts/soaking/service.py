@@ -37,12 +37,12 @@ SETTINGS = {
     "PENSTOCK_UPGRADE_DATABASE": "true",
 }
 WEIGHTS = {"worker": 4, "service": 3, "solver": 3, "forkserver": 2, "database": 2, "backend": 2}
-"""How often which one dies. A ``backend`` is the process of one connection to PostgreSQL."""
+"""Relative frequency of each victim. A ``backend`` is the process of one connection to PostgreSQL."""
 
 OF_POSTGRESQL = frozenset({"database", "backend"})
 
 KILLED = frozenset({"solver-killed", "out-of-memory"})
-"""How a job fails whose solver is killed; a kill looks like a lack of memory."""
+"""Error codes of a job whose solver is killed; a kill looks like a lack of memory."""
 
 AWAY_S = 1.0
 """The longest time that a victim stays away, and between two deaths."""
@@ -130,7 +130,7 @@ class Soak:
         return []
 
     def _go_on(self, what: str) -> None:
-        """Until a job has ended that was accepted after this began."""
+        """Wait until a job has ended that was accepted after this call began."""
         began = time.monotonic()
         while not self._load.finished_since(began):
             self._load.refuse_fault()
@@ -141,14 +141,14 @@ class Soak:
         self._say(f"{sum(self.killed.values()):4d} deaths; after {what}: a new job was done after {took_s:.1f} s")
 
     def _refuse_unexplained_failures(self) -> None:
-        """A job fails only because its solver was killed: that is its answer."""
+        """Refuse failed jobs whose solver was not killed: a killed solver is the only reason for a failure."""
         failed = [job.code for job in self._load.jobs.values() if job.state != "succeeded"]
         killed = self.killed.get("solver", 0)
         if len(failed) > killed or not KILLED.issuperset(failed):
             raise RunFailed(f"{len(failed)} jobs failed ({failed}), and {killed} solvers were killed")
 
     def summary(self) -> str:
-        """What was seen."""
+        """Return a summary of the soak in words."""
         jobs = self._load.jobs.values()
         attempts = [sum(event["data"].get("state") == "running" for event in job.events) for job in jobs]
         failed = sum(job.state == "failed" for job in jobs)
@@ -162,7 +162,7 @@ class Soak:
 
 
 def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int, *, engine: str) -> None:
-    """One soak on ``engine`` (``postgresql`` or ``sqlite``), with what was seen passed to ``say``. Raises RunFailed."""
+    """Run one soak on ``engine`` (``postgresql`` or ``sqlite``), and pass its summary to ``say``. Raises RunFailed."""
     soak = Soak(directory, kills, seed, say, most_at_once, engine)
     soak.run()
     say(soak.summary())

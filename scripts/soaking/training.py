@@ -1,9 +1,9 @@
 """Kills ranks, agents and the service at random moments, and looks whether training goes on.
 
 A service and two agents train a toy with checkpoints; the plan has a stage on each agent's device. Victims are chosen
-by a seed; an agent stays away for a moment, or for so long that the service plans again without it. What is looked at:
-nothing hangs, no process is left without its parent, no checkpoint is lost, every step has its loss, and the losses are
-those of one process that was left alone.
+by a seed; an agent stays away for a moment, or for so long that the service plans again without it. The
+soak checks that nothing hangs, no process is left without its parent, no checkpoint is lost, every step has its loss,
+and the losses equal the losses of one undisturbed process.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ job = Toy("toy", batch_size={BATCH})
 
 @dataclass
 class Deaths:
-    """What was killed, and how long training took to go on."""
+    """The processes that were killed, and the times that training took to continue."""
 
     killed: dict[str, int] = field(default_factory=dict)
     resumed_s: dict[str, list[float]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where the service listens; the same after each restart."""
+        """The URL of the service; the same after each restart."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, name: str) -> None:
@@ -99,15 +99,15 @@ class Cluster:
             self.port = self._port()
 
     def stop(self) -> None:
-        """SIGTERM, agents first; what is left after a while is killed."""
+        """Send SIGTERM, agents first; kill the processes that are left after a while."""
         self.processes.stop(last=["service"])
 
     def _port(self) -> int:
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until:
             text = self.processes.log("service").read_text(errors="replace")
-            if found := re.search(r"listening on http://[^:]+:(\d+)", text):
-                return int(found[1])
+            if match := re.search(r"listening on http://[^:]+:(\d+)", text):
+                return int(match[1])
             time.sleep(0.05)
         raise Unreachable(f"the service did not listen within {LIMIT_S:g} s")
 
@@ -169,7 +169,7 @@ class Soak:
         return run.id
 
     def _some_deaths(self, client: Client, run: str) -> None:
-        """A few deaths at random moments, some while training is still coming back; then wait until it has."""
+        """Kill a few processes at random moments, some while training is still recovering; then wait until it has."""
         number = min(self._random.randint(1, self._most_at_once), self._kills - sum(self.deaths.killed.values()))
         kinds = []
         for _ in range(number):
@@ -208,7 +208,7 @@ class Soak:
                 self._cluster.start(name)
 
     def _wait_for_progress(self, client: Client, run: str, what: str, since: float) -> None:
-        """Until steps have been trained that were not when this began; a run that ends or stands still has failed."""
+        """Wait until new steps have been trained; a run that ends or stands still has failed."""
         goal: int | None = None
         while True:
             self._return(now=False)
@@ -244,8 +244,8 @@ class Soak:
     def _refuse_lost_checkpoints(self) -> None:
         from penstock.executor.checkpoints.checkpoint import newest
 
-        found = newest(self._checkpoints)
-        step = 0 if found is None else found.next_step(1)
+        checkpoint = newest(self._checkpoints)
+        step = 0 if checkpoint is None else checkpoint.next_step(1)
         if step < self._newest:
             raise RunFailed(f"the newest checkpoint is of step {step}; there was one of step {self._newest}")
         self._newest = step
@@ -254,12 +254,12 @@ class Soak:
         return [pid for pid in marked() if "penstock.executor.run.rank_main" in command_of(pid)]
 
     def _refuse_other_losses(self, run: RunOut) -> None:
-        known = {step: float(loss) for step, loss in enumerate(run.losses) if loss is not None}
+        losses = {step: float(loss) for step, loss in enumerate(run.losses) if loss is not None}
         expected = _losses_of_one_process(self._cluster.directory, len(run.losses))
-        apart = max(abs(loss - expected[step]) / abs(expected[step]) for step, loss in known.items())
-        missing = len(expected) - len(known)
+        apart = max(abs(loss - expected[step]) / abs(expected[step]) for step, loss in losses.items())
+        missing = len(expected) - len(losses)
         self._say(
-            f"{len(known)} losses, {missing} unknown, at most {apart:.2g} apart from one process that was left alone"
+            f"{len(losses)} losses, {missing} unknown, at most {apart:.2g} apart from one process that was left alone"
         )
         if apart > TOLERANCE:
             raise RunFailed(f"the losses are {apart:.2g} apart from those of one process; {TOLERANCE:g} is rounding")
@@ -268,7 +268,7 @@ class Soak:
 
 
 def _losses_of_one_process(directory: Path, steps: int) -> list[float]:
-    """The same training by hand: the layers in a row, one process, the whole batch at once."""
+    """Return the losses of the same training by hand: the layers in a row, one process, the whole batch at once."""
     import torch
 
     from penstock.executor.run.chain import Chain
@@ -294,7 +294,7 @@ T = TypeVar("T")
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """``call``, tried again while the service is away."""
+    """Return the result of ``call``, tried again while the service is away."""
     until = time.monotonic() + LIMIT_S
     while True:
         try:
@@ -306,7 +306,7 @@ def _patiently(call: Callable[[], T]) -> T:
 
 
 def run(directory: Path, kills: int, seed: int, say: Callable[[str], None], most_at_once: int) -> None:
-    """One soak, with what it has found passed to ``say``. Raises RunFailed."""
+    """Run one soak, and pass its results to ``say``. Raises RunFailed."""
     soak = Soak(directory, kills, seed, say, most_at_once)
     soak.run()
     for what, times in sorted(soak.deaths.resumed_s.items()):

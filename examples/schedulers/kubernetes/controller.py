@@ -53,17 +53,17 @@ class Group:
 
     @property
     def gated(self) -> list[dict[str, Any]]:
-        """Those that wait for a place."""
+        """The pods that wait for a place."""
         return [pod for pod in self.pods if _is_gated(pod)]
 
     @property
     def wanted(self) -> int:
-        """How many pods the job has when all are there."""
+        """The number of pods that the complete job has."""
         return _number(self.pods[0], "penstock.dev/pods", str(len(self.pods)))
 
 
 class Controller:
-    """Asks Kubernetes, through ``cluster``, and Penstock. ``resource``: what pods ask accelerators by."""
+    """The loop that queries Kubernetes, through ``cluster``, and Penstock. ``resource`` names pods' accelerators."""
 
     def __init__(
         self, cluster: httpx.Client, penstock: httpx.Client, topology: str, resource: str = "nvidia.com/gpu"
@@ -72,7 +72,7 @@ class Controller:
         self._nodes: frozenset[str] | None = None
 
     def once(self) -> int:
-        """One pass over all pods; how many gates were removed."""
+        """Make one pass over all pods; return how many gates were removed."""
         pods = self._get("/api/v1/pods")["items"]
         removed = 0
         for group in groups(pods):
@@ -110,11 +110,11 @@ class Controller:
     def _get(self, path: str) -> dict[str, Any]:
         answer = self.cluster.get(path)
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
-        return found
+        document: dict[str, Any] = answer.json()
+        return document
 
     def _free(self, pods: Iterable[dict[str, Any]], group: Group) -> list[str]:
-        """Nodes of the topology that take the group's pods, and on which no pod has accelerators or is about to."""
+        """Return the topology's nodes that take the group's pods, and have no pod with accelerators, now or soon."""
         busy = {_node_of(pod) for pod in pods if self._takes(pod) and not _has_ended(pod)}
         tolerations = group.pods[0]["spec"].get("tolerations") or ()
         usable = [
@@ -122,14 +122,14 @@ class Controller:
             for node in self._get("/api/v1/nodes")["items"]
             if self._offers(node) and _is_usable(node) and _is_tolerated(node, tolerations)
         ]
-        strange = [name for name in usable if self._known and name not in self._known]
+        strange = [name for name in usable if self._topology_nodes and name not in self._topology_nodes]
         if strange:
             log.warning("%d nodes are not in the topology, %s …: import it again", len(strange), strange[0])
         return [name for name in usable if name not in busy and name not in strange]
 
     @property
-    def _known(self) -> frozenset[str]:
-        """Nodes that the topology names; none where it only counts them."""
+    def _topology_nodes(self) -> frozenset[str]:
+        """Nodes that the topology names; empty where it only counts them."""
         if self._nodes is None:
             answer = self.penstock.get(f"/v1/topologies/{self.topology}")
             answer.raise_for_status()
@@ -144,16 +144,16 @@ class Controller:
         return any(int(limit.get(self.resource, 0)) > 0 for limit in limits)
 
     def _decision(self, group: Group) -> dict[str, Any] | None:
-        """A decision that was begun to be carried out."""
+        """Return a stored decision of the group, which may be carried out in part."""
         answer = self.cluster.get(f"/api/v1/namespaces/{group.namespace}/configmaps/{group.name}-plan")
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         answer.raise_for_status()
-        found: dict[str, Any] = answer.json()
-        return found
+        document: dict[str, Any] = answer.json()
+        return document
 
     def _decide(self, group: Group, free: list[str]) -> list[str]:
-        """Nodes for all pods of the group, or none; what was decided is written down."""
+        """Return nodes for all pods of the group, or none; the decision is stored first."""
         first, count = group.pods[0], len(group.pods)
         if len(free) < count:
             log.info("%s: %d nodes are free, %d are wanted", group.name, len(free), count)
@@ -197,9 +197,9 @@ class Controller:
         self.cluster.post(f"/api/v1/namespaces/{group.namespace}/configmaps", json=body).raise_for_status()
 
     def _pods_with_nodes(self, group: Group, nodes: list[str]) -> list[tuple[dict[str, Any], str]]:
-        """Each gated pod with a node that none of the others has."""
-        taken = {_node_of(pod) for pod in group.pods if not _is_gated(pod)}
-        return list(zip(group.gated, [node for node in nodes if node not in taken], strict=False))
+        """Return each gated pod with a node that none of the others has."""
+        occupied = {_node_of(pod) for pod in group.pods if not _is_gated(pod)}
+        return list(zip(group.gated, [node for node in nodes if node not in occupied], strict=False))
 
     def _release(self, pod: dict[str, Any], node: str) -> bool:
         gates = [gate for gate in pod["spec"]["schedulingGates"] if gate["name"] != GATE]
@@ -218,15 +218,15 @@ class Controller:
 
 
 def groups(pods: Iterable[dict[str, Any]]) -> list[Group]:
-    """Jobs with a gated pod, the oldest first; pods that have ended do not count."""
-    found: dict[tuple[str, str], Group] = {}
+    """Return jobs with a gated pod, the oldest first; pods that have ended do not count."""
+    by_name: dict[tuple[str, str], Group] = {}
     for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), _name(pod))):
         labels = pod["metadata"].get("labels", {})
         name = next((labels[label] for label in SET_LABELS if label in labels), _name(pod))
         if not _has_ended(pod) and PROFILE in pod["metadata"].get("annotations", {}):
             namespace = pod["metadata"]["namespace"]
-            found.setdefault((namespace, name), Group(namespace, name)).pods.append(pod)
-    return [group for group in found.values() if group.gated]
+            by_name.setdefault((namespace, name), Group(namespace, name)).pods.append(pod)
+    return [group for group in by_name.values() if group.gated]
 
 
 def _name(thing: dict[str, Any]) -> str:
@@ -247,13 +247,13 @@ def _number(pod: dict[str, Any], key: str, default: str = "") -> int:
 
 
 def _owners(pod: dict[str, Any]) -> list[dict[str, str]]:
-    """What its decision ends with: its Job, or the pod itself."""
-    known = pod["metadata"].get("ownerReferences") or [{"apiVersion": "v1", "kind": "Pod", **pod["metadata"]}]
-    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")} for owner in known]
+    """Return the owners that a pod's decision is deleted with: its Job, or the pod itself."""
+    owners = pod["metadata"].get("ownerReferences") or [{"apiVersion": "v1", "kind": "Pod", **pod["metadata"]}]
+    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")} for owner in owners]
 
 
 def _is_of(decision: dict[str, Any], group: Group) -> bool:
-    """Whether it was made for these pods, and not for others of the same name."""
+    """Return whether a decision was made for these pods, and not for others of the same name."""
     owners = {owner["uid"] for owner in decision["metadata"].get("ownerReferences", ())}
     return any(owner["uid"] in owners for pod in group.pods for owner in _owners(pod))
 
@@ -267,7 +267,7 @@ def _has_ended(pod: dict[str, Any]) -> bool:
 
 
 def _node_of(pod: dict[str, Any]) -> str | None:
-    """Where it runs, or will run when the scheduler has seen its selector."""
+    """Return the node where a pod runs, or will run when the scheduler has seen its selector."""
     return pod["spec"].get("nodeName") or (pod["spec"].get("nodeSelector") or {}).get(HOST)
 
 
@@ -277,7 +277,7 @@ def _is_usable(node: dict[str, Any]) -> bool:
 
 
 def _is_tolerated(node: dict[str, Any], tolerations: Collection[dict[str, Any]]) -> bool:
-    """Whether no taint of a node keeps pods with these tolerations away."""
+    """Return whether no taint of a node keeps pods with these tolerations away."""
     taints = [taint for taint in node["spec"].get("taints") or () if taint["effect"] != "PreferNoSchedule"]
     return all(any(_tolerates(each, taint) for each in tolerations) for taint in taints)
 
@@ -291,7 +291,7 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
 
 
 def _in_cluster() -> httpx.Client:
-    """The API of the cluster that this pod runs in, by its service account."""
+    """Return the API of the cluster that this pod runs in, by its service account."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
     return httpx.Client(base_url=f"https://{host}:{port}", verify=trusted, auth=_with_token)
@@ -304,7 +304,7 @@ def _with_token(request: httpx.Request) -> httpx.Request:
 
 
 def main() -> None:
-    """Look again and again; what fails is logged, and tried again."""
+    """Make passes again and again; errors are logged, and the pass is tried again."""
     parser = argparse.ArgumentParser(description="Places gated jobs by Penstock.")
     parser.add_argument("--penstock", required=True, help="the service, http://host:port; its key is PENSTOCK_API_KEY")
     parser.add_argument("--topology", required=True, help="hash of the cluster's topology, which the service keeps")
@@ -312,25 +312,25 @@ def main() -> None:
     parser.add_argument("--resource", default="nvidia.com/gpu")
     parser.add_argument("--pause-s", type=float, default=5.0)
     parser.add_argument("--passes", type=int, default=0, help="number of passes before the end; 0: never end")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     key = os.environ.get("PENSTOCK_API_KEY")
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     with (
-        httpx.Client(base_url=given.kubernetes) if given.kubernetes else _in_cluster() as cluster,
-        httpx.Client(base_url=given.penstock, headers=headers, timeout=600) as penstock,
+        httpx.Client(base_url=options.kubernetes) if options.kubernetes else _in_cluster() as cluster,
+        httpx.Client(base_url=options.penstock, headers=headers, timeout=600) as penstock,
     ):
-        controller = Controller(cluster, penstock, given.topology, given.resource)
+        controller = Controller(cluster, penstock, options.topology, options.resource)
         passes = 0
-        while given.passes == 0 or passes < given.passes:
+        while options.passes == 0 or passes < options.passes:
             passes += 1
             try:
                 controller.once()
             except httpx.HTTPError as error:
                 log.warning("%s", error)
-            if given.passes == 0 or passes < given.passes:
-                time.sleep(given.pause_s)
+            if options.passes == 0 or passes < options.passes:
+                time.sleep(options.pause_s)
 
 
 if __name__ == "__main__":
