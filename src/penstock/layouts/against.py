@@ -1,4 +1,4 @@
-"""What a written layout says otherwise than a user's own file: a comment line for each setting that differs.
+"""Differences between a written layout and a user's own file: a comment line for each setting that differs.
 
 Both texts are searched for the settings that the form may write, whichever way they are spelt: ``--name value``,
 ``name: value``, ``config.table.name = value``. Variables of a script are looked up as ``shell`` does; nothing is run.
@@ -30,29 +30,29 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "stage"),
     ),
 }
-"""Of each form, the settings that it may write, and those that would make another layout of it."""
+"""The settings that each form may write, and the settings that would make another layout of it."""
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _DOCUMENTED = re.compile(r'"""(?:.|\n)*?"""')
 _WORD = re.compile(rf"{QUOTED}|(?:{EXPANDED}|[^\s'\",;)}}\]])+")
 _ON, _ABSENT = ("true", "yes", "on"), ("", "false", "no", "off", "none", "null", "~")
 _SHOWN = 60
-"""Characters of a value."""
+"""The longest value that a line shows, in characters."""
 
 
-class Said(NamedTuple):
+class Statement(NamedTuple):
     """A setting in a text: its value without quotes and spaces, None where it is off; and the line."""
 
     value: str | None
     line: int
 
 
-def differences(text: str, to: str, own: str, source: str) -> list[str]:
-    """A line for each setting that the user's text has otherwise than the written layout, or has not.
+def differences(text: str, to: str, user_text: str, source: str) -> list[str]:
+    """Return a line for each setting that the user's text states differently or lacks.
 
     Raises InvalidDocument where the user's text has none of the settings.
     """
     names = SETTINGS[to]
-    ours, theirs = _said(text, names, to), _said(as_flags(own), names, source)
+    ours, theirs = _statements(text, names, to), _statements(as_flags(user_text), names, source)
     if not theirs:
         raise InvalidDocument(
             f"{source} has no setting that a layout for {to} has",
@@ -61,28 +61,28 @@ def differences(text: str, to: str, own: str, source: str) -> list[str]:
     return [line for name in names if (line := _differing(name, ours.get(name), theirs.get(name), source))]
 
 
-def with_differences(text: str, to: str, own: str, source: str) -> str:
-    """The written layout below a line for each setting that the user's text has otherwise, or has not.
+def with_differences(text: str, to: str, user_text: str, source: str) -> str:
+    """Return the written layout below a line for each setting that the user's text states differently or lacks.
 
     Raises InvalidDocument where the user's text has none of the settings.
     """
-    lines = differences(text, to, own, source)
+    lines = differences(text, to, user_text, source)
     head = f"differs from {source} in {len(lines)} settings:" if lines else f"{source} says the same of all settings"
     return "\n".join([f"# {head}", *(f"#   {line}" for line in lines), text])
 
 
-def _differing(name: str, ours: Said | None, theirs: Said | None, source: str) -> str | None:
-    """Left out, a degree is 1."""
+def _differing(name: str, ours: Statement | None, theirs: Statement | None, source: str) -> str | None:
+    """Return a line on a setting that differs, None where both agree; a missing degree is 1."""
     one = "1" if name.endswith(("size", "degree")) and "batch" not in name else None
-    own = one if ours is None or ours.value is None else ours.value
-    other = one if theirs is None or theirs.value is None else theirs.value
-    if own == other:
+    our_value = one if ours is None or ours.value is None else ours.value
+    their_value = one if theirs is None or theirs.value is None else theirs.value
+    if our_value == their_value:
         return None
     where = f"{source}, line {theirs.line}," if theirs is not None else source
-    if own is None:
-        return f"{_shown(name, other)}: {where} has it, this layout not: leave it out"
-    has = f"has {_short(other)}" if other is not None and theirs is not None else "does not have it"
-    return f"{_shown(name, own)}: {where} {has}"
+    if our_value is None:
+        return f"{_shown(name, their_value)}: {where} has it, this layout not: leave it out"
+    has = f"has {_short(their_value)}" if their_value is not None and theirs is not None else "does not have it"
+    return f"{_shown(name, our_value)}: {where} {has}"
 
 
 def _shown(name: str, value: str | None) -> str:
@@ -95,29 +95,29 @@ def _short(value: str | None) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def _said(text: str, names: Sequence[str], source: str) -> dict[str, Said]:
-    """The settings of a text; of several values of one name the last one counts."""
+def _statements(text: str, names: Sequence[str], source: str) -> dict[str, Statement]:
+    """Read the settings of a text; of several values of one name the last one counts."""
     blank = _DOCUMENTED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     plain = _COMMENT.sub(lambda match: " " * len(match[0]), blank)
     variables = Variables(plain, Budget(source))
     spelt = {name.replace("_", "-"): name for name in names}
-    found: dict[str, Said] = {}
+    settings: dict[str, Statement] = {}
     for match in _pattern(names).finditer(plain):
         name = spelt[match[2].lower().replace("_", "-")]
         if match[1] is None and (match[3] is None or not match[3].strip("\"' \t")):
             continue  # a word in a sentence, or a name in a list
-        found[name] = Said(_value(plain, match.end(), variables), place(plain, match.start())[0])
-    return found
+        settings[name] = Statement(_value(plain, match.end(), variables), place(plain, match.start())[0])
+    return settings
 
 
 def _pattern(names: Sequence[str]) -> re.Pattern[str]:
-    """Any of the names, with dashes or underscores, and what may stand between it and its value."""
+    """Build a pattern of the names, with dashes or underscores, and of the characters between a name and its value."""
     words = sorted(("[-_]".join(map(re.escape, re.split("[-_]", name))) for name in names), key=len, reverse=True)
     return re.compile(rf"(?i)(?<![\w-])(--)?({'|'.join(words)})(?![\w-])(['\"]?[ \t]*[=:]|[ \t]+(?=\S))?[ \t\\]*")
 
 
 def _value(text: str, at: int, variables: Variables) -> str | None:
-    """What follows: a list up to its end, or a word; a switch that is followed by another flag is on."""
+    """Read the value at a place: a list up to its end, or a word; a switch that another flag follows is on."""
     if text[at : at + 1] in ("[", "("):
         return _listed(text, at)
     word = _WORD.match(text, at)

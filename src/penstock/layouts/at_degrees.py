@@ -1,4 +1,4 @@
-"""A layout whose layers several GPUs share: its request, and its problem, whose devices are cells."""
+"""A layout whose layers several GPUs share: its request, and its problem, whose devices are GPU groups."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.solvers.model.degrees import Choice, Degrees
 from penstock.solvers.model.problem import Problem
 
 _BY_PLACING = ("product", "layers", "interleaving", "batch", "sharding")
-"""Rules that a layout's own cuts and batch are held to elsewhere, by what the file says of them."""
+"""Rules that are checked elsewhere for a layout's own cuts and batch, by the text of the file."""
 
 
 def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tuple[PlanRequest, Problem]:
-    """The request at the layout's degrees, and its problem.
+    """Return the request at the layout's degrees, and its problem.
 
     Raises UnsupportedRequest for degrees that the trainer refuses, by its rule; InvalidDocument where the profile has
     no costs at them.
@@ -34,14 +34,14 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
             return _in_one_stage(request, drawn)
         return request, problem
     profile, _topology = inline_documents(request)
-    said = f"{source} has {', '.join(name for name, _place in drawn.named)}"
-    _refuse_illegal(profile, drawn, said, gpus)
-    known = [degrees_of(variant.degrees) for variant in profile.variants or ()]
-    if drawn.degrees not in known:
+    stated = f"{source} has {', '.join(name for name, _place in drawn.named)}"
+    _refuse_illegal(profile, drawn, stated, gpus)
+    available = [degrees_of(variant.degrees) for variant in profile.variants or ()]
+    if drawn.degrees not in available:
         raise InvalidDocument(
-            f"{said}, and the profile {profile.name!r} has no costs at {drawn.degrees}",
+            f"{stated}, and the profile {profile.name!r} has no costs at {drawn.degrees}",
             faults=_places(drawn),
-            remedy=f"it has them at {'; '.join(map(str, known))}" if known else WITH_DEGREES,
+            remedy=f"it has them at {'; '.join(map(str, available))}" if available else WITH_DEGREES,
         )
     request = request.model_copy(update={"degrees": to_degrees(drawn.degrees)})
     problem = to_problem(request)
@@ -51,13 +51,16 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
 
 
 def _in_one_stage(request: PlanRequest, drawn: Drawn) -> tuple[PlanRequest, Problem]:
-    """The request with what the layout's replicas share out, and its problem."""
+    """Return the request with the layout's sharding over replicas, and its problem."""
     request = request.model_copy(update={"degrees": to_degrees(drawn.degrees), "sharding": drawn.sharding})
     return request, contract(to_problem(request), Choice(drawn.degrees, drawn.sharding))
 
 
 def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
-    """The cells of a job's GPUs in the order of its ranks. Raises InvalidDocument for GPUs that are no whole cells."""
+    """Return the GPU groups of a job in the order of its ranks.
+
+    Raises InvalidDocument for GPUs that are no whole groups.
+    """
     if problem.real is None:
         return tuple(world)
     size = len(problem.gpus(0))
@@ -72,8 +75,11 @@ def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
     return tuple(number_of[group] for group in groups)
 
 
-def _refuse_illegal(profile: ModelProfile, drawn: Drawn, said: str, gpus: int) -> None:
-    """Raise UnsupportedRequest for what the trainer refuses of the model at these degrees; ``said``: by the file."""
+def _refuse_illegal(profile: ModelProfile, drawn: Drawn, stated: str, gpus: int) -> None:
+    """Raise UnsupportedRequest for a layout that the trainer refuses for this model.
+
+    ``stated`` names the file's degrees.
+    """
     if profile.shape is None:
         return
     degrees = drawn.degrees
@@ -87,7 +93,7 @@ def _refuse_illegal(profile: ModelProfile, drawn: Drawn, said: str, gpus: int) -
     rules = [each for each in broken(profile.shape, layout, gpus) if each.rule not in _BY_PLACING]
     if rules:
         raise UnsupportedRequest(
-            f"{said}, and no trainer has such a layout: {rules[0].sentence}", faults=_places(drawn)
+            f"{stated}, and no trainer has such a layout: {rules[0].sentence}", faults=_places(drawn)
         )
 
 

@@ -1,7 +1,7 @@
-"""What a trainer's file says of the model, against the profile: widths, heads, length, vocabulary, experts.
+"""The model of a trainer's file against the profile: widths, heads, length, vocabulary, experts.
 
-Sizes are known of a profile with a shape, and of the shipped ones (``examples.shapes``). Of any other only hidden size
-× length is, by what one sample sends from one transformer layer to the next.
+Sizes are known for a profile with a shape, and for the shipped ones (``examples.shapes``). For any other profile only
+hidden size × length is known, from the bytes that one sample sends between two transformer layers.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _WIDTHS = (2, 4)
 
 
 class Compared(NamedTuple):
-    """``wrong``: what contradicts the profile, in words with its number; ``unknown``: what it does not say."""
+    """``wrong``: sizes that contradict the profile, in words with numbers; ``unknown``: sizes that it omits."""
 
     wrong: dict[Size, str]
     unknown: tuple[Size, ...]
 
 
-def compared(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int]) -> Compared:
-    """What a file says, against what is known of the profile."""
-    known = known_shape(profile)
-    if known is None:
-        return _by_activations(profile, roles, said)
-    sizes = {**sizes_of(known), "length": known.sequence_length}
-    differing = [size for size, value in said.items() if _differ(size, value, sizes[size])]
+def compared(profile: ModelProfile, roles: Roles | None, stated: Mapping[Size, int]) -> Compared:
+    """Compare the sizes of a file with the sizes of the profile."""
+    shape = known_shape(profile)
+    if shape is None:
+        return _by_activations(profile, roles, stated)
+    sizes = {**sizes_of(shape), "length": shape.sequence_length}
+    differing = [size for size, value in stated.items() if _differ(size, value, sizes[size])]
     return Compared({size: f"the profile has {sizes[size] or 'none'}" for size in differing}, ())
 
 
 def sizes_of(shape: TransformerShape) -> dict[Size, int]:
-    """The sizes of a model, without the length of a sample, which a job chooses."""
+    """Return the sizes of a model, without the length of a sample, which a job chooses."""
     return {
         "hidden": shape.hidden,
         "heads": shape.heads,
@@ -50,7 +50,10 @@ def sizes_of(shape: TransformerShape) -> dict[Size, int]:
 
 
 def known_shape(profile: ModelProfile) -> TransformerShape | None:
-    """As the profile says it; of a shipped one, or one that was measured of the same layers under the same name."""
+    """Return the shape of the profile, None where it is unknown.
+
+    A profile without a shape has a shipped shape if it has the name and the layers of a shipped profile.
+    """
     if profile.shape is not None:
         return profile.shape
     if profile.name not in SHAPES or profile.name not in catalogue.model_names():
@@ -60,28 +63,28 @@ def known_shape(profile: ModelProfile) -> TransformerShape | None:
     return SHAPES[profile.name] if same and shipped.boundaries == profile.boundaries else None
 
 
-def _differ(size: Size, value: int, known: int) -> bool:
-    return abs(value - known) > known // _PADDING if size == "vocabulary" else value != known
+def _differ(size: Size, value: int, expected: int) -> bool:
+    return abs(value - expected) > expected // _PADDING if size == "vocabulary" else value != expected
 
 
-def _by_activations(profile: ModelProfile, roles: Roles | None, said: Mapping[Size, int]) -> Compared:
-    """Hidden size × length against the one tensor between two transformer layers, in either width of a value."""
+def _by_activations(profile: ModelProfile, roles: Roles | None, stated: Mapping[Size, int]) -> Compared:
+    """Compare hidden size × length with the one tensor between two transformer layers, in either width of a value."""
     between = [] if roles is None or roles.number < 2 else list(profile.boundaries[roles.first])
-    if len(between) != 1 or not {"hidden", "length"} <= said.keys():
-        return Compared({}, tuple(said))
-    values = said["hidden"] * said["length"]
+    if len(between) != 1 or not {"hidden", "length"} <= stated.keys():
+        return Compared({}, tuple(stated))
+    values = stated["hidden"] * stated["length"]
     if between[0].bytes_per_sample in [values * width for width in _WIDTHS]:
-        return Compared({}, tuple(size for size in said if size not in ("hidden", "length")))
-    stated = (
-        f"times {said['length']} tokens are {values} values of a sample between two layers; those of the profile are "
+        return Compared({}, tuple(size for size in stated if size not in ("hidden", "length")))
+    difference = (
+        f"times {stated['length']} tokens are {values} values of a sample between two layers; those of the profile are "
         f"{between[0].bytes_per_sample} bytes, {between[0].bytes_per_sample // 2} values of 16 bits or "
         f"{between[0].bytes_per_sample // 4} of 32"
     )
-    return Compared({"hidden": stated}, tuple(size for size in said if size not in ("hidden", "length")))
+    return Compared({"hidden": difference}, tuple(size for size in stated if size not in ("hidden", "length")))
 
 
 def unknown_sentence(names: list[str]) -> tuple[str, ...]:
-    """What could not be compared, if anything."""
+    """Return a sentence on the sizes that could not be compared, if any."""
     if not names:
         return ()
     return (f"not compared with the profile, which does not say them: {', '.join(names)}",)

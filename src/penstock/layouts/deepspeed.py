@@ -1,7 +1,7 @@
-"""DeepSpeed's ``PipelineModule``: given parts as a small Python module, read back from one, or from JSON.
+"""DeepSpeed's ``PipelineModule``: parts written as a small Python module, and read back from one, or from JSON.
 
-DeepSpeed partitions by a method (``uniform``, ``parameters``, ``type:regex``) and takes parts from nowhere; a subclass
-that says them is what it needs. Read are ``PARTS`` (or ``parts``) or ``partition_method`` with ``num_stages``, from
+DeepSpeed partitions by a method (``uniform``, ``parameters``, ``type:regex``) and has no setting for parts, so that a
+subclass has to state them. The reader takes ``PARTS`` (or ``parts``) or ``partition_method`` with ``num_stages``, from
 assignments, from the call of ``PipelineModule`` or from a configuration, and DeepSpeed's own names of batch sizes.
 
 .. [1] DeepSpeed, ``runtime/pipe/module.py``, ``runtime/utils.py`` (partition_uniform, partition_balanced).
@@ -43,7 +43,7 @@ KEYS = (
     "zero_optimization",
 )
 OTHERS = ("parts", "partition_method", "config", "tensor_parallel", "zero_optimization")
-"""Of these, what is no number."""
+"""The keys whose values are no numbers."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _DEGREES = ("num_stages", "num_mp", "sequence_parallel_size")
 _CONFIGURED = (*KEYS[5:], "bf16", "fp16", "optimizer", "steps_per_print", "activation_checkpointing")
@@ -53,7 +53,7 @@ _PRINTED = re.compile(r"  json = (?=\{)")
 _BARE = re.compile(r":\s*([A-Za-z_]\w*)\s*[,}\]\n]")
 """A name in the place of a value, as templates have them."""
 _STAGES: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
-"""What each stage of ZeRO shares out."""
+"""The sharding of each stage of ZeRO."""
 _NO_MODULE = "one stage, under DeepSpeed's own engine: no PipelineModule takes this stage of ZeRO"
 _OWN_CHECKPOINTS = "the plan recomputes layers: the model has to checkpoint them itself"
 _MODULE = '''
@@ -77,9 +77,9 @@ class PlannedPipelineModule(PipelineModule):
 
 
 def write(plan: Expressed) -> str:
-    """A Python module with the parts, the configuration's batch sizes, and a ``PipelineModule`` that takes them.
+    """Return a Python module with the parts, the batch sizes, and a ``PipelineModule`` that takes them.
 
-    Of ZeRO 2 and 3, which no ``PipelineModule`` takes, the configuration alone. Raises UnsupportedRequest for
+    For ZeRO 2 and 3, which no ``PipelineModule`` takes, it has the configuration alone. Raises UnsupportedRequest for
     parameters that are sharded and kept gathered until the step, which DeepSpeed has no word for.
     """
     if plan.sharding not in _STAGES:
@@ -97,7 +97,7 @@ def write(plan: Expressed) -> str:
         **({"zero_optimization": {"stage": stage}} if (stage := _STAGES.index(plan.sharding)) else {}),
     }
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in plan.remarks()]
-    said = "\n".join([f'"""{title}', *([""] if more else []), *more, '"""'])
+    text = "\n".join([f'"""{title}', *([""] if more else []), *more, '"""'])
     values = {
         "NUM_STAGES": plan.ranks,
         "PARTS": parts,
@@ -107,15 +107,15 @@ def write(plan: Expressed) -> str:
     if plan.sharding in IN_ONE_STAGE:
         values = {"NUM_STAGES": 1, "CONFIG": config}
         more += [_NO_MODULE, *([_OWN_CHECKPOINTS] if plan.recompute.method != "none" else [])]
-        said = "\n".join([f'"""{title}', "", *more, '"""'])
+        text = "\n".join([f'"""{title}', "", *more, '"""'])
     lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
     if plan.sharding in IN_ONE_STAGE:
-        return "\n".join([said, "", *lines, ""])
-    return "\n".join([said, "", *lines, _MODULE])
+        return "\n".join([text, "", *lines, ""])
+    return "\n".join([text, "", *lines, _MODULE])
 
 
 class DeepSpeedText(ModelUnsaid):
-    """Such a module, or JSON."""
+    """The text of such a module, or JSON."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -140,33 +140,33 @@ def _autotp(values: dict[str, Any], faults: Faults) -> int | None:
     return _number(tensor, "autotp_size", faults, least=0) if isinstance(tensor, dict) else None
 
 
-def _drawn(found: dict[str, Any], given: Reading) -> Drawn:
-    faults = Faults(given.source)
-    numbers = {name: _number(found, name, faults) for name in KEYS if name not in OTHERS}
-    autotp = _autotp(found, faults)
+def _drawn(values: dict[str, Any], reading: Reading) -> Drawn:
+    faults = Faults(reading.source)
+    numbers = {name: _number(values, name, faults) for name in KEYS if name not in OTHERS}
+    autotp = _autotp(values, faults)
     faults.stop()
     groups = {"num_mp": numbers["num_mp"] or 1, "sequence_parallel_size": numbers["sequence_parallel_size"] or 1}
     if autotp:
         groups = {"tensor_parallel.autotp_size": autotp, "sequence_parallel_size": groups["sequence_parallel_size"]}
-    stated = degrees_in(given.source, groups, {}, given.gpus, lambda name: f"/{name.replace('.', '/')}")
-    ranks = numbers["num_stages"] or given.ranks or (None if "parts" in found else 1)
-    said: tuple[str, ...] = ()
-    if "parts" in found:
-        parts = _checked(found["parts"], len(given.profile.layers), faults)
+    stated = degrees_in(reading.source, groups, {}, reading.gpus, lambda name: f"/{name.replace('.', '/')}")
+    ranks = numbers["num_stages"] or reading.ranks or (None if "parts" in values else 1)
+    remarks: tuple[str, ...] = ()
+    if "parts" in values:
+        parts = _checked(values["parts"], len(reading.profile.layers), faults)
     elif ranks == 1:
-        parts = [0, len(given.profile.layers)]
+        parts = [0, len(reading.profile.layers)]
     else:
-        parts, said = _partitioned(str(found.get("partition_method", "parameters")), ranks, given, faults)
+        parts, remarks = _partitioned(str(values.get("partition_method", "parameters")), ranks, reading, faults)
     if ranks is not None and ranks != len(parts) - 1:
         faults.add(None, f"num_stages is {ranks}, but {len(parts) - 1} parts are given")
     whole, steps = numbers["train_batch_size"], numbers["gradient_accumulation_steps"]
-    rows = numbers["train_micro_batch_size_per_gpu"] or given.rows
+    rows = numbers["train_micro_batch_size_per_gpu"] or reading.rows
     if whole and steps and rows and whole % (steps * rows):
         faults.add(None, f"train_batch_size {whole} is no multiple of {rows} samples × {steps} accumulation steps")
     faults.stop()
-    stage, host = _zero(found.get("zero_optimization"), len(parts) - 1, faults)
+    stage, host = _zero(values.get("zero_optimization"), len(parts) - 1, faults)
     if host:
-        said = (*said, f"{host[0]}: what is kept on the host is counted on the device, and not moved")
+        remarks = (*remarks, f"{host[0]}: what is kept on the host is counted on the device, and not moved")
     interval = numbers["activation_checkpoint_interval"]
     return Drawn(
         tuple((first, after - 1) for first, after in pairwise(parts)),
@@ -182,12 +182,12 @@ def _drawn(found: dict[str, Any], given: Reading) -> Drawn:
         sharding=_STAGES[stage] if stage > 1 else None,
         counted_whole=_counted_whole(stage),
         unmodelled=host,
-        assumptions=(*stated.remarks, *said),
+        assumptions=(*stated.remarks, *remarks),
     )
 
 
 def _zero(table: Any, stages: int, faults: Faults) -> tuple[int, tuple[str, ...]]:
-    """The stage of ZeRO, and what to say of it."""
+    """Return the stage of ZeRO, and the settings that keep states on the host."""
     zero = table if isinstance(table, dict) else {}
     stage = zero.get("stage", 0)
     stage = 0 if stage == "auto" else stage
@@ -202,7 +202,7 @@ def _zero(table: Any, stages: int, faults: Faults) -> tuple[int, tuple[str, ...]
 
 
 def _counted_whole(stage: int) -> str:
-    """What is said of a stage of ZeRO that is not judged as it is."""
+    """Return a sentence on a stage of ZeRO that is not judged as it is."""
     if stage < 2:
         return ""
     what = "gradients" if stage == 2 else "gradients and parameters"
@@ -218,10 +218,10 @@ def _offloads(table: Any) -> bool:
 
 
 def _values(source: Source) -> dict[str, Any]:
-    """What is said under the known names; nothing of the text is run."""
+    """Read the values of the known names; nothing of the text is run."""
     text = printed_json(source.text, _PRINTED)
     for name, value in source.values.items():  # templates have names in the place of values
-        text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _said(value), text)
+        text = re.sub(rf"(?<![\w$]){re.escape(name)}\b", _replacement(value), text)
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else _of_python(text, source)
     except json.JSONDecodeError as error:
@@ -243,36 +243,36 @@ def _values(source: Source) -> dict[str, Any]:
         data = {"num_stages": pipeline.get("stages"), "partition_method": pipeline.get("partition"), **data, **pipeline}
     if "config" in data and not isinstance(data["config"], dict):
         raise InvalidDocument(f"{source.name}: config is no table of DeepSpeed's settings")
-    said = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
+    stated = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
     configured = text.lstrip().startswith("{") and any(name in data for name in _CONFIGURED)
-    if source.ranks is None and not configured and not any(name in said for name in ("parts", "num_stages")):
+    if source.ranks is None and not configured and not any(name in stated for name in ("parts", "num_stages")):
         raise InvalidDocument(
             f"{source.name} says neither parts nor num_stages",
             remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or how many '
             "stages there are (--pipeline-parallel-size)",
         )
-    return said
+    return stated
 
 
-def _said(value: str) -> Callable[[re.Match[str]], str]:
-    """What a name is replaced by; a value of letters may have backslashes."""
+def _replacement(value: str) -> Callable[[re.Match[str]], str]:
+    """Return a replacement function for a name; a value of letters may have backslashes."""
     return lambda _match: value
 
 
 def _of_python(text: str, source: Source) -> dict[str, Any]:
-    """Assignments, and what is handed to ``PipelineModule`` and its topology, in the order of the text."""
-    found: dict[str, Any] = {}
+    """Read assignments and the arguments of ``PipelineModule`` and its topology, in the order of the text."""
+    values: dict[str, Any] = {}
     for node in ast.walk(ast.parse(text)):
-        said: list[tuple[str, ast.expr]] = []
+        items: list[tuple[str, ast.expr]] = []
         if isinstance(node, ast.Assign):
-            said = [(target.id.lower(), node.value) for target in node.targets if isinstance(target, ast.Name)]
+            items = [(target.id.lower(), node.value) for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.Call):
-            said = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
-        for name, value in said:
+            items = [("num_stages" if each.arg == "num_pp" else each.arg or "", each.value) for each in node.keywords]
+        for name, value in items:
             literal = _literal(name, value, source, isinstance(node, ast.Call)) if name in KEYS else None
             if literal is not None:
-                found[name] = literal
-    return found
+                values[name] = literal
+    return values
 
 
 def _literal(name: str, node: ast.expr, source: Source, argument: bool) -> Any:
@@ -291,8 +291,8 @@ def _literal(name: str, node: ast.expr, source: Source, argument: bool) -> Any:
     )
 
 
-def _number(found: dict[str, Any], name: str, faults: Faults, least: int = 1) -> int | None:
-    value = found.get(name)
+def _number(values: dict[str, Any], name: str, faults: Faults, least: int = 1) -> int | None:
+    value = values.get(name)
     least = 0 if name == "activation_checkpoint_interval" else least
     if value is None or value == "auto":
         return None
@@ -316,9 +316,11 @@ def _checked(parts: Any, layers: int, faults: Faults) -> list[int]:
     return list(parts)
 
 
-def _partitioned(method: str, stages: int | None, given: Reading, faults: Faults) -> tuple[list[int], tuple[str, ...]]:
-    """DeepSpeed's own partition methods on the profile's layers."""
-    layers = given.profile.layers
+def _partitioned(
+    method: str, stages: int | None, reading: Reading, faults: Faults
+) -> tuple[list[int], tuple[str, ...]]:
+    """Apply DeepSpeed's own partition methods to the profile's layers."""
+    layers = reading.profile.layers
     count = len(layers)
     if stages is None or stages > count:
         faults.add(None, f"num_stages is {stages}; {count} layers can be 1 to {count} stages")
@@ -351,9 +353,10 @@ def _partitioned(method: str, stages: int | None, given: Reading, faults: Faults
 
 
 def _balanced(weights: list[int], stages: int) -> list[int]:
-    """The parts that ``partition_balanced`` makes: of each prefix the least difference of largest and smallest part.
+    """Return the parts that ``partition_balanced`` makes.
 
-    Of several such last parts the shortest one. O(stages L^2).
+    Each prefix has the least difference of largest and smallest part. Of several such last parts the shortest one is
+    taken. O(stages L^2).
     """
     count = len(weights)
     before = np.concatenate(([0.0], np.cumsum(weights, dtype=np.float64)))
@@ -364,8 +367,8 @@ def _balanced(weights: list[int], stages: int) -> list[int]:
     begins = []
     for _stage in range(stages):
         most, least = np.maximum(largest[None, :], part), np.minimum(smallest[None, :], part)
-        known = np.isfinite(most)
-        spread = np.where(known, most, np.inf) - np.where(known, least, 0)
+        reachable = np.isfinite(most)
+        spread = np.where(reachable, most, np.inf) - np.where(reachable, least, 0)
         begin = count - np.argmin(spread[:, ::-1], axis=1)
         ends = np.arange(count + 1)
         largest, smallest = most[ends, begin], least[ends, begin]

@@ -1,4 +1,4 @@
-"""``Drawn``: what a trainer's own file says of a pipeline, in our words; and the plan that the trainer makes of it."""
+"""``Drawn``: a trainer's own layout of a pipeline, in our words, and the plan that the trainer makes of it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,50 @@ ONE = Degrees()
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A layout. ``stages``: first and last layer of each; ``ranks`` of the pipeline, to which stages are dealt in turn.
+    """A layout, as its file states it; a field is None where the file does not state it.
 
-    ``rows``: samples of a micro-batch on each replica; ``group``: micro-batches that interleaved 1F1B takes together.
-    ``local_rows``: samples of a replica between two flushes. ``overlap``: all-reduce during the backwards.
-    ``shard_states``: optimizer states are shared out over replicas. ``processes``: devices that the launcher starts.
-    ``gradient``: width of the gradients of 16-bit parameters. ``other_order``: ranks count along the pipeline first,
-    which differs from stage after stage where there are several ranks and replicas. ``sharding``: gradients, or
-    parameters too, are sharded over the replicas, as is judged where these are all GPUs of the cluster;
-    ``counted_whole``: what is said where they are not, and are counted whole. ``unmodelled``: the names of what lowers
-    memory and is not counted, so that a layout may fit that does not by Penstock's count. ``degrees``: GPUs that share
-    a layer; ``named``: how the file has each of them, by place; ``sized``, ``launched``: likewise ranks and batch, and
-    what says how many processes start; ``modules``: those that every layer recomputes; ``sequence_parallel``:
-    whether activations between layers are split too. None: not said.
+    Parameters
+    ----------
+    stages
+        First and last layer of each stage.
+    ranks
+        Ranks of the pipeline, to which stages are dealt in turn.
+    rows
+        Samples of a micro-batch on each replica.
+    group
+        Micro-batches that interleaved 1F1B takes together.
+    local_rows
+        Samples of a replica between two flushes.
+    overlap
+        Whether the all-reduce runs during the backwards.
+    shard_states
+        Whether optimizer states are shared out over replicas.
+    processes
+        Devices that the launcher starts.
+    gradient
+        Width of the gradients of 16-bit parameters.
+    other_order
+        Whether ranks count along the pipeline first, which differs from stage after stage where there are several ranks
+        and replicas.
+    sharding
+        Sharding of gradients, or of parameters too, over the replicas. It is judged where these are all GPUs of the
+        cluster.
+    counted_whole
+        A sentence for the case where they are not, and sharded tensors are counted whole.
+    unmodelled
+        Names of settings that lower memory and are not counted, so that a layout may fit although Penstock counts more.
+    degrees
+        GPUs that share a layer.
+    named
+        The file's text for each degree, and its place.
+    sized
+        Likewise for ranks and batch.
+    launched
+        Likewise for the settings that say how many processes start.
+    modules
+        Modules that every layer recomputes.
+    sequence_parallel
+        Whether activations between layers are split too.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -72,10 +103,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A reader's input other than the text: the model, its roles where names say them, and what the text may leave out.
+    """A reader's input besides the text: the model, its roles where names give them, and values that the text may omit.
 
-    ``rows`` and ``ranks`` as in ``Drawn``. ``gpus``: how many each device of the topology represents; 0 where that
-    differs.
+    ``rows`` and ``ranks`` are as in ``Drawn``. ``gpus`` is the number of GPUs that each device of the topology
+    represents; 0 where devices differ.
     """
 
     profile: ModelProfile
@@ -88,12 +119,30 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Expressed:
-    """A plan that a trainer can express, for a writer. ``nodes``: name and GPUs of each, as ranks count them.
+    """A plan that a trainer can express, for a writer.
 
-    ``replicas``: of a stage, each of tensor × context GPUs; ``order`` by our name; ``group``: micro-batches that
-    interleaved 1F1B takes together; ``rows``: samples of a micro-batch on each replica; ``modules``: what every layer
-    recomputes by itself; ``gradient``: width of gradients; ``gpus``: of the largest device of the topology.
-    ``context_kind``: how GPUs that share a sequence see all keys; ``title`` says which plan it is.
+    Parameters
+    ----------
+    title
+        A line that identifies the plan.
+    replicas
+        Replicas of a stage, each of tensor × context GPUs.
+    order
+        The order, by our name.
+    group
+        Micro-batches that interleaved 1F1B takes together.
+    rows
+        Samples of a micro-batch on each replica.
+    gradient
+        Width of gradients.
+    nodes
+        Name and number of devices of each node, as ranks count them.
+    modules
+        Modules that every layer recomputes by themselves.
+    context_kind
+        The way in which GPUs that share a sequence see all keys.
+    gpus
+        GPUs of the largest device of the topology.
     """
 
     title: str
@@ -120,7 +169,7 @@ class Expressed:
 
     @property
     def shard_states(self) -> bool:
-        """Whether replicas share out the optimizer's states at least."""
+        """True where replicas share out the optimizer's states at least."""
         return self.sharding != "none"
 
     @property
@@ -134,7 +183,7 @@ class Expressed:
         return self.ranks * self.replicas * self.degrees.mesh
 
     def remarks(self) -> list[str]:
-        """What a file says above what its trainer reads."""
+        """Return the remarks above the settings of a written file."""
         hosts = ", ".join(f"{name} ({count})" for name, count in self.nodes)
         within = f" × {self.degrees.mesh} that share layers ({self.degrees})" if self.degrees != ONE else ""
         return [
@@ -146,7 +195,7 @@ class Expressed:
 
 
 def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> Allocation:
-    """The stages on the devices that ranks count through (``world_of``).
+    """Build the stages on the devices that ranks count through (``world_of``).
 
     Raises InvalidDocument where devices, ranks, batch and micro-batches do not fit each other.
     """
@@ -175,12 +224,12 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
             "another micro-batch size (--micro-batch-size) or global batch size",
         )
     if drawn.other_order:
-        held = [tuple(world[r :: drawn.ranks]) for r in range(drawn.ranks)]
+        rank_devices = [tuple(world[r :: drawn.ranks]) for r in range(drawn.ranks)]
     else:
-        held = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
+        rank_devices = [tuple(world[r * replicas : (r + 1) * replicas]) for r in range(drawn.ranks)]
     modules = without_parts(tuple(module for module in drawn.modules if module in problem.modules))
     rank_of = ranks_of_stages(drawn.schedule, drawn.ranks, len(drawn.stages) // drawn.ranks)
-    plain = [Stage(first, last, held[r]) for r, (first, last) in zip(rank_of, drawn.stages, strict=True)]
+    plain = [Stage(first, last, rank_devices[r]) for r, (first, last) in zip(rank_of, drawn.stages, strict=True)]
     stages = tuple(
         Stage(stage.first, stage.last, stage.devices, "rows", within.segments(stage, drawn.recompute), modules=modules)
         for stage in plain
@@ -189,13 +238,16 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
 
 
 def ordered(problem: Problem, within: Within, drawn: Drawn, allocation: Allocation) -> Orders:
-    """The trainer's order on the stages. Raises InvalidDocument for micro-batches that do not go into its groups."""
+    """Build the trainer's order. Raises InvalidDocument for a number of micro-batches that its groups do not divide."""
     group = _group(within, drawn, allocation.num_micro_batches)
     return order_of(problem, allocation, drawn.schedule, group)
 
 
 def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: bool) -> tuple[JudgedPlan, list[str]]:
-    """The plan, judged as it is, and what verification finds wrong. Raises InvalidPlan where it cannot be simulated."""
+    """Judge the plan as it is and return it with the faults that verification finds.
+
+    Raises InvalidPlan where it cannot be simulated.
+    """
     faults = check_allocation(problem, allocation) or check_rows(problem, allocation, orders)
     if faults or (apart := unreachable(problem, allocation)) is not None:
         raise InvalidPlan(f"the layout cannot be simulated: {faults[0] if faults else apart}")
@@ -205,11 +257,14 @@ def by_hand(problem: Problem, allocation: Allocation, orders: Orders, overlap: b
 
 
 def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int]) -> tuple[str, ...]:
-    """What the layout's own numbers say otherwise than what is judged. Raises InvalidDocument for contradictions."""
-    said = []
+    """Return sentences on numbers of the layout that differ from the judged plan.
+
+    Raises InvalidDocument for contradictions.
+    """
+    sentences = []
     if other := _other_size(problem, drawn, world):
-        said.append(other.removeprefix("; "))
-    said += _not_judged(problem, drawn)
+        sentences.append(other.removeprefix("; "))
+    sentences += _not_judged(problem, drawn)
     if drawn.local_rows is not None:
         replicas = len(world) // drawn.ranks
         flushed = drawn.local_rows * replicas
@@ -221,15 +276,15 @@ def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[in
                 "a global batch size that agrees, or the nodes that the job runs on (--nodes)",
             )
         if times > 1:
-            said.append(
+            sentences.append(
                 f"the step is {times} pipelines of {drawn.local_rows} samples a replica, one after the other "
                 "(gradient accumulation); judged is one of them all, which waits less"
             )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _other_size(problem: Problem, drawn: Drawn, world: Sequence[int]) -> str:
-    """What to add where the file starts another number of devices than the job has."""
+    """Return words to add where the file starts another number of devices than the job has."""
     gpus = len(world) * len(problem.gpus(0))
     if drawn.processes in (None, gpus):
         return ""
@@ -238,7 +293,7 @@ def _other_size(problem: Problem, drawn: Drawn, world: Sequence[int]) -> str:
 
 
 def in_file(error: InvalidDocument, source: str, drawn: Drawn) -> InvalidDocument:
-    """An error of a layout that does not fit, with the file, and by line the numbers that the layout has there."""
+    """Return an error of a layout that does not fit, with the file, and the lines of the layout's numbers."""
     if error.faults:
         return error
     faults = tuple(Fault(place, name, "layout") for name, place in (*drawn.sized, *drawn.launched))
@@ -251,25 +306,25 @@ def lacking_modules(problem: Problem, drawn: Drawn) -> Modules:
 
 
 def not_counted(problem: Problem, drawn: Drawn) -> tuple[str, ...]:
-    """Return the names of what lowers memory and is not counted."""
+    """Return the names of settings that lower memory and are not counted."""
     return (*drawn.unmodelled, *(f"recomputing {module}" for module in lacking_modules(problem, drawn)))
 
 
 def _not_judged(problem: Problem, drawn: Drawn) -> list[str]:
-    """What of degrees and of recomputed modules the costs do not have."""
-    said = []
+    """Return sentences on degrees and recomputed modules for which there are no costs."""
+    sentences = []
     if lacking := lacking_modules(problem, drawn):
-        said.append(f"recomputing {', '.join(lacking)} is not counted: no costs of that at {problem.degrees}")
+        sentences.append(f"recomputing {', '.join(lacking)} is not counted: no costs of that at {problem.degrees}")
     if drawn.degrees.tensor > 1 and drawn.sequence_parallel is False:
-        said.append(
+        sentences.append(
             "no sequence parallelism: judged is the same with it, which sends as much and keeps less of what is between"
             " layers"
         )
-    return said
+    return sentences
 
 
 def _group(within: Within, drawn: Drawn, number: int) -> int | None:
-    """How many micro-batches interleaved 1F1B takes together."""
+    """Return how many micro-batches interleaved 1F1B takes together."""
     if drawn.schedule != "interleaved":
         return None
     group = drawn.group or within.group(drawn.ranks, number)
@@ -290,24 +345,24 @@ def _group(within: Within, drawn: Drawn, number: int) -> int | None:
 
 
 def world_of(problem: Problem, nodes: str, devices_per_node: int | None) -> tuple[int, ...]:
-    """The devices of a job in the order of its ranks: ``devices_per_node``, or all, of each node of a hostlist.
+    """Return the devices of a job in the order of its ranks: ``devices_per_node``, or all, of each node of a hostlist.
 
     Raises InvalidDocument for a node that the topology lacks, one named twice, and one with fewer devices.
     """
-    known = dict(zip(problem.network.node_names, problem.nodes(), strict=True))
-    names = expand(nodes) if nodes.strip() else list(known)
+    devices_of = dict(zip(problem.network.node_names, problem.nodes(), strict=True))
+    names = expand(nodes) if nodes.strip() else list(devices_of)
     if doubled := [name for name, count in Counter(names).items() if count > 1]:
         raise wrong(f"node {doubled[0]!r} is named twice", where="/nodes")
     for name in names:
-        if name not in known:
-            hint = meant(name, known, f"nodes are called like {next(iter(known))!r}")
+        if name not in devices_of:
+            hint = meant(name, devices_of, f"nodes are called like {next(iter(devices_of))!r}")
             raise wrong(f"the topology has no node {name!r}", hint, "/nodes")
-        if devices_per_node is not None and len(known[name]) < devices_per_node:
-            raise wrong(f"node {name!r} has {len(known[name])} devices, not {devices_per_node}", where="/nodes")
-    return tuple(device for name in names for device in known[name][:devices_per_node])
+        if devices_per_node is not None and len(devices_of[name]) < devices_per_node:
+            raise wrong(f"node {name!r} has {len(devices_of[name])} devices, not {devices_per_node}", where="/nodes")
+    return tuple(device for name in names for device in devices_of[name][:devices_per_node])
 
 
 def wrong(what: str, remedy: str | None = None, where: str | None = None) -> InvalidDocument:
-    """A layout that contradicts itself or the request; ``where``: in which field of the question."""
+    """Return the error of a layout that contradicts itself or the request; ``where`` is the field of the question."""
     faults = () if where is None else (Fault(where, what, "layout"),)
     return InvalidDocument(f"the layout contradicts itself or the request: {what}", faults=faults, remedy=remedy)

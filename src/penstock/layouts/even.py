@@ -1,7 +1,7 @@
 """The plain layout that people write by hand: equal stages one after the other, equally replicated, 1F1B.
 
-Transformer layers are split as the framework of the profile splits them, the embedding is with the first and the head
-with the last; ranks count as Megatron's do (``tp-cp-ep-dp-pp``): tensor fastest, then replicas, then stages.
+Transformer layers are split as the framework of the profile splits them. The embedding is with the first and the head
+with the last. Ranks count as Megatron's do (``tp-cp-ep-dp-pp``): tensor fastest, then replicas, then stages.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.model.trainer_limits import Recomputing, Within
 
 _TRAINERS: dict[Framework, Target] = {"megatron": "megatron", "torch": "torchtitan"}
-"""Whose micro-batch groups and recomputation a framework's layouts have."""
+"""The trainer whose micro-batch groups and recomputation a framework's layouts have."""
 
 
 class EvenLayout(NamedTuple):
-    """A layout as a judged plan; ``missing_bytes``: what the GPU that lacks most memory lacks."""
+    """A layout as a judged plan; ``missing_bytes`` is what the GPU with the largest shortage lacks."""
 
     file: PlanFile
     missing_bytes: int
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU has the memory."""
+        """True where every GPU has the memory."""
         return self.missing_bytes == 0
 
 
@@ -71,10 +71,10 @@ def even_layout(
         Model, cluster and batch. Where it does not allow the layout's degrees and sharding, the plan's request
         is the same with these.
     tensor, context, expert, expert_tensor, pipeline, virtual_stages
-        GPUs that split each layer, each sequence, a layer's experts and each of these; stages in a row, and parts of
-        the model on each of them. Replicas are what remains.
+        GPUs that split each layer, each sequence, a layer's experts and each expert; stages in a row, and parts of
+        the model on each of them. The remaining factor of the GPUs is the number of replicas.
     micro_batch_size
-        Samples of a micro-batch on one replica, as trainers count them; a plan counts those of all replicas.
+        Samples of a micro-batch on one replica, as trainers count them; a plan counts the samples of all replicas.
     sharding
         What replicas share out; None: as the request's memory model says.
     recompute
@@ -103,12 +103,12 @@ def even_layout(
     even = Even(profile, cells)
     allocation = _recomputing(cells, even.allocation(layout), () if isinstance(recompute, str) else recompute)
     overlap = cells.rules.overlap_all_reduce
-    found, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
-    short = shortages(cells, allocation, found.timeline)
+    judged, faults = by_hand(cells, allocation, even.orders(layout, allocation), overlap)
+    short = shortages(cells, allocation, judged.timeline)
     if faults and not short:
         raise InvalidPlan(f"the layout does not verify: {faults[0]}")
-    bounds = () if short else (schedule_bound(cells, allocation, found.schedule, overlap=overlap),)
-    plan = _with_flags(to_plan(cells, request, found, bounds), even.blocks, layout)
+    bounds = () if short else (schedule_bound(cells, allocation, judged.schedule, overlap=overlap),)
+    plan = _with_flags(to_plan(cells, request, judged, bounds), even.blocks, layout)
     return EvenLayout(PlanFile(plan=plan, request=request), short[0].missing_bytes if short else 0)
 
 
@@ -119,7 +119,10 @@ def _with_flags(plan: Plan, layers: int, layout: Layout) -> Plan:
 
 
 def _recomputing(cells: Problem, allocation: Allocation, modules: Sequence[Module]) -> Allocation:
-    """The allocation with modules of every layer recomputed. Raises UnsupportedRequest for those without costs."""
+    """Return the allocation with modules of every layer recomputed.
+
+    Raises UnsupportedRequest for modules without costs.
+    """
     if not modules:
         return allocation
     unknown = [module for module in modules if module not in cells.modules]
@@ -153,11 +156,14 @@ class Even:
         self._first, self.blocks = roles.first, roles.number
 
     def allocation(self, layout: Layout) -> Allocation:
-        """The stages. Raises UnsupportedRequest where they cannot be equal, InvalidDocument where replicas cannot."""
+        """Build the stages. Raises UnsupportedRequest for unequal stages, InvalidDocument for unequal replicas."""
         return placed(self.cells, self._within, self._drawn(layout), self._world)
 
     def orders(self, layout: Layout, allocation: Allocation) -> Orders:
-        """1F1B, interleaved with virtual stages. Raises InvalidDocument for micro-batches that it does not take."""
+        """Build 1F1B, interleaved with virtual stages.
+
+        Raises InvalidDocument for micro-batches that it does not take.
+        """
         return ordered(self.cells, self._within, self._drawn(layout), allocation)
 
     def _drawn(self, layout: Layout) -> Drawn:
@@ -176,14 +182,17 @@ class Even:
         )
 
     def _ranges(self, split: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """First and last layer of each stage, with what comes before and after the transformer layers."""
+        """Return the first and last layer of each stage, with the layers before and after the transformer layers."""
         edges = [self._first + blocks for blocks in accumulate(split, initial=0)]
         edges[0], edges[-1] = 0, self.cells.num_layers
         return tuple((first, end - 1) for first, end in pairwise(edges))
 
 
 def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> None:
-    """Raise UnsupportedRequest for what the framework cannot train; GPUs that fill no cell are not counted."""
+    """Raise UnsupportedRequest for a layout that the framework cannot train.
+
+    GPUs that fill no group are not counted.
+    """
     named = (*Degrees._fields, "pipeline", "virtual_stages", "micro_batch_size")
     if wrong := [f"{name} {value}" for name in named if (value := getattr(layout, name)) < 1]:
         raise InvalidDocument(f"a layout's numbers are at least 1, and it has {', '.join(wrong)}")
@@ -200,7 +209,7 @@ def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> 
 
 
 def _at(problem: Problem, request: PlanRequest, choice: Choice) -> tuple[PlanRequest, Problem]:
-    """A request that allows the choice, and its problem there."""
+    """Return a request that allows the choice, and its problem there."""
     if choice == Choice() and not problem.choices:
         return request, problem
     if choice not in problem.choices:

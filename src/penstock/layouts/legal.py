@@ -1,7 +1,7 @@
-"""Degrees that a trainer refuses, or trains otherwise than a profile says.
+"""Degrees that a trainer refuses, or trains otherwise than a profile states.
 
-.. [1] Megatron-Core, ``transformer/transformer_config.py``; torchtitan, ``distributed/parallel_dims.py``; DeepSpeed,
-   ``runtime/pipe/module.py``, whose layers know no degree but that of a model parallel unit of their own.
+.. [1] Megatron-Core, ``transformer/transformer_config.py``. torchtitan, ``distributed/parallel_dims.py``. DeepSpeed,
+   ``runtime/pipe/module.py``: its layers know only the degree of the user's own model parallel unit.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
 
 
 def refuse_beyond_degrees(request: PlanRequest) -> None:
-    """Raise UnsupportedRequest for degrees that the request allows and its target, whatever the plan, refuses."""
+    """Raise UnsupportedRequest for degrees that the request allows and its target refuses for every plan."""
     profile, target = request.profile, request.target
     if target is None or request.degrees is None or isinstance(profile, str):
         return
-    known = [variant.degrees for variant in profile.variants or ()]
-    given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
-    allowed = known if request.degrees == "auto" else [each for each in given if each != "auto"]
+    available = [variant.degrees for variant in profile.variants or ()]
+    requested = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
+    allowed = available if request.degrees == "auto" else [each for each in requested if each != "auto"]
     refused = [(each, why) for each in allowed if (why := _why_refused(profile, Degrees(**each.model_dump()), target))]
     if refused:
         raise UnsupportedRequest(
@@ -65,15 +65,15 @@ def refuse_beyond_degrees(request: PlanRequest) -> None:
 
 
 def legal_degrees(profile: ModelProfile, target: str) -> tuple[StatedDegrees, ...]:
-    """The degrees that a profile has costs at and a trainer trains, those of 1 first."""
-    known = [StatedDegrees(), *(variant.degrees for variant in profile.variants or ())]
+    """Return the degrees that a profile has costs at and a trainer trains, with degrees of 1 first."""
+    available = [StatedDegrees(), *(variant.degrees for variant in profile.variants or ())]
     return tuple(
-        each for each in dict.fromkeys(known) if _why_refused(profile, Degrees(**each.model_dump()), target) is None
+        each for each in dict.fromkeys(available) if _why_refused(profile, Degrees(**each.model_dump()), target) is None
     )
 
 
 def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | None:
-    """The rule that breaks on any number of GPUs."""
+    """Return the rule that breaks on any number of GPUs."""
     if degrees == Degrees():
         return None
     if target not in FRAMEWORKS:
@@ -85,17 +85,17 @@ def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | 
 
 
 def unlike(profile: ModelProfile, degrees: Degrees, target: str, kind: ContextKind | None) -> tuple[str, ...]:
-    """What the profile's costs at these degrees have otherwise than the trainer."""
-    said = [other] if (other := other_kernels(profile, target)) else []
+    """Return sentences on differences between the profile's costs at these degrees and the trainer."""
+    sentences = [other] if (other := other_kernels(profile, target)) else []
     if degrees == Degrees():
-        return tuple(said)
+        return tuple(sentences)
     if target == "torchtitan" and kind not in (None, "all_gather"):
-        said.append(f"the plan's costs are those of {kind.replace('_', '-')}; torchtitan gathers keys and values")
-    return tuple(said)
+        sentences.append(f"the plan's costs are those of {kind.replace('_', '-')}; torchtitan gathers keys and values")
+    return tuple(sentences)
 
 
 def other_kernels(profile: ModelProfile, target: str) -> str | None:
-    """A sentence where the profile's costs are those of another trainer's kernels; None where they are not."""
+    """Return a sentence where the profile's costs are for another trainer's kernels; None where they are not."""
     framework = profile.framework
     if framework is None or FRAMEWORKS.get(target, framework) == framework:
         return None

@@ -1,4 +1,4 @@
-"""Whether a trainer can express a plan, and in which of its words; `convert.trainers` has what each can train.
+"""Limits of what a trainer can express, and the trainer's words for a plan; `convert.trainers` has what each can train.
 
 .. [1] Megatron-LM, ``core/pipeline_parallel/schedules.py``, ``core/transformer/transformer_block.py``,
    ``core/transformer/pipeline_parallel_layer_layout.py``, ``core/parallel_state.py`` (tp-cp-ep-dp-pp).
@@ -27,7 +27,7 @@ from penstock.solvers.schedules.trainer_orders import IN_A_V, ONE_STAGE
 
 
 def refuse_beyond(request: PlanRequest) -> None:
-    """Raise UnsupportedRequest for what the target of a request, or the lack of one, rules out."""
+    """Raise UnsupportedRequest for a request that its target, or the lack of one, rules out."""
     if request.target is None:
         if request.options.get(OPTION):
             raise UnsupportedRequest(
@@ -35,11 +35,11 @@ def refuse_beyond(request: PlanRequest) -> None:
                 remedy=f"add a target (--target megatron), or leave {OPTION} out",
             )
         return
-    known = TRAINERS[request.target].orders
-    if request.schedule not in ("auto", *known):
+    orders = TRAINERS[request.target].orders
+    if request.schedule not in ("auto", *orders):
         raise UnsupportedRequest(
             f"{request.target} has no schedule {request.schedule!r}; it runs "
-            + ", ".join(f"{ours} ({theirs})" for ours, theirs in known.items()),
+            + ", ".join(f"{ours} ({theirs})" for ours, theirs in orders.items()),
             remedy="one of these, or schedule auto",
         )
     if "synchronous" not in request.update_rules:
@@ -56,20 +56,20 @@ def refuse_beyond(request: PlanRequest) -> None:
 
 
 def faults(problem: Problem, allocation: Allocation, schedule: Schedule, within: Within) -> list[str]:
-    """Why a trainer cannot express a plan, in sentences; none where it can."""
+    """Return sentences on why a trainer cannot express a plan; empty where it can."""
     if len(allocation.pipelines) > 1:
         return [f"it has {len(allocation.pipelines)} pipelines; {within.trainer} runs one"]
     if not isinstance(schedule, Orders) or schedule.update_every:
         return [f"its updates are not synchronous; those of {within.trainer} are"]
-    found = [
+    sentences = [
         *_unequal(problem, allocation, within),
         *_misplaced(problem, allocation, within),
         *_cut(problem, allocation, within),
     ]
-    if not found:
-        found += _recomputing(allocation, within)
-        found += _ordered(allocation, schedule, within)
-    return found
+    if not sentences:
+        sentences += _recomputing(allocation, within)
+        sentences += _ordered(allocation, schedule, within)
+    return sentences
 
 
 def _unequal(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
@@ -97,7 +97,10 @@ def _unequal(problem: Problem, allocation: Allocation, within: Within) -> Iterat
 
 
 def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iterator[str]:
-    """Ranks hold stages in a loop, or in a V; they count through nodes, and in each from its first device on."""
+    """Check that ranks hold stages in a loop, or in a V.
+
+    Ranks count through nodes, and in each node from its first device on.
+    """
     stages = allocation.stages
     ranks = len({stage.devices for stage in stages})
     if not in_a_v(stages) or not set(IN_A_V) & set(within.schedules):
@@ -115,11 +118,11 @@ def _misplaced(problem: Problem, allocation: Allocation, within: Within) -> Iter
     if len(set(used)) != len(used):
         yield f"a device is in two groups of replicas; in {within.trainer} each is of one rank"
         return
-    if (own := misnumbered(problem.nodes(), stages)) is not None:
-        name = problem.network.node_names[problem.devices[own[0]].node]
+    if (devices := misnumbered(problem.nodes(), stages)) is not None:
+        name = problem.network.node_names[problem.devices[devices[0]].node]
         yield (
             f"counted stage after stage, the devices of node {name!r} are not "
-            f"neighbours in their order from the first ({', '.join(problem.devices[d].name for d in own[:4])}); "
+            f"neighbours in their order from the first ({', '.join(problem.devices[d].name for d in devices[:4])}); "
             f"{within.trainer} numbers its ranks through nodes and devices in order"
         )
 
@@ -134,7 +137,7 @@ def _cut(problem: Problem, allocation: Allocation, within: Within) -> Iterator[s
 
 
 def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | None:
-    """How the stages recompute in the trainer's words; None where it has none."""
+    """Return the stages' recomputation in the trainer's words; None if it has no such words."""
     segments = [segment for stage in stages for segment in stage.recompute]
     if not segments:
         return Recomputing()
@@ -143,14 +146,17 @@ def recomputing_of(stages: Sequence[Stage], within: Within) -> Recomputing | Non
     apart = next(stage.recompute[0][0] - max(stage.first, within.span.first) + 1 for stage in stages if stage.recompute)
     every = [Recomputing("every", apart)] if apart > 0 else []  # an embedding that is recomputed is before the first
     for how in (Recomputing("uniform", most), Recomputing("block", count), *every):
-        known = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method != "uniform")
-        if known and all(within.segments(stage, how) == stage.recompute for stage in stages):
+        is_possible = how.method in within.recompute and (within.at_once or how.layers == 1 or how.method != "uniform")
+        if is_possible and all(within.segments(stage, how) == stage.recompute for stage in stages):
             return how
     return None
 
 
 def _recomputing(allocation: Allocation, within: Within) -> Iterator[str]:
-    """Single modules are the same of every layer of the model."""
+    """Check that the trainer has words for the recomputation.
+
+    Single modules are the same in every layer of the model.
+    """
     stages = allocation.stages
     odd = next((s for s, stage in enumerate(stages) if stage.modules != stages[0].modules), None)
     if odd is not None:
@@ -181,13 +187,13 @@ def _modules(stage: Stage) -> str:
 def _ordered(allocation: Allocation, orders: Orders, within: Within) -> Iterator[str]:
     if order_name(allocation, orders, within) is None:
         ranks = len({stage.devices for stage in allocation.stages})
-        known = ", ".join(TRAINERS[within.trainer].orders[name] for name in within.runs(ranks))
+        orders_text = ", ".join(TRAINERS[within.trainer].orders[name] for name in within.runs(ranks))
         alone = " without a pipeline" if ranks == 1 else ""
-        yield f"its order ({orders.name}) is none of those that {within.trainer} runs{alone}: {known}"
+        yield f"its order ({orders.name}) is none of those that {within.trainer} runs{alone}: {orders_text}"
 
 
 def in_a_v(stages: Sequence[Stage]) -> bool:
-    """Whether stages go down two or more ranks and back up."""
+    """Return whether stages go down two or more ranks and back up."""
     ranks = len({stage.devices for stage in stages})
     mirrored = all(a.devices == b.devices for a, b in zip(stages, reversed(stages), strict=True))
     return len(stages) == 2 * ranks and ranks > 1 and mirrored
@@ -201,8 +207,8 @@ class Order(NamedTuple):
 
 
 def order_name(allocation: Allocation, orders: Orders, within: Within) -> Order | None:
-    """Which of the trainer's orders the rows are; None where they are none."""
-    own = {device: row.operations for row in orders.rows for device in row.devices}
+    """Return the trainer's order that the rows follow; None if they follow no such order."""
+    operations = {device: row.operations for row in orders.rows for device in row.devices}
     stages, number = allocation.stages, allocation.num_micro_batches
     ranks = len({stage.devices for stage in stages})
     chunks = len(stages) // ranks
@@ -213,13 +219,13 @@ def order_name(allocation: Allocation, orders: Orders, within: Within) -> Order 
         if group is None:
             continue
         wanted = [rank_order(name, rank, ranks, chunks, number, group) for rank in range(ranks)]
-        if all(own[d].tolist() == wanted[rank] for rank in range(ranks) for d in stages[rank].devices):
+        if all(operations[d].tolist() == wanted[rank] for rank in range(ranks) for d in stages[rank].devices):
             return Order(name, group)
     return None
 
 
 def _group(within: Within, allocation: Allocation, orders: Orders, ranks: int) -> int | None:
-    """What the trainer chooses by default, or takes from its settings."""
+    """Return the group that the trainer chooses by default, or takes from its settings."""
     number = allocation.num_micro_batches
     if within.rounds:
         return within.group(ranks, number)
@@ -228,7 +234,7 @@ def _group(within: Within, allocation: Allocation, orders: Orders, ranks: int) -
 
 
 def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int, group: int) -> list[list[int]]:
-    """[kind, stage, micro-batch] of a rank: passes are counted through groups of micro-batches and chunks."""
+    """Return [kind, stage, micro-batch] of a rank; passes are counted through groups of micro-batches and chunks."""
     if name in IN_A_V:
         return _v_order(rank, ranks, number)
     if name == "looped-bfs-lifo":
@@ -254,7 +260,10 @@ def rank_order(name: str, rank: int, ranks: int, chunks: int, number: int, group
 
 
 def _v_order(rank: int, ranks: int, number: int) -> list[list[int]]:
-    """ZB-V, in words: F and f forwards of the lower and the upper stage, I, W and i, w their halves of backwards."""
+    """Build ZB-V from words of letters.
+
+    F and f are forwards of the lower and the upper stage. I, W and i, w are the halves of their backwards.
+    """
     enough = max(number, 2 * ranks - 1)
     ahead = 2 * ranks - rank - 1
     words = "F" * (ahead - rank) + "fF" * rank + "fiw" * (ranks - rank)

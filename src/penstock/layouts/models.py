@@ -29,16 +29,16 @@ TEXTS: dict[str, Callable[[Source], LayoutText]] = {
 
 @contextmanager
 def naming_degrees(text: LayoutText, name: str) -> Iterator[None]:
-    """Say what a model cannot have of the text's own degrees, by line."""
+    """Raise again, with lines, an error of a model that cannot have the text's own degrees."""
     try:
         yield
     except UnsupportedRequest as error:
         named = text.named_degrees()
         if not named:
             raise
-        said = f"{name} has {', '.join(degree for degree, _place in named)}"
+        stated = f"{name} has {', '.join(degree for degree, _place in named)}"
         raise UnsupportedRequest(
-            f"{said}, and no trainer has such a layout: {error.detail}",
+            f"{stated}, and no trainer has such a layout: {error.detail}",
             faults=tuple(Fault(place, degree, "degree") for degree, place in named),
             remedy=error.remedy,
         ) from None
@@ -56,7 +56,7 @@ def profile_at(
 ) -> ModelProfile:
     """Return the profile of a transformer, computed with the trainer's kernels and at the text's degrees.
 
-    With ``compare`` it has costs at the usual degrees, too. Raises UnsupportedRequest for what is not computed.
+    With ``compare`` it has costs at the usual degrees, too. Raises UnsupportedRequest for degrees without costs.
     """
     stated = text.degrees(experts=shape.experts is not None)
     with naming_degrees(text, name):

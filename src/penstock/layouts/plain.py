@@ -1,4 +1,4 @@
-"""Plain layouts in words: what people write of the one they run, such as ``tensor=8,pipeline=4,replicas=2``."""
+"""Plain layouts in words, as people describe the one they run, such as ``tensor=8,pipeline=4,replicas=2``."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ FIELDS = {
     "sharding": "sharding",
     "recompute": "recompute",
 }
-"""The names in words, and those of ``even_layout``."""
+"""The names in words, and the parameters of ``even_layout``."""
 NUMBERS = ("tensor", "context", "expert", "expert-tensor", "pipeline", "replicas", "micro-batch", "chunks")
 VALUES = {"sharding": get_args(Sharding), "recompute": ("none", "full")}
 EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
 
 
 class Written(NamedTuple):
-    """A layout that was written in words, and how trainers call it: ``TP8 PP4 DP2``."""
+    """A layout that was written in words, and its name among trainers: ``TP8 PP4 DP2``."""
 
     words: str
     layout: EvenLayout
 
 
 def written_layout(request: PlanRequest, text: str) -> Written:
-    """Judge the plain layout that words describe; what they leave out is 1 or none, and replicas what remains.
+    """Judge the plain layout that words describe; omitted numbers are 1, and replicas fill the GPUs.
 
-    Raises InvalidDocument for words that describe none, and for replicas that do not fill the GPUs; and as
-    ``even_layout``.
+    Raises InvalidDocument for words that describe no layout, and for replicas that do not fill the GPUs; otherwise
+    raises as ``even_layout`` does.
     """
     fields = _fields(text)
     replicas = fields.pop("replicas", None)
-    found = even_layout(request, **fields)
-    filled = _replicas(found.file)
+    layout = even_layout(request, **fields)
+    filled = _replicas(layout.file)
     if replicas not in (None, filled):
         raise InvalidDocument(
             f"the layout {text!r} has {replicas} replicas, and its GPUs are filled by {filled}",
             remedy=f"replicas={filled}, or another cluster",
         )
-    return Written(_words(fields, filled), found)
+    return Written(_words(fields, filled), layout)
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -70,13 +70,13 @@ def _replicas(file: PlanFile) -> int:
 
 
 def _words(fields: dict[str, Any], replicas: int) -> str:
-    said = [f"TP{fields.get('tensor', 1)}", f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"]
+    words = [f"TP{fields.get('tensor', 1)}", f"PP{fields.get('pipeline', 1)}", f"DP{replicas}"]
     above = {"CP": "context", "EP": "expert", "ETP": "expert_tensor"}
-    said[2:2] = [f"{name}{fields[field]}" for name, field in above.items() if fields.get(field, 1) > 1]
-    plain = len(said)
-    said += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
-    said += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
+    words[2:2] = [f"{name}{fields[field]}" for name, field in above.items() if fields.get(field, 1) > 1]
+    plain = len(words)
+    words += [f"VP{fields['virtual_stages']}"] if fields.get("virtual_stages", 1) > 1 else []
+    words += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
     if (sharding := fields.get("sharding", "none")) != "none":
-        said.append(str(Choice(sharding=sharding)).partition(", ")[2])
-    said += ["recomputed"] if fields.get("recompute") == "full" else []
-    return " ".join(said[:plain]) + "".join(f", {each}" for each in said[plain:])
+        words.append(str(Choice(sharding=sharding)).partition(", ")[2])
+    words += ["recomputed"] if fields.get("recompute") == "full" else []
+    return " ".join(words[:plain]) + "".join(f", {each}" for each in words[plain:])

@@ -1,4 +1,4 @@
-"""Plain JSON of layer ranges, for trainers of one's own: what each stage holds, its devices, the order's name."""
+"""Plain JSON of layer ranges, for a user's own trainer: each stage's layers and devices, and the order's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = ("layers", "names", "devices", "recompute", "schedule", "group", "warmup"
 
 
 def write(problem: Problem, allocation: Allocation, orders: Orders, plan_hash: str) -> str:
-    """All stages of one pipeline. Raises UnsupportedRequest for several."""
+    """Write all stages of one pipeline. Raises UnsupportedRequest for several pipelines."""
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
             f"ranges of layers are of one pipeline; the plan has {len(allocation.pipelines)}",
@@ -99,8 +99,8 @@ def _stages(data: dict[str, Any], source: str, problem: Problem) -> tuple[Alloca
     number = _count(data, problem, faults)
     faults.stop()
     stages = tuple(
-        Stage(first, last, own, "rows", segments)
-        for (first, last), own, segments in zip(ranges, devices, recompute, strict=True)
+        Stage(first, last, stage_devices, "rows", segments)
+        for (first, last), stage_devices, segments in zip(ranges, devices, recompute, strict=True)
     )
     allocation = single_pipeline(stages, number)
     return allocation, _order(problem, allocation, data)
@@ -110,14 +110,14 @@ def _pairs(value: Any, name: str, faults: Faults) -> list[tuple[int, int]]:
     if not isinstance(value, list) or (name == "layers" and not value):
         faults.add(None, f"{name} is no list of [first, last]")
         return []
-    found = []
+    pairs = []
     for each in value:
         plain = isinstance(each, list) and len(each) == 2
         if not plain or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 10**9 for n in each):
             faults.add(None, f"{name}: {json.dumps(each)[:60]} is no [first, last]")
         else:
-            found.append((each[0], each[1]))
-    return found
+            pairs.append((each[0], each[1]))
+    return pairs
 
 
 def _devices(value: Any, stages: int, problem: Problem, faults: Faults) -> list[tuple[int, ...]]:
@@ -128,14 +128,18 @@ def _devices(value: Any, stages: int, problem: Problem, faults: Faults) -> list[
             faults.add(None, f"{stages} stages need {stages} devices; there are {problem.num_devices}")
         starts = [s * share + min(s, more) for s in range(stages + 1)]
         return [tuple(range(a, b)) for a, b in pairwise(starts)]
-    if not isinstance(value, list) or len(value) != stages or not all(isinstance(own, list) and own for own in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != stages
+        or not all(isinstance(names, list) and names for names in value)
+    ):
         faults.add(None, f"devices is no list of the device names of each of {stages} stages")
         return []
-    unknown = [name for own in value for name in own if not isinstance(name, str) or name not in number_of]
+    unknown = [name for names in value for name in names if not isinstance(name, str) or name not in number_of]
     if unknown:
         faults.add(None, f"the topology has no device {unknown[0]!r}; one is called {problem.devices[0].name!r}")
         return []
-    return [tuple(number_of[name] for name in own) for own in value]
+    return [tuple(number_of[name] for name in names) for names in value]
 
 
 def _count(data: dict[str, Any], problem: Problem, faults: Faults) -> int:

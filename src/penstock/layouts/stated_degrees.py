@@ -1,7 +1,8 @@
 """Tensor, context and expert parallelism in a trainer's file.
 
 Where each device of the topology is a GPU, they are degrees of the layout. A device may also represent several GPUs
-(``gpus``) with times and memory of its own: then a group of exactly that number is one device, and others are refused.
+(``gpus``) with their common times and memory. Then a group of exactly that number is one device, and others are
+refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from penstock.solvers.model.degrees import Degrees
 
 
 class Stated(NamedTuple):
-    """Degrees of a file, what to say of them, and of those above 1 how the file has each: name and number, by place."""
+    """Degrees of a file, remarks on them, and the file's name and number of each degree above 1, by place."""
 
     degrees: Degrees
     remarks: tuple[str, ...] = ()
@@ -28,10 +29,10 @@ def degrees_in(
     gpus: int,
     place: Callable[[str], str],
 ) -> Stated:
-    """The degrees, by the names that the file has for them, in the order of ``Degrees``.
+    """Return the degrees, by the names that the file has for them, in the order of ``Degrees``.
 
-    ``gpus``: how many each device of the topology represents; ``place`` of a name in the file. Raises
-    UnsupportedRequest where devices represent other groups than the file has.
+    ``gpus`` is the number of GPUs that each device of the topology represents; ``place`` returns the place of a name in
+    the file. Raises UnsupportedRequest where devices represent other groups than the file has.
     """
     if gpus != 1:
         return Stated(Degrees(), _refused(source, groups, experts, gpus, place))
@@ -44,7 +45,7 @@ def degrees_in(
 def _refused(
     source: str, groups: Mapping[str, int], experts: Mapping[str, int], gpus: int, place: Callable[[str], str]
 ) -> tuple[str, ...]:
-    """What to say of groups that devices represent. Raises UnsupportedRequest for others, and for spread experts."""
+    """Return remarks on groups that devices represent. Raises UnsupportedRequest for others, and for spread experts."""
     tensor = next(iter(groups.values()), 1)
     spread = {name: degree for name, degree in experts.items() if degree not in (1, tensor)}
     spread |= {name: degree for name, degree in list(experts.items())[:1] if degree > 1}
@@ -56,10 +57,10 @@ def _refused(
         return (f"each device of the topology represents {group} GPUs (tensor × context parallel)",)
     if not beyond:
         return (f"each device of the topology represents {gpus} GPUs; the file has no groups of GPUs",)
-    said = ", ".join(f"{name} {degree}" for name, degree in beyond.items())
+    stated = ", ".join(f"{name} {degree}" for name, degree in beyond.items())
     represented = f"devices of the topology represent {gpus} GPUs each" if gpus else "devices represent several GPUs"
     raise UnsupportedRequest(
-        f"{source} has {said}, and {represented}: no group of the file's is a device",
+        f"{source} has {stated}, and {represented}: no group of the file's is a device",
         faults=tuple(Fault(place(name), f"{name} is {degree}", "degree") for name, degree in beyond.items()),
         remedy="a topology with a device for each GPU, or one whose devices represent the file's groups",
     )

@@ -1,7 +1,7 @@
-"""The branches of a shell script: which parts of it run, as far as their conditions can be decided from the text.
+"""The branches of a shell script: the parts of it that run, where the text decides their conditions.
 
-Followed are ``if``, ``elif``, ``else`` with the tests ``[ … ]``, ``[[ … ]]``, ``(( … ))`` of texts and whole numbers,
-``!``, ``&&`` and ``||``, and ``case``. Loops, tests of files and commands are not decided; nothing is run.
+The reader follows ``if``, ``elif``, ``else`` with the tests ``[ … ]``, ``[[ … ]]``, ``(( … ))`` of texts and whole
+numbers, ``!``, ``&&`` and ``||``, and ``case``. Loops, tests of files and commands are not decided; nothing is run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SIGN = re.compile(r"(?<=.)(==|!=|>=|<=|>|<)(?=.)")
 
 
 class Undecided(Exception):
-    """A test that the text does not decide. ``variable``: the one that would, where that is the reason."""
+    """A test that the text does not decide; ``variable`` names the variable that would decide it, if there is one."""
 
     def __init__(self, variable: str = "") -> None:
         super().__init__(variable)
@@ -50,7 +50,7 @@ class Undecided(Exception):
 
 
 class Test(NamedTuple):
-    """A condition, or a word and the patterns of a ``case``; ``holds``: what it must be for the arm to run."""
+    """A condition, or a word and the patterns of a ``case``; ``holds`` is the outcome with which the arm runs."""
 
     text: str
     at: int
@@ -59,7 +59,10 @@ class Test(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """A part of the text that runs where all tests are as they must be; of a loop, whose turns are not known, None."""
+    """A part of the text that runs where all tests have their outcomes; ``tests`` is None for a loop.
+
+    The turns of a loop are not known.
+    """
 
     begin: int
     end: int
@@ -67,17 +70,20 @@ class Arm(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A construct whose end is still to come; ``said``: the test of the arm at hand, ``before``: those that failed."""
+    """A construct without its end; ``test`` is the test of the current arm, ``before`` has the tests that failed."""
 
     kind: str
     begin: int
-    said: Test | None
+    test: Test | None
     before: tuple[Test, ...]
 
 
 def arms_of(text: str) -> list[Arm]:
-    """The arms of a text without its comments, inner ones first; none where constructs do not close each other."""
-    found: list[Arm] = []
+    """Return the arms of a text without its comments, inner ones first.
+
+    The list is empty where constructs do not close each other.
+    """
+    arms: list[Arm] = []
     stack: list[_Open] = []
     for match in _TOKEN.finditer(text):
         if match["open"] == "if":
@@ -89,10 +95,10 @@ def arms_of(text: str) -> list[Arm]:
         elif match["close"]:
             if not stack or stack[-1].kind != match["close"]:
                 return []
-            found += _closed(stack.pop(), match.start())
+            arms += _closed(stack.pop(), match.start())
         elif stack:
-            _turn(stack, match, found)
-    return found if not stack and len(found) <= _MOST_ARMS else []
+            _turn(stack, match, arms)
+    return arms if not stack and len(arms) <= _MOST_ARMS else []
 
 
 def _test(match: re.Match[str]) -> Test:
@@ -100,32 +106,32 @@ def _test(match: re.Match[str]) -> Test:
 
 
 def _closed(one: _Open, end: int) -> list[Arm]:
-    """The last arm of a construct; of a ``case`` the part after its last ``;;`` is none."""
+    """Return the last arm of a construct; in a ``case`` the part after the last ``;;`` is no arm."""
     if one.kind == "done":
         return [Arm(one.begin, end, None)]
-    if one.kind == "esac" and (one.said is None or not one.said.patterns):
+    if one.kind == "esac" and (one.test is None or not one.test.patterns):
         return []
-    return [Arm(one.begin, end, (*one.before, *([one.said] if one.said else [])))]
+    return [Arm(one.begin, end, (*one.before, *([one.test] if one.test else [])))]
 
 
-def _turn(stack: list[_Open], match: re.Match[str], found: list[Arm]) -> None:
-    """The next arm of the innermost construct."""
+def _turn(stack: list[_Open], match: re.Match[str], arms: list[Arm]) -> None:
+    """Start the next arm of the innermost construct."""
     one = stack[-1]
     if one.kind == "fi" and (match["open"] or match["else"]):
-        found += _closed(one, match.start())
-        failed = (*one.before, *([one.said._replace(holds=False)] if one.said else []))
+        arms += _closed(one, match.start())
+        failed = (*one.before, *([one.test._replace(holds=False)] if one.test else []))
         stack[-1] = _Open("fi", match.end(), _test(match) if match["open"] else None, failed)
-    elif one.kind == "esac" and match["pattern"] and one.said is not None and not one.said.patterns:
+    elif one.kind == "esac" and match["pattern"] and one.test is not None and not one.test.patterns:
         patterns = tuple(each.strip().strip("'\"") for each in match["pattern"].split("|"))
-        stack[-1] = one._replace(begin=match.end(), said=one.said._replace(patterns=patterns))
-    elif one.kind == "esac" and match["end"] and one.said is not None and one.said.patterns:
-        found += _closed(one, match.start())
-        failed = (*one.before, one.said._replace(holds=False))
-        stack[-1] = _Open("esac", match.end(), one.said._replace(patterns=()), failed)
+        stack[-1] = one._replace(begin=match.end(), test=one.test._replace(patterns=patterns))
+    elif one.kind == "esac" and match["end"] and one.test is not None and one.test.patterns:
+        arms += _closed(one, match.start())
+        failed = (*one.before, one.test._replace(holds=False))
+        stack[-1] = _Open("esac", match.end(), one.test._replace(patterns=()), failed)
 
 
 def decided(test: Test, value: Callable[[str, int], str]) -> bool:
-    """Whether a test comes out as it must; ``value`` looks up a word at a place. Raises Undecided."""
+    """Return whether a test has its required outcome; ``value`` looks up a word at a place. Raises Undecided."""
     if test.patterns is not None:
         word = value(test.text, test.at)
         return any(fnmatchcase(word, pattern) for pattern in test.patterns) == test.holds
@@ -133,21 +139,21 @@ def decided(test: Test, value: Callable[[str, int], str]) -> bool:
 
 
 def _any(text: str, at: int, value: Callable[[str, int], str]) -> bool:
-    """Tests joined by ``||`` and ``&&``, which a shell takes from left to right."""
+    """Evaluate tests joined by ``||`` and ``&&``, which a shell takes from left to right."""
     if text.startswith("((") and text.endswith("))") and (sign := _SIGN.search(text, 2, len(text) - 2)):
         sides = text[2 : sign.start()].strip(), text[sign.end() : -2].strip()
         return _NUMBERS[sign[1]](*(_number(value(f"$(({each}))", at)) for each in sides))
     words = [word for word in _WORD.findall(text) if word not in (*_OPENED, *_CLOSED)]
     if not text.lstrip("! ").startswith(_OPENED):
         raise Undecided
-    outcome, joined, own = True, "&&", list[str]()
+    outcome, joined, clause = True, "&&", list[str]()
     for word in [*words, "&&"]:
         if word not in ("&&", "||"):
-            own.append(word)
+            clause.append(word)
             continue
         if outcome == (joined == "&&"):
-            outcome = _one(own, at, value)
-        joined, own = word, []
+            outcome = _one(clause, at, value)
+        joined, clause = word, []
     return outcome
 
 
@@ -160,8 +166,12 @@ def _one(words: list[str], at: int, value: Callable[[str, int], str]) -> bool:
         case ["-n", word] | [word]:
             return bool(value(word, at))
         case [left, "=" | "==" | "!=" as sign, right]:
-            said, wanted = value(left, at), value(right, at)
-            same = fnmatchcase(said, wanted) if "*" in right and right[0] not in "'\"" else said == wanted
+            left_value, right_value = value(left, at), value(right, at)
+            same = (
+                fnmatchcase(left_value, right_value)
+                if "*" in right and right[0] not in "'\""
+                else left_value == right_value
+            )
             return same == (sign != "!=")
         case [left, sign, right] if sign in _NUMBERS and sign.startswith("-"):
             return _NUMBERS[sign](_number(value(left, at)), _number(value(right, at)))
@@ -176,6 +186,6 @@ def _number(word: str) -> int:
 
 
 def named(text: str, test: Test) -> str:
-    """A test with its line, to be named."""
-    said = f"case {test.text}" if test.patterns is not None else test.text
-    return f"{said}, line {place(text, test.at)[0]}"
+    """Name a test with its line."""
+    shown = f"case {test.text}" if test.patterns is not None else test.text
+    return f"{shown}, line {place(text, test.at)[0]}"

@@ -65,10 +65,10 @@ def unknown(node: ast.expr, budget: Budget) -> Unknown:
 
 
 def computed(node: ast.expr, budget: Budget, operation: Callable[..., Any], *values: Any) -> Any:
-    """Return what an operation makes of plain values; an Unknown where it makes nothing of them, or too much."""
+    """Return the result of an operation on plain values, or an Unknown where it fails or is too large."""
     if opaque(*values) is not None:
-        found = next((value for value in values if isinstance(value, Unknown)), None)
-        return unknown(node, budget) if found is None else found
+        first = next((value for value in values if isinstance(value, Unknown)), None)
+        return unknown(node, budget) if first is None else first
     size = sum(map(_size, values))
     if operation is operator.mul:
         size = max(size, _product(values))
@@ -114,9 +114,9 @@ def binary(node: ast.BinOp, budget: Budget, left: Any, right: Any) -> Any:
 
 
 def compared(node: ast.Compare, budget: Budget, values: Sequence[Any]) -> Any:
-    """Return whether values that follow each other compare so. An object is not None."""
+    """Return whether successive values compare so; an object is never None."""
     for kind, left, right in zip(node.ops, values, values[1:], strict=False):
-        if right is None and isinstance(left, Thing) and "(" in left.said and isinstance(kind, ast.Is | ast.IsNot):
+        if right is None and isinstance(left, Thing) and "(" in left.origin and isinstance(kind, ast.Is | ast.IsNot):
             outcome: Any = isinstance(kind, ast.IsNot)
         else:
             outcome = computed(node, budget, _COMPARED[type(kind)], left, right)
@@ -126,13 +126,13 @@ def compared(node: ast.Compare, budget: Budget, values: Sequence[Any]) -> Any:
 
 
 def builtin(node: ast.Call, budget: Budget, name: str, arguments: Sequence[Any]) -> Any:
-    """Return what one of Python's own functions makes of plain values; an Unknown where it is none that is followed."""
+    """Return the result of one of Python's own functions on plain values, or an Unknown if it is not followed."""
     if name == "range" and opaque(*arguments) is None and all(isinstance(each, int) for each in arguments):
-        found = range(*arguments) if 0 < len(arguments) < 4 else range(0)
-        if len(found) > LONGEST:
+        numbers = range(*arguments) if 0 < len(arguments) < 4 else range(0)
+        if len(numbers) > LONGEST:
             return unknown(node, budget)
-        budget.make(len(found))
-        return list(found)
+        budget.make(len(numbers))
+        return list(numbers)
     if name not in _BUILTINS:
         return unknown(node, budget)
     return computed(node, budget, _BUILTINS[name], *arguments)

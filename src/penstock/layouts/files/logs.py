@@ -9,7 +9,7 @@ import json
 import re
 
 PREFIX = re.compile(r"(?m)^\[(?:default|rank)?[0-9]+\]:")
-"""A launcher's mark of the process that a line is of."""
+"""A launcher's mark of the process that wrote a line."""
 
 
 def printed_json(text: str, before: re.Pattern[str]) -> str:

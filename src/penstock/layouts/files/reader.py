@@ -1,7 +1,7 @@
-"""Follows the statements of a Python configuration without running them: which settings it would make.
+"""Settings of a Python configuration, by following its statements without running them.
 
-Functions of the same file are entered. What comes from other files is an object of which nothing is known but what
-this file sets in it; a branch whose condition is not known leaves what it would set unknown.
+Functions of the same file are entered. An object from another file has only the settings that this file makes. A branch
+with an unknown condition leaves what it would set unknown.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class _Returned(Exception):
 
 
 class Reader:
-    """One reading of a file. ``elsewhere``: functions of other files that were handed an object, which they change.
+    """One reading of a file; ``elsewhere`` has the functions of other files that got an object, which they may change.
 
     Every statement and value is a step of the ``budget``. Methods raise InvalidDocument where it is spent.
     """
 
-    def __init__(self, tree: ast.Module, budget: Budget, given: Mapping[str, Any]) -> None:
+    def __init__(self, tree: ast.Module, budget: Budget, overrides: Mapping[str, Any]) -> None:
         self.budget = budget
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        self.given = given
+        self.overrides = overrides
         self.elsewhere: dict[str, int] = {}
         self._depth = 0
         self.module: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class Reader:
         return None
 
     def _bound(self, function: ast.FunctionDef, arguments: list[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters' values: as given, by default, or not known."""
+        """Return the parameters' values: arguments, defaults, or unknown ones."""
         spec = function.args
         names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
         local: dict[str, Any] = {}
@@ -71,15 +71,15 @@ class Reader:
         defaults += [(each.arg, value) for each, value in zip(spec.kwonlyargs, spec.kw_defaults, strict=True) if value]
         for name, value in defaults:
             local[name] = self.value(value, self.module)
-        known = {*names, *(each.arg for each in spec.kwonlyargs)}
+        parameters = {*names, *(each.arg for each in spec.kwonlyargs)}
         local |= dict(zip(names, arguments, strict=False))
-        local |= {name: value for name, value in named.items() if name in known}
-        for name in known:
+        local |= {name: value for name, value in named.items() if name in parameters}
+        for name in parameters:
             local.setdefault(name, Unknown(f"{name} is a parameter of {function.name}", function.lineno))
-            if name in self.given and self._depth == 0:
-                local[name] = self.given[name]
+            if name in self.overrides and self._depth == 0:
+                local[name] = self.overrides[name]
         if spec.kwarg is not None:
-            local[spec.kwarg.arg] = {name: value for name, value in named.items() if name not in known}
+            local[spec.kwarg.arg] = {name: value for name, value in named.items() if name not in parameters}
         if spec.vararg is not None:
             local[spec.vararg.arg] = tuple(arguments[len(names) :])
         return local
@@ -96,8 +96,8 @@ class Reader:
                 case ast.AnnAssign() if node.value is not None:
                     self._set(node.target, self.value(node.value, local), local)
                 case ast.AugAssign():
-                    made = ast.BinOp(self._loaded(node.target), node.op, node.value)
-                    self._set(node.target, self.value(ast.copy_location(made, node), local), local)
+                    operation = ast.BinOp(self._loaded(node.target), node.op, node.value)
+                    self._set(node.target, self.value(ast.copy_location(operation, node), local), local)
                 case ast.Expr():
                     self.value(node.value, local)
                 case ast.Return():
@@ -129,9 +129,10 @@ class Reader:
             self.run(node.body, local)
 
     def _forget(self, body: Iterable[ast.stmt], why: Unknown, local: dict[str, Any], guarded: str = "") -> None:
-        """Leave whatever statements would set unknown, unless they set what is there already.
+        """Set the targets of statements to unknown, unless they would keep their values.
 
-        ``guarded``: an object that is there where they run; what they set in it is known, since else there is none.
+        ``guarded`` is an object that exists where the statements run. Settings made in it are known, since otherwise it
+        does not exist.
         """
         for statement in body:
             for node in ast.walk(statement):
@@ -152,7 +153,7 @@ class Reader:
     def _set(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
         match target:
             case ast.Name():
-                local[target.id] = self.given.get(target.id, value)
+                local[target.id] = self.overrides.get(target.id, value)
             case ast.Attribute():
                 owner = self.value(target.value, local)
                 if isinstance(owner, Thing):
@@ -216,14 +217,14 @@ class Reader:
     def _attribute(self, node: ast.Attribute, owner: Any) -> Any:
         if not isinstance(owner, Thing):
             return unknown(node, self.budget)
-        self.budget.make(len(owner.said) + len(node.attr))  # each is called by its whole path
+        self.budget.make(len(owner.origin) + len(node.attr))  # each is called by its whole path
         return owner.get(node.attr, node.lineno)
 
     def _named(self, node: ast.Name, local: dict[str, Any]) -> Any:
         if node.id in local:
             return local[node.id]
-        if node.id in self.given:
-            return self.given[node.id]
+        if node.id in self.overrides:
+            return self.overrides[node.id]
         return self.module.setdefault(node.id, Thing(node.id))
 
     def _both(self, node: ast.BoolOp, local: dict[str, Any]) -> Any:
@@ -235,31 +236,31 @@ class Reader:
         return value
 
     def _each(self, node: ast.ListComp, local: dict[str, Any]) -> Any:
-        """Return what a comprehension makes of each element of a known list."""
+        """Return the results of a comprehension for the elements of a known list."""
         (of,) = node.generators
         over = self.value(of.iter, local)
         if not isinstance(over, list | tuple) or len(over) > LONGEST:
             return unknown(node, self.budget)
         self.budget.make(len(local))
-        inner, found = dict(local), []
+        inner, results = dict(local), []
         for each in over:
             self.budget.step()
             self._set(of.target, each, inner)
             kept = [self.value(condition, inner) for condition in of.ifs]
             if opaque(*kept) is not None:
                 return unknown(node, self.budget)
-            found += [self.value(node.elt, inner)] if all(kept) else []
-        return found
+            results += [self.value(node.elt, inner)] if all(kept) else []
+        return results
 
     def _table(self, node: ast.Dict, local: dict[str, Any]) -> Any:
-        found: dict[Any, Any] = {}
+        table: dict[Any, Any] = {}
         for key, each in zip(node.keys, node.values, strict=True):
             value = self.value(each, local)
             if key is None:
-                found |= self._counted(value) if isinstance(value, dict) else {}
+                table |= self._counted(value) if isinstance(value, dict) else {}
             elif isinstance(name := self.value(key, local), str | int | tuple) and not isinstance(name, Unknown):
-                found[name] = value
-        return found
+                table[name] = value
+        return table
 
     def _called(self, node: ast.Call, local: dict[str, Any]) -> Any:
         arguments: list[Any] = []
@@ -279,7 +280,7 @@ class Reader:
         return self._foreign(node, name, arguments, named)
 
     def _method(self, node: ast.Call, arguments: list[Any], named: Mapping[str, Any], local: dict[str, Any]) -> Any:
-        """Return what a method of a table, a list or a text does; None where it is another's."""
+        """Return the result of a method of a table, a list or a text; None for another object's method."""
         assert isinstance(node.func, ast.Attribute)
         owner, name = self.value(node.func.value, local), node.func.attr
         if isinstance(owner, dict) and name in ("get", "pop") and arguments:
@@ -303,7 +304,7 @@ class Reader:
         return values
 
     def _guarded(self, test: ast.expr) -> str:
-        """Return what a test says to be there: ``X`` of ``X is not None``; nothing of another test."""
+        """Return the expression that a test requires to exist: ``X`` of ``X is not None``, else no text."""
         match test:
             case ast.Compare(left=left, ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
                 return written(left, self.budget)
@@ -315,7 +316,7 @@ class Reader:
         return ast.parse(written(target, self.budget), mode="eval").body
 
     def _foreign(self, node: ast.Call, name: str, arguments: list[Any], named: Mapping[str, Any]) -> Any:
-        """Return what a function of another file makes: an object with the named values, or a copy of what it got."""
+        """Return the result of another file's function: an object with the named values, or a copy of its argument."""
         first = arguments[0] if arguments else None
         if name == "getattr" and isinstance(first, Thing) and len(arguments) > 1 and isinstance(arguments[1], str):
             default = arguments[2] if len(arguments) > 2 else None
@@ -323,10 +324,10 @@ class Reader:
         if name == "cast" and len(arguments) == 2:
             return arguments[1]
         if name in ("replace", "deepcopy", "copy") and isinstance(first, Thing):
-            made = {key: (value, node.lineno) for key, value in named.items()}
-            return Thing(first.said, self._counted(first.settings) | made)
-        if not named and opaque(found := builtin(node, self.budget, name, arguments)) is None:
-            return found
+            changes = {key: (value, node.lineno) for key, value in named.items()}
+            return Thing(first.origin, self._counted(first.settings) | changes)
+        if not named and opaque(result := builtin(node, self.budget, name, arguments)) is None:
+            return result
         if name and any(isinstance(each, Thing) and each.settings for each in arguments):
             self.elsewhere.setdefault(name, node.lineno)
         settings = {key: (value, node.lineno) for key, value in named.items()}

@@ -1,9 +1,9 @@
-"""The values of the variables of a shell script, as far as that can be seen without running it.
+"""The values of the variables of a shell script, where they can be seen without running it.
 
-Read are assignments (``NAME=value``, with ``export``, before a command, ``${NAME:=value}``), ``$NAME``, ``${NAME}``,
-``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Branches are followed where their conditions can be decided
-(``branches.py``); other assignments further in than the margin may depend on a condition: where they differ, nothing is
-guessed.
+The reader takes assignments (``NAME=value``, with ``export``, before a command, ``${NAME:=value}``), ``$NAME``,
+``${NAME}``, ``${NAME:-default}`` and whole-number arithmetic ``$((…))``. Branches are followed where their conditions
+can be decided (``branches.py``). Other assignments further in than the margin may depend on a condition: where they
+differ, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.schemas.bounded.budget import Budget
 
 QUOTED = r"\"[^\"\n]*\"|'[^'\n]*'"
 EXPANDED = r"\$\(\([^\n]{0,200}?\)\)|\$\{[^}\n]{0,500}\}|\$\([^)\n]{0,500}\)"
-"""Computed, looked up, or made by a command; shortly: else a line of openings is read to its end for each of them."""
+"""Arithmetic, look-ups and commands. They are short, as otherwise a line of openings is read to its end for each."""
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;&|(\"']))([A-Za-z_]\w*)=(?!\()({QUOTED}|(?:{EXPANDED}|[^\s;&|()\"'])*)")
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w{0,200}):?=([^}\n]{0,500})\}")
 _USED = re.compile(
@@ -32,19 +32,19 @@ _USED = re.compile(
 _CONDITION = re.compile(r"^\s|&&|\|\||;;|\b(?:if|then|else|elif|case|for|while)\b|^[^=]*\)")
 _DEEPEST = 30
 _ARMS_A_STEP = 10
-"""Arms that are looked through in the time of one other step."""
+"""The number of arms that are looked through in the time of one other step."""
 _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = BINARY | {ast.Div: operator.floordiv}
 
 
 class Value(NamedTuple):
-    """A word of a text, and where in it."""
+    """A word of a text, and its place."""
 
     text: str
     at: int
 
 
 class Unsaid(Exception):
-    """The text does not say what a variable is; the message says why. ``variable``: its name, where there is one."""
+    """An error for a variable without a known value; the message says why, and ``variable`` has its name, if any."""
 
     def __init__(self, why: str, variable: str = "") -> None:
         super().__init__(why)
@@ -57,7 +57,10 @@ class _Assignment(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Of a place in a script. ``runs``: None where ``test`` is not decided; ``variable``: what would decide it."""
+    """The condition of a place in a script.
+
+    ``runs`` is None where ``test`` is not decided; ``variable`` is the variable that would decide it.
+    """
 
     runs: bool | None
     test: str = ""
@@ -68,47 +71,47 @@ _ALWAYS = Condition(True)
 
 
 class Variables:
-    """The assignments of a text (without its comments). ``given``: values that count whatever the text assigns.
+    """The assignments of a text without its comments; ``overrides`` are values that count whatever the text assigns.
 
     All look-ups together draw on one ``budget``: each variable may be made of two others, so that few lines stand for
     more text than any memory holds. Methods raise InvalidDocument where it is spent.
     """
 
-    def __init__(self, text: str, budget: Budget, given: Mapping[str, str] = MappingProxyType({})) -> None:
-        self._text, self._budget, self._given = text, budget, given
+    def __init__(self, text: str, budget: Budget, overrides: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._text, self._budget, self._overrides = text, budget, overrides
         self._arms = arms_of(text)
         self._outcomes: dict[Test, Condition] = {}
         self._assigned: dict[str, list[_Assignment]] = defaultdict(list)
-        found = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
+        matches = [*_ASSIGNED.finditer(text), *_DEFAULTED.finditer(text)]
         line = end = 0
         condition: re.Match[str] | None = None
-        for match in sorted(found, key=re.Match.start):
+        for match in sorted(matches, key=re.Match.start):
             if match.start() >= end:  # another line; each is looked through once
                 line = text.rfind("\n", 0, match.start()) + 1
                 end = text.find("\n", match.start()) + 1 or len(text) + 1
                 condition = _CONDITION.search(text[line:end])
             if around := self._around(match.start()):  # a branch, which is followed; what else may be before it
-                own = text[max(line, around[-1].begin) : match.start()]
-                conditional = "&&" in own or "||" in own
+                before = text[max(line, around[-1].begin) : match.start()]
+                conditional = "&&" in before or "||" in before
             else:
                 conditional = condition is not None and line + condition.end() <= match.start()
             self._assigned[match[1]].append(_Assignment(Value(match[2], match.start(2)), conditional))
 
     def _around(self, at: int) -> list[Arm]:
-        """The arms that a place is in, outermost first."""
+        """Return the arms around a place, outermost first."""
         self._budget.step(len(self._arms) // _ARMS_A_STEP)
         return [arm for arm in self._arms if arm.begin <= at < arm.end][::-1]
 
     def condition(self, at: int) -> Condition:
-        """Whether a place of the text is run; a loop has one turn at least."""
-        found = _ALWAYS
+        """Return whether a place of the text is run; a loop has one turn at least."""
+        condition = _ALWAYS
         for arm in self._around(at):
             self._budget.step(len(arm.tests or ()))
             for one in map(self._outcome, arm.tests or ()):
                 if one.runs is False:
                     return one
-                found = one if found.runs else found
-        return found
+                condition = one if condition.runs else condition
+        return condition
 
     def _outcome(self, test: Test) -> Condition:
         if test not in self._outcomes:
@@ -119,14 +122,14 @@ class Variables:
         return self._outcomes[test]
 
     def _word(self, text: str, at: int) -> str:
-        """A word of a condition, looked up. Raises Undecided."""
+        """Return the value of a word of a condition. Raises Undecided."""
         try:
             return self.value(Value(text, at)).text
         except Unsaid as unsaid:
             raise Undecided(unsaid.variable) from None
 
     def value(self, word: Value, depth: int = 0) -> Value:
-        """The word with its variables looked up, without quotes; where it is one variable, at that one's value.
+        """Return the word with its variables looked up, without quotes; a single variable gives its value's place.
 
         Raises Unsaid.
         """
@@ -141,9 +144,9 @@ class Variables:
         whole = _USED.fullmatch(bare)
         if whole is not None:
             return self._meaning(whole, Value(bare, at), depth)
-        made = _USED.sub(lambda match: self._meaning(match, Value(match[0], at), depth).text, bare)
-        self._budget.make(len(made))
-        return Value(made, at + len(text) - len(text.lstrip("'\"")))
+        expanded = _USED.sub(lambda match: self._meaning(match, Value(match[0], at), depth).text, bare)
+        self._budget.make(len(expanded))
+        return Value(expanded, at + len(text) - len(text.lstrip("'\"")))
 
     def _meaning(self, match: re.Match[str], word: Value, depth: int) -> Value:
         computed, braced, default, plain, command = match.groups()
@@ -152,24 +155,24 @@ class Variables:
         if computed is not None:
             return Value(str(self._computed(computed, word.at, depth)), word.at)
         name = braced or plain
-        if name in self._given:
-            return Value(self._given[name], word.at)
+        if name in self._overrides:
+            return Value(self._overrides[name], word.at)
         assigned = self._assigned.get(name, ())
         self._budget.step(len(assigned))
-        known = [
+        earlier = [
             each
             for each in assigned
             if each.value.at + len(each.value.text) <= word.at and self.condition(each.value.at).runs is not False
         ]
-        while known and known[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
-            known.pop()
-        if not known:
+        while earlier and earlier[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
+            earlier.pop()
+        if not earlier:
             if default is not None:
                 return self.value(Value(default, word.at), depth + 1)
             raise Unsaid(f"${name} is not set above it", name)
-        settled = max((i for i, each in enumerate(known) if not self._maybe(each)), default=0)
-        chosen = known[settled]
-        for other in known[settled + 1 :]:
+        settled = max((i for i, each in enumerate(earlier) if not self._maybe(each)), default=0)
+        chosen = earlier[settled]
+        for other in earlier[settled + 1 :]:
             if other.value.text != chosen.value.text:
                 lines = [place(self._text, each.value.at)[0] for each in (chosen, other)]
                 under = self.condition(other.value.at)
@@ -178,15 +181,15 @@ class Variables:
                     + (f" ({under.test})" if under.runs is None else ""),
                     under.variable or name,
                 )
-        found = self.value(chosen.value, depth + 1)
-        return self.value(Value(default, word.at), depth + 1) if not found.text and default is not None else found
+        value = self.value(chosen.value, depth + 1)
+        return self.value(Value(default, word.at), depth + 1) if not value.text and default is not None else value
 
     def _maybe(self, one: _Assignment) -> bool:
         at = one.value.at
         return one.conditional or self.condition(at).runs is None or any(arm.tests is None for arm in self._around(at))
 
     def _computed(self, expression: str, at: int, depth: int) -> int:
-        """Whole-number arithmetic of a shell."""
+        """Compute the whole-number arithmetic of a shell."""
         plain = re.sub(
             r"\$\{[^}\n]*\}|\$?[A-Za-z_]\w*",
             lambda match: self.value(Value("$" + match[0].lstrip("$"), at), depth + 1).text,

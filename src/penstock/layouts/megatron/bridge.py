@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "data-parallel-sharding-strategy": ("ddp.data_parallel_sharding_strategy", "no_shard"),
     "accumulate-allreduce-grads-in-fp32": ("ddp.grad_reduce_in_fp32", False),
 }
-"""The attribute of each flag, and its value where a plan does not have the flag: a recipe's own would stay."""
+"""The attribute of each flag, and its value where a plan lacks the flag; else a recipe's own would stay."""
 OF_EXPERTS = {
     "moe-token-dispatcher-type": "model.moe_token_dispatcher_type",
     "moe-grouped-gemm": "model.moe_grouped_gemm",
@@ -58,7 +58,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def write(plan: Expressed) -> str:
-    """A module with one function, ``planned``, that gives the layout to a recipe's configuration."""
+    """Return a module with one function, ``planned``, that sets the layout in a recipe's configuration."""
     assert plan.roles is not None
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in plan.remarks()]
     lines = [f'"""{title}', "", *more, _DOCUMENTED + '"""', "", "import torch", "", ""]
@@ -82,17 +82,17 @@ def write(plan: Expressed) -> str:
 
 
 def settings_of(plan: Expressed) -> dict[str, Any]:
-    """Attributes of the configuration with their values."""
+    """Return the attributes of the configuration with their values."""
     flags = {flag.name: list(flag.value) if isinstance(flag.value, tuple) else flag.value for flag in flags_of(plan)}
     if plan.chunks > 1:
         flags[STAGES] = plan.chunks
-    known = {name: own for name, own in SETTINGS.items() if plan.gpus == 1 or name not in _DEGREES}
-    found = {attribute: flags.get(name, otherwise) for name, (attribute, otherwise) in known.items()}
-    return found | {attribute: flags[name] for name, attribute in OF_EXPERTS.items() if name in flags}
+    settings = {name: attribute for name, attribute in SETTINGS.items() if plan.gpus == 1 or name not in _DEGREES}
+    values = {attribute: flags.get(name, otherwise) for name, (attribute, otherwise) in settings.items()}
+    return values | {attribute: flags[name] for name, attribute in OF_EXPERTS.items() if name in flags}
 
 
 def _check(layers: int, mtp: int) -> list[str]:
-    """A recipe of another model is refused where it is changed, not where Megatron builds it."""
+    """Return lines that refuse a recipe of another model where it is changed, not where Megatron builds it."""
     return [
         f"    if (config.model.num_layers, config.model.mtp_num_layers or 0) != ({layers}, {mtp}):",
         f'        raise ValueError(f"the plan has {layers} layers, the recipe {{config.model.num_layers}}'

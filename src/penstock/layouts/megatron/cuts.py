@@ -1,4 +1,4 @@
-"""Where Megatron-Core cuts: as the layout string says, else evenly as its other flags say.
+"""Cuts of Megatron-Core: by the layout string, else evenly by its other flags.
 
 .. [1] Megatron-LM, ``core/transformer/transformer_block.py`` (get_num_layers_to_build), ``training/arguments.py``.
 """
@@ -21,25 +21,26 @@ WITH_EMBEDDING, WITH_LOSS = "account-for-embedding-in-pipeline-split", "account-
 
 
 def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> tuple[tuple[int, int], ...]:
-    """First and last layer of each stage. Raises InvalidDocument where the flags contradict each other or the model.
+    """Return first and last layer of each stage.
 
-    ``equal``: whether the profile is known to be of equal transformer layers. One that may be of others is one stage
-    where the flags have layers of several kinds, and no pipeline.
+    ``equal`` is whether the profile is known to have equal transformer layers. A profile that may have others is one
+    stage where the flags have layers of several kinds, and no pipeline. Raises InvalidDocument where the flags
+    contradict each other or the model.
     """
     if not equal and ranks == 1 and not any(flags.on(name) for name in (LAYOUT, PER_STAGE, STAGES)):
         stacks = next((name for name in OTHER_STACKS if flags.mentioned(name)), None)
         if stacks is not None:
             return ((0, roles.last + roles.after),)
     _refuse_other_stacks(flags)
-    for name, known, what in (
+    for name, expected, what in (
         ("num-layers", roles.number, "transformer layers"),
         (MTP, roles.mtp, "layers of multi-token prediction"),
     ):
-        said = flags.number(name, least=0 if name == MTP else 1)
-        if said is not None and said != known and (name != MTP or known):
+        stated = flags.number(name, least=0 if name == MTP else 1)
+        if stated is not None and stated != expected and (name != MTP or expected):
             raise flags.wrong(
                 name,
-                f"--{name} is {said}; the profile has {known} {what}",
+                f"--{name} is {stated}; the profile has {expected} {what}",
                 "a profile of this model, or say which layers are meant (--set transformer=FIRST-LAST)",
             )
     layout = flags.value(LAYOUT)
@@ -51,17 +52,17 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
         if each is not None and len(stages) != ranks * each:
             raise flags.wrong(STAGES, f"{each} stages on each of {ranks} ranks, and the layout has {len(stages)}")
         return stages
-    found, layer = [], roles.first
+    ranges, layer = [], roles.first
     for count in _counts(flags, roles.number, ranks):
-        found.append((layer, layer + count - 1))
+        ranges.append((layer, layer + count - 1))
         layer += count
-    found[0] = (0, found[0][1])
-    found[-1] = (found[-1][0], found[-1][1] + roles.after)
-    return tuple(found)
+    ranges[0] = (0, ranges[0][1])
+    ranges[-1] = (ranges[-1][0], ranges[-1][1] + roles.after)
+    return tuple(ranges)
 
 
 def _without_mtp(flags: Flags, layout: Value) -> str:
-    """The layout for a profile without multi-token prediction; a comma means nothing."""
+    """Return the layout for a profile without multi-token prediction; a comma has no meaning."""
     if re.search(r"(?:^|\|),*m(?:\*\d+)?,*(?:\||$)", layout.text):
         raise flags.wrong(
             LAYOUT,
@@ -72,13 +73,13 @@ def _without_mtp(flags: Flags, layout: Value) -> str:
 
 
 def predicts_more(flags: Flags) -> bool:
-    """Whether the flags have layers of multi-token prediction, by their number or in the layout."""
+    """Return whether the flags have layers of multi-token prediction, by their number or in the layout."""
     layout = flags.value(LAYOUT)
     return bool(flags.number(MTP, least=0)) or (layout is not None and "m" in layout.text)
 
 
 def _refuse_other_stacks(flags: Flags) -> None:
-    """Layers of several kinds, or two stacks of them, are cut by other rules and do not cost the same."""
+    """Refuse layers of several kinds, or two stacks of them, which are cut by other rules and do not cost the same."""
     for name in OTHER_STACKS:
         if flags.mentioned(name):
             what = (
@@ -95,7 +96,10 @@ def _refuse_other_stacks(flags: Flags) -> None:
 
 
 def _refuse_both(flags: Flags) -> None:
-    """Megatron takes a layout or the flags of an even cut; configurations may say the layout's stages per rank too."""
+    """Refuse a layout together with flags of an even cut, since Megatron takes either.
+
+    Configurations may state the layout's stages per rank too.
+    """
     others = (FIRST, LAST, PER_STAGE, *(() if flags.configured else (STAGES,)), WITH_EMBEDDING, WITH_LOSS)
     for name in others:
         if flags.on(name):
@@ -108,13 +112,13 @@ def _refuse_both(flags: Flags) -> None:
 
 
 def _after(flags: Flags, name: str) -> str:
-    """A flag's value, after its name; nothing for a switch."""
-    said = flags.value(name)
-    return "" if said is None or said.text.lower() == "true" else f" {said.text[:60]}"
+    """Return a flag's value, to stand after its name; no text for a switch."""
+    word = flags.value(name)
+    return "" if word is None or word.text.lower() == "true" else f" {word.text[:60]}"
 
 
 def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
-    """Transformer layers of each stage."""
+    """Return the transformer layers of each stage."""
     first, last = flags.number(FIRST), flags.number(LAST)
     embedding, loss = flags.on(WITH_EMBEDDING), flags.on(WITH_LOSS)
     if first is not None or last is not None:
@@ -128,13 +132,16 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
     counts[-1] -= loss
     if left:  # a first or last stage without transformer layers holds embedding or head
         accounted = f", embedding and head counted, {layers + embedding + loss}" if embedding or loss else ""
-        name = RANKS if RANKS in flags.found else None
+        name = RANKS if RANKS in flags.words else None
         raise _uneven(flags, name, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
     return counts
 
 
 def _uneven_ends(flags: Flags, layers: int, ranks: int, first: int | None, last: int | None) -> list[int]:
-    """Both ends as stated, the ranks between them evenly; a rank's layers are shared evenly by its virtual stages."""
+    """Return the layers of each stage with both ends as stated and the ranks between them even.
+
+    A rank's layers are shared evenly by its virtual stages.
+    """
     name = FIRST if first is not None else LAST
     ends = [end for end in (first, last) if end is not None]
     between = ranks - len(ends)
@@ -142,11 +149,11 @@ def _uneven_ends(flags: Flags, layers: int, ranks: int, first: int | None, last:
     if between < 0 or left or (between > 0 and each < 1):
         stated = " and ".join(map(str, ends))
         raise _uneven(flags, name, f"{layers} layers, {stated} of them on one rank each, do not share evenly")
-    held = [*([] if first is None else [first]), *[each] * between, *([] if last is None else [last])]
+    rank_layers = [*([] if first is None else [first]), *[each] * between, *([] if last is None else [last])]
     chunks = _chunks(flags, layers, ranks)
-    if odd := [count for count in held if count % chunks]:
+    if odd := [count for count in rank_layers if count % chunks]:
         raise _uneven(flags, name, f"{odd[0]} layers of a rank are no multiple of its {chunks} virtual stages")
-    return [count // chunks for _chunk in range(chunks) for count in held]
+    return [count // chunks for _chunk in range(chunks) for count in rank_layers]
 
 
 def _chunks(flags: Flags, layers: int, ranks: int) -> int:

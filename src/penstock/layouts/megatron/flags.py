@@ -1,9 +1,9 @@
-"""Megatron-Core's flags in a script, a manifest, a configuration or a log, whichever spelling: found and checked.
+"""Megatron-Core's flags in a script, a manifest, a configuration or a log, in any spelling, read and checked.
 
-Flags stand as ``--name value`` or ``--name=value``; in configurations (NeMo, Megatron's YAML) as ``name: value`` or
-``name=value``; in a Python module (Megatron-Bridge's recipes) as what one of its configurations sets. Of several the
-last one counts, as in Megatron. ``names.py`` has those that are read, ``other_flags.py`` those that change an answer
-and are not modelled, ``irrelevant_flags.py`` the rest.
+Flags stand as ``--name value`` or ``--name=value``. In configurations (NeMo, Megatron's YAML) they are ``name: value``
+or ``name=value``, and in a Python module (Megatron-Bridge's recipes) they are the settings of one of its
+configurations. Of several values the last one counts, as in Megatron. ``names.py`` has the flags that are read,
+``other_flags.py`` flags that change an answer and are not modelled, ``irrelevant_flags.py`` the rest.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _OF_PIPELINES = tuple(
     for name in (*NUMBERS, *WORDS, *SWITCHES, *OTHERWISE)
     if OTHERWISE.get(name, name) not in (*SIZES, *WIDTHS, *MODEL_WORDS, *MODEL_SWITCHES)
 )
-"""Names of which a slip is looked for."""
-_KNOWN = READ | CHANGING.keys()
-_NAMES = _either(_KNOWN)
+"""Names for which misspellings are looked for."""
+_NAMES_OF_FLAGS = READ | CHANGING.keys()
+_NAMES = _either(_NAMES_OF_FLAGS)
 _BETWEEN = r"[\"']?(?:[ \t]*[=:,][ \t]*|[ \t]+)(?:\\?\r?\n[ \t]*(?:-[ \t]+)?)?|[\"']?\r?\n[ \t]*-[ \t]+"
 _FLAG = re.compile(rf"--({_NAMES})(?![\w-])(?:(?:{_BETWEEN})(?!--|\"--|'--)({QUOTED}|(?:{EXPANDED}|[^\s'\"])+))?")
 _SETTING = re.compile(
-    rf"(?<![\w$-])({_either(_KNOWN - FLAGS_ONLY)})[\"']?[ \t]*[:=][ \t]*({QUOTED}|(?:{EXPANDED}|[^\s'\"])*)"
+    rf"(?<![\w$-])({_either(_NAMES_OF_FLAGS - FLAGS_ONLY)})[\"']?[ \t]*[:=][ \t]*({QUOTED}|(?:{EXPANDED}|[^\s'\"])*)"
 )
 _MODULES = re.compile(rf"--{MODULES}[\"']?[=:]?((?:[ \t\\\r\n]+(?:-[ \t]+)?[\[\"',]*[a-z_]+[\]\"',]*)+)")
 _ANY_FLAG = re.compile(r"--([a-z][a-z0-9_-]{5,60})(?![\w-])")
@@ -68,49 +68,67 @@ _TABLES = """
 _OTHER_TABLES = frozenset(_TABLES.split())
 """Tables of a configuration whose settings are not the model's."""
 _NOT_OF_LAYOUTS = frozenset(("activation", "bias", "name", "lr", "betas", "defaults"))
-"""Settings that are read by their values, or change no layout."""
+"""Settings that are read by their values, or that change no layout."""
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NOTHING = ("", "null", "none", "~")
 _OFF = ("false", "no", "off", "0", "0.0", *_NOTHING)
 _ALIKE = 0.92
 _LONGEST = 50_000
-"""Characters of a configuration whose unknown settings are listed; configurations of NeMo have a tenth of it."""
+"""The longest configuration whose unknown settings are listed, in characters; NeMo's have a tenth of it."""
 _MOST_COMPARED = 1000
-"""Names that are no flag of these; a script has fewer."""
+"""The number of unknown flags that are compared with names; a script has fewer."""
 NO_GIVEN: Mapping[str, str] = MappingProxyType({})
 
 
 class Flags:
     """The flags of a text that a pipeline depends on. Methods that return a value raise InvalidDocument for wrong ones.
 
-    ``found``: all of each name, in their order, as in the text. ``given``: values of variables and of flags that the
-    text leaves open; ``config``: which of a Python file's configurations. ``configured``: whether the text is
-    such a file. ``unknown``: flags that are none of Megatron's; ``unread``: those that were left out.
+    Parameters
+    ----------
+    text, source
+        The text, and its name in messages.
+    overrides
+        Values of variables and of flags that the text leaves open.
+    config
+        The name of one of a Python file's configurations.
+
+    Attributes
+    ----------
+    words
+        All values of each flag, in their order, as in the text.
+    configured
+        Whether the text is a Python file of configurations.
+    unknown
+        Flags that Megatron does not have.
+    unread
+        Flags that were left out, with their reasons.
     """
 
-    def __init__(self, text: str, source: str, given: Mapping[str, str] = NO_GIVEN, config: str | None = None) -> None:
+    def __init__(
+        self, text: str, source: str, overrides: Mapping[str, str] = NO_GIVEN, config: str | None = None
+    ) -> None:
         is_printed = (flags := as_flags(text)) != text
         self.text = text = flags
         self.source = source
-        self.found: dict[str, list[Value]] = {}
+        self.words: dict[str, list[Value]] = {}
         self.unknown: tuple[str, ...] = ()
         self.unread: list[str] = []
-        self._said = ["read from the arguments that Megatron printed, its defaults among them"] if is_printed else []
+        self._remarks = ["read from the arguments that Megatron printed, its defaults among them"] if is_printed else []
         self._open: Mapping[str, str] = NO_GIVEN
         plain = _COMMENT.sub(lambda match: " " * len(match[0]), text)
         budget = Budget(source)
-        self._variables = Variables(plain, budget, given)
+        self._variables = Variables(plain, budget, overrides)
         self.configured = is_python(text)
         if self.configured:
-            recipe = settings_of(text, source, given, config)
-            self.found, self._said, self._open = recipe.found, list(recipe.remarks), recipe.open
-            self._variables = Variables("", budget, given)
+            recipe = settings_of(text, source, overrides, config)
+            self.words, self._remarks, self._open = recipe.words, list(recipe.remarks), recipe.open
+            self._variables = Variables("", budget, overrides)
         else:
             if config is not None:
                 raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
             self._scan(plain)
         self._refuse_slips(plain)
-        self._take(given, plain)
+        self._take(overrides, plain)
         self._refuse_forks(plain)
 
     def _scan(self, plain: str) -> None:
@@ -123,38 +141,42 @@ class Flags:
             if match.re is _FLAG and name in SWITCHES and text.lower() not in ("true", "false"):
                 text = "true"
             word = Value(text, match.start(2) if text == match[2] else match.start())
-            self.found.setdefault(name, []).append(word)
+            self.words.setdefault(name, []).append(word)
         for name, at in switches_by_value(plain):
             if self._variables.condition(at).runs is not False:
-                self.found.setdefault(name, []).append(Value("true", at))
+                self.words.setdefault(name, []).append(Value("true", at))
         for match in _MODULES.finditer(plain):
             if self._variables.condition(match.start()).runs is False:
                 continue
             words = " ".join(re.findall(r"[a-z_]+", match[1]))
-            self.found[MODULES] = [Value(words, match.start(1))]
+            self.words[MODULES] = [Value(words, match.start(1))]
 
-    def _take(self, given: Mapping[str, str], plain: str) -> None:
-        """Values that are given for flags, not for variables. Raises InvalidDocument for a name that nothing has."""
-        for name, value in given.items():
+    def _take(self, overrides: Mapping[str, str], plain: str) -> None:
+        """Add the overrides of flags. Raises InvalidDocument for a name that is neither a flag nor a variable."""
+        for name, value in overrides.items():
             flag = name.lstrip("-").replace("_", "-")
             flag = OTHERWISE.get(flag, flag)
             if flag in READ:
-                self.found.setdefault(flag, []).append(Value(value, len(self.text)))
+                self.words.setdefault(flag, []).append(Value(value, len(self.text)))
             elif re.search(rf"\$\{{?{re.escape(name)}\b|\b{re.escape(name)}\b", plain) is None:
                 raise InvalidDocument(
                     f"{self.source} has neither a variable nor a flag {name!r}, for which {value!r} is given"
                 )
 
     def _refuse_slips(self, plain: str) -> None:
-        """Each flag once, and of very many the first ones: to compare two names takes long."""
+        """Refuse misspelt flags: each once, and of very many the first ones, since comparing two names takes long."""
         faults = Faults(self.source)
         first: dict[str, re.Match[str]] = {}
         for match in _ANY_FLAG.finditer(plain):
             name = match[1].replace("_", "-")
-            if name not in _KNOWN and _without_no(name) not in IRRELEVANT | STARTED_BY | _KNOWN:
+            if name not in _NAMES_OF_FLAGS and _without_no(name) not in IRRELEVANT | STARTED_BY | _NAMES_OF_FLAGS:
                 first.setdefault(name, match)
         for name, match in islice(first.items(), _MOST_COMPARED):
-            alike = [known for known in _OF_PIPELINES if abs(len(known) - len(name)) <= 0.1 * len(known)]
+            alike = [
+                name_of_flag
+                for name_of_flag in _OF_PIPELINES
+                if abs(len(name_of_flag) - len(name)) <= 0.1 * len(name_of_flag)
+            ]
             if near := get_close_matches(name, alike, n=1, cutoff=_ALIKE):
                 line, column = place(self.text, match.start())
                 detail = f"--{match[1]} is no flag of Megatron's; did you mean --{near[0]}?"
@@ -178,7 +200,10 @@ class Flags:
                 if isinstance(value, dict):
                     left += [value] if name not in _OTHER_TABLES and id(value) not in entered else []
                     entered.add(id(value))
-                elif name not in _KNOWN and _without_no(name) not in IRRELEVANT | _KNOWN | _NOT_OF_LAYOUTS:
+                elif (
+                    name not in _NAMES_OF_FLAGS
+                    and _without_no(name) not in IRRELEVANT | _NAMES_OF_FLAGS | _NOT_OF_LAYOUTS
+                ):
                     names[str(key)] = None
         return list(names)
 
@@ -188,7 +213,7 @@ class Flags:
         instead: list[str] = []
         for match in _OF_FORKS.finditer(plain):
             name, value = match[1].replace("_", "-"), self._of_fork(match)
-            if INSTEAD[name] not in self.found and value not in (None, "0", "1"):
+            if INSTEAD[name] not in self.words and value not in (None, "0", "1"):
                 places.append(Fault(self._place(match.start()), f"--{name} {value}".rstrip(), "layout"))
                 instead.append(f"--given {INSTEAD[name]}=…")
         if places:
@@ -208,11 +233,11 @@ class Flags:
             return match[2] or ""
 
     def wrong(self, name: str, detail: str, remedy: str | None = None) -> InvalidDocument:
-        """An error that points to the flag's value."""
+        """Return an error that points to the flag's value."""
         return self._wrong(self._looked_up(name).at, detail, remedy)
 
     def place(self, name: str) -> str:
-        """Line and column of a flag's value."""
+        """Return line and column of a flag's value."""
         return self._place(self._looked_up(name).at)
 
     def _place(self, at: int) -> str:
@@ -220,18 +245,18 @@ class Flags:
         return f"line {line}, column {column}"
 
     def _resolved(self, name: str) -> Value:
-        """The last value of a flag with its variables looked up. Raises Unsaid."""
-        word = self.found[name][-1]
+        """Return the last value of a flag with its variables looked up. Raises Unsaid."""
+        word = self.words[name][-1]
         if name in self._open and word.at < len(self.text):
             raise Unsaid(self._open[name])
         under = self._variables.condition(word.at)
-        if under.runs is None and len({each.text for each in self.found[name]}) > 1:
-            others = dict.fromkeys(f"{each.text}, line {place(self.text, each.at)[0]}" for each in self.found[name])
+        if under.runs is None and len({each.text for each in self.words[name]}) > 1:
+            others = dict.fromkeys(f"{each.text}, line {place(self.text, each.at)[0]}" for each in self.words[name])
             raise Unsaid(f"it is one of {'; '.join(others)}, {under.test}", under.variable)
         return self._variables.value(word)
 
     def _looked_up(self, name: str) -> Value:
-        word = self.found[name][-1]
+        word = self.words[name][-1]
         try:
             return self._resolved(name)
         except Unsaid as unsaid:
@@ -251,68 +276,68 @@ class Flags:
             )
 
     def drop_unread(self, names: Iterable[str]) -> None:
-        """Leave out those of some flags whose values cannot be read; ``unread`` says which, where and why."""
+        """Remove the flags of ``names`` whose values cannot be read; ``unread`` says which, where and why."""
         for name, word, unsaid in self._unread(names):
             line, _column = place(self.text, word.at)
             self.unread.append(f"--{name} {word.text}, line {line} ({unsaid})")
-            del self.found[name]
+            del self.words[name]
 
     def _unread(self, names: Iterable[str]) -> Iterator[tuple[str, Value, Unsaid]]:
-        """Those of some flags whose values cannot be read, with their words and the reason."""
+        """Yield the flags of ``names`` whose values cannot be read, with their words and the reason."""
         for name in names:
-            if name in self.found:
+            if name in self.words:
                 try:
                     self._resolved(name)
                 except Unsaid as unsaid:
-                    yield name, self.found[name][-1], unsaid
+                    yield name, self.words[name][-1], unsaid
 
     def _wrong(self, at: int, detail: str, remedy: str | None = None) -> InvalidDocument:
         fault = Fault(self._place(at), detail, "layout")
         return InvalidDocument(f"{self.source} has 1 fault", faults=(fault,), remedy=remedy)
 
     def value(self, name: str) -> Value | None:
-        """What a flag says, and where that stands; None where it is absent."""
-        if name not in self.found:
+        """Return the value of a flag, and its place; None where it is absent."""
+        if name not in self.words:
             return None
-        found = self._looked_up(name)
-        return None if found.text.lower() in _NOTHING else found
+        word = self._looked_up(name)
+        return None if word.text.lower() in _NOTHING else word
 
     def text_of(self, name: str) -> str | None:
-        """What a flag says, in small letters; None where it is absent."""
-        found = self.value(name)
-        return None if found is None else found.text.lower().rstrip(",)}")
+        """Return the value of a flag in small letters; None where it is absent."""
+        word = self.value(name)
+        return None if word is None else word.text.lower().rstrip(",)}")
 
     def number(self, name: str, least: int = 1) -> int | None:
-        """The value of a flag; None where it is absent."""
-        found = self.value(name)
-        if found is None:
+        """Return the number of a flag; None where it is absent."""
+        word = self.value(name)
+        if word is None:
             return None
-        digits = re.fullmatch(r"([0-9]{1,9})[),;\]}\\]*", found.text)
+        digits = re.fullmatch(r"([0-9]{1,9})[),;\]}\\]*", word.text)
         if digits is None or int(digits[1]) < least or digits[1] != str(int(digits[1])):
-            raise self._wrong(found.at, f"--{name} is {found.text[:60]!r}, no number from {least} on")
+            raise self._wrong(word.at, f"--{name} is {word.text[:60]!r}, no number from {least} on")
         return int(digits[1])
 
-    def said(self, name: str) -> int | None:
-        """The number of a flag that does not matter enough to ask for it; None where it is not to be seen."""
+    def number_if_readable(self, name: str) -> int | None:
+        """Return the number of a flag that is not needed; None where it cannot be read."""
         try:
-            word = self._resolved(name).text if name in self.found else ""
+            word = self._resolved(name).text if name in self.words else ""
         except Unsaid:
             return None
         return int(word) if re.fullmatch(r"[1-9][0-9]{0,5}", word) else None
 
     def on(self, name: str) -> bool:
-        """Whether a switch is there, and not said to be off."""
-        return name in self.found and self._looked_up(name).text.lower().rstrip(",") not in _OFF
+        """Return whether a switch is there, and not off."""
+        return name in self.words and self._looked_up(name).text.lower().rstrip(",") not in _OFF
 
     def mentioned(self, name: str) -> bool:
-        """Whether a flag is there and, as far as it can be seen, not said to be off."""
+        """Return whether a flag is there and not visibly off."""
         try:
             return self.on(name)
         except InvalidDocument:
             return True
 
     def changing(self) -> list[str]:
-        """Flags that change the answer and are not modelled; not those whose value is what a plan is judged with."""
+        """Return the flags that change the answer and are not modelled, without values that a plan is judged with."""
         named = [name for name in CHANGING if self.mentioned(name)]
         return [name for name in named if self._as_seen(name) not in HARMLESS.get(name, ())]
 
@@ -323,25 +348,25 @@ class Flags:
             return ""
 
     def remarks(self) -> list[str]:
-        """Flags that are given more than once and differ, those that are not read, and what a recipe leaves open."""
-        said, supposed = list(self._said), dict[str, list[str]]()
-        for name, words in self.found.items():
+        """Return sentences on flags with several values, on unread flags, and on values that a recipe leaves open."""
+        sentences, supposed = list(self._remarks), dict[str, list[str]]()
+        for name, words in self.words.items():
             under = self._variables.condition(words[-1].at)
             if under.runs is None:
                 supposed.setdefault(under.test, []).append(f"--{name}")
             if len({word.text for word in words}) > 1:
                 line, _column = place(self.text, words[-1].at)
                 where = "as given" if words[-1].at >= len(self.text) else f"line {line}"
-                said.append(f"--{name} is given {len(words)} times; the last one counts, {where}")
+                sentences.append(f"--{name} is given {len(words)} times; the last one counts, {where}")
         for test, names in supposed.items():
-            said.append(f"judged as if a condition held that is not known, {test}: {', '.join(names)}")
+            sentences.append(f"judged as if a condition held that is not known, {test}: {', '.join(names)}")
         if self.unread:
-            said.append(f"not read, and judged as if absent: {'; '.join(self.unread)}")
-        return said
+            sentences.append(f"not read, and judged as if absent: {'; '.join(self.unread)}")
+        return sentences
 
 
 def _without_no(name: str) -> str:
-    """A flag's name without what switches it off."""
+    """Return a flag's name without the part that switches it off."""
     return re.sub(r"^(?:no|disable)-", "", name)
 
 
@@ -350,5 +375,5 @@ def _no_value(name: str, word: Value, why: str) -> str:
 
 
 def _remedy(missing: list[str]) -> str:
-    given = " ".join(f"--given {name}=…" for name in missing)
-    return f"say it: {given}; or write the value itself, or set the variable in a line above (PP=4)"
+    options = " ".join(f"--given {name}=…" for name in missing)
+    return f"say it: {options}; or write the value itself, or set the variable in a line above (PP=4)"

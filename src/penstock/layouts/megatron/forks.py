@@ -26,7 +26,7 @@ _OF_DEEPSPEED = """
     synchronize-each-layer universal-checkpoint checkpoint-in-cpu num-gpus num-nodes hostfile
 """
 OF_DEEPSPEED = frozenset(_OF_DEEPSPEED.split())
-"""Flags of Megatron-DeepSpeed and of its launcher that decide nothing which is read here."""
+"""Flags of Megatron-DeepSpeed and of its launcher that decide nothing that is read here."""
 TELLING = re.compile(
     r"parallel|expert|partition|pipeline|stage|shard|zero|offload|recompute|checkpoint-act|degree|precision|dtype|optim"
 )
@@ -39,7 +39,7 @@ BY_VALUE = (
     (rf"name[\"']?[ \t]*[:=][ \t]*[\"']?(?:{_SHARDED})(?![\w-])", "use-distributed-optimizer"),
     (r"bias[\"']?[ \t]*[:=][ \t]*[\"']?[Ff]alse(?![\w-])", "disable-bias-linear"),
 )
-"""NeMo's settings whose values say what Megatron has a switch for."""
+"""NeMo's settings whose values mean a switch of Megatron."""
 _BY_VALUE = tuple((re.compile(rf"(?<![\w$-]){pattern}"), flag) for pattern, flag in BY_VALUE)
 
 
@@ -61,7 +61,7 @@ def deepspeed_said(text: str, names: Iterable[str]) -> str:
 
 
 def unknown_said(names: Iterable[str], most: int) -> str:
-    """List unknown names, those first that may well change the answer; no names give no text."""
+    """List unknown names, with names that may well change the answer first; no names give no text."""
     listed = sorted(names, key=lambda name: TELLING.search(name) is None)
     if not listed:
         return ""

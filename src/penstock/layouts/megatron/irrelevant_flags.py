@@ -1,7 +1,7 @@
-"""Megatron's flags that change no plan: what they say is not read.
+"""Megatron's flags that change no plan: their values are not read.
 
 All flags of Megatron-LM and fields of Megatron-Core's configurations that are neither read (``names.py``) nor able to
-change an answer (``other_flags.py``) are here: those of release 0.16.1 and what later heads added.
+change an answer (``other_flags.py``) are here. They are the flags of release 0.16.1 and flags that later heads added.
 
 .. [1] Megatron-LM, ``training/arguments.py``, ``training/config``; Megatron-Core 0.16.1, ``TransformerConfig``,
    ``ModelParallelConfig``, ``DistributedDataParallelConfig``, ``OptimizerConfig``.

@@ -1,8 +1,8 @@
 """Megatron-Core's ``--pipeline-model-parallel-layout``: ``Et*3|(tt|)*29|L``.
 
-``E`` embedding, ``t`` transformer layer, ``m`` multi-token prediction, ``L`` final norm, output layer and loss; ``|``
-ends a stage; ``*n`` repeats the letter or the group in parentheses before it; commas mean nothing. Groups do not nest.
-Stages are dealt to the pipeline ranks in turn, so more stages than ranks are virtual ones.
+``E`` is the embedding, ``t`` a transformer layer, ``m`` multi-token prediction, ``L`` final norm, output layer and
+loss. ``|`` ends a stage, and ``*n`` repeats the letter or the group in parentheses before it. Commas have no meaning,
+and groups do not nest. Stages are dealt to the pipeline ranks in turn, so more stages than ranks are virtual ones.
 
 .. [1] Megatron-LM, ``core/transformer/pipeline_parallel_layer_layout.py``.
 """
@@ -20,7 +20,7 @@ from penstock.layouts.files.positions import place
 LETTERS = {"E": "embedding", "t": "transformer layer", "m": "multi-token prediction", "L": "head and loss"}
 _Fault = Callable[[int, str], None]
 MOST = 100_000
-"""Letters of a layout: more is a slip of a repetition."""
+"""The most letters of a layout; more is a slip of a repetition."""
 
 
 class Letter(NamedTuple):
@@ -31,7 +31,7 @@ class Letter(NamedTuple):
 
 
 def print_layout(stages: Sequence[tuple[int, int]], roles: Roles) -> str:
-    """The string of stages, by first and last layer; equal neighbours are taken together."""
+    """Return the string of stages, by first and last layer; equal neighbours are taken together."""
     texts = []
     for first, last in stages:
         count = min(last, roles.last) - max(first, roles.first) + 1
@@ -53,21 +53,21 @@ def _repeated(letter: str, count: int) -> str:
 
 
 def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int = 0) -> tuple[tuple[int, int], ...]:
-    """First and last layer of each stage. ``text`` is in ``whole`` from ``offset`` on.
+    """Return first and last layer of each stage; ``text`` is in ``whole`` from ``offset`` on.
 
-    Raises InvalidDocument with line and column for what is no layout, and for one of another model.
+    Raises InvalidDocument with line and column for a text that is no layout, and for a layout of another model.
     """
-    found = Faults(f"the layout {text[:80]!r}")
+    faults = Faults(f"the layout {text[:80]!r}")
 
     def fault(at: int, detail: str) -> None:
         line, column = place(text if whole is None else whole, at if whole is None else offset + at)
-        found.add(line, detail, column=column, code="layout")
+        faults.add(line, detail, column=column, code="layout")
 
     letters = _letters(text, fault)
-    found.stop("letters E, t, m and L, stages ended by |, repetitions *n, such as 'Ettt|(tt|)*4tL'")
+    faults.stop("letters E, t, m and L, stages ended by |, repetitions *n, such as 'Ettt|(tt|)*4tL'")
     stages = _stages(letters, len(text), roles, fault)
     several = f", {roles.mtp} times m" if roles.mtp else ""
-    found.stop(
+    faults.stop(
         f"E, {roles.number} times t{several}, and L: the profile's layers 0–{roles.first - 1}, "
         f"{roles.first}–{roles.last} and those after"
     )
@@ -75,21 +75,21 @@ def read_layout(text: str, roles: Roles, whole: str | None = None, offset: int =
 
 
 def _letters(text: str, fault: _Fault) -> list[Letter]:
-    """All letters with their repetitions written out."""
-    found: list[Letter] = []
+    """Return all letters with their repetitions written out."""
+    letters: list[Letter] = []
     at = 0
     while at < len(text):
         items, after = _item(text, at, fault)
         count, at = _count(text, after, fault)
-        if len(found) + len(items) * count > MOST:
+        if len(letters) + len(items) * count > MOST:
             fault(after, f"more than {MOST} letters")
-            return found
-        found += items * count
-    return found
+            return letters
+        letters += items * count
+    return letters
 
 
 def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
-    """A letter, or a group, and where it ends."""
+    """Return a letter, or a group, and where it ends."""
     letter = text[at]
     if letter == "(":
         end = text.find(")", at)
@@ -110,13 +110,13 @@ def _item(text: str, at: int, fault: _Fault) -> tuple[list[Letter], int]:
     if letter == ",":
         return [], at + 1
     if letter not in LETTERS and letter != "|":
-        known = ", ".join(f"{each} ({what})" for each, what in LETTERS.items())
-        fault(at, f"{letter!r} is no letter of a layout; it has {known} and |")
+        alphabet = ", ".join(f"{each} ({what})" for each, what in LETTERS.items())
+        fault(at, f"{letter!r} is no letter of a layout; it has {alphabet} and |")
     return [Letter(letter, at)], at + 1
 
 
 def _count(text: str, at: int, fault: _Fault) -> tuple[int, int]:
-    """Return ``*n`` after an item, 1 where there is none, and where it ends."""
+    """Return n of ``*n`` after an item, 1 where it is missing, and where it ends."""
     if text[at : at + 1] != "*":
         return 1, at
     end = at + 1
@@ -135,15 +135,15 @@ def _stages(letters: list[Letter], end: int, roles: Roles, fault: _Fault) -> tup
     _check_numbers(plain, end, roles, fault)
     stages, layer = [], 0
     width = {"E": roles.first, "t": 1, "m": 1, "L": roles.after - roles.mtp}
-    for number, (own, at) in enumerate(_split(letters, end)):
-        if not own:
+    for number, (stage_letters, at) in enumerate(_split(letters, end)):
+        if not stage_letters:
             fault(at, f"stage {number} is empty; the stages of a plan hold a layer at least")
             continue
-        if sum(each.letter == "m" for each in own) not in (0, roles.mtp):
+        if sum(each.letter == "m" for each in stage_letters) not in (0, roles.mtp):
             fault(at, f"stage {number} holds some of the layers of multi-token prediction; one stage holds them all")
-        held = sum(width.get(each.letter, 0) for each in own)
-        stages.append((layer, layer + held - 1))
-        layer += held
+        layers = sum(width.get(each.letter, 0) for each in stage_letters)
+        stages.append((layer, layer + layers - 1))
+        layer += layers
     return tuple(stages)
 
 
@@ -164,23 +164,23 @@ def _check_ends(plain: list[Letter], end: int, fault: _Fault) -> None:
 
 
 def _check_numbers(plain: list[Letter], end: int, roles: Roles, fault: _Fault) -> None:
-    for letter, what, known in (("t", "transformer layers", roles.number), ("m", "m", roles.mtp)):
+    for letter, what, expected in (("t", "transformer layers", roles.number), ("m", "m", roles.mtp)):
         there = [each for each in plain if each.letter == letter]
-        if len(there) != known:
-            at = there[known].at if len(there) > known else end
+        if len(there) != expected:
+            at = there[expected].at if len(there) > expected else end
             more = ""
-            if letter == "m" and not known:
+            if letter == "m" and not expected:
                 more = "; multi-token prediction is a layer called mtp, between the others and the head"
-            fault(at, f"the layout has {len(there)} {what}, the profile {known or 'none'}{more}")
+            fault(at, f"the layout has {len(there)} {what}, the profile {expected or 'none'}{more}")
 
 
 def _split(letters: list[Letter], end: int) -> Iterator[tuple[list[Letter], int]]:
-    """The letters of each stage, and where it ends."""
-    own: list[Letter] = []
+    """Yield the letters of each stage, and where it ends."""
+    stage_letters: list[Letter] = []
     for each in letters:
         if each.letter == "|":
-            yield own, each.at
-            own = []
+            yield stage_letters, each.at
+            stage_letters = []
         else:
-            own.append(each)
-    yield own, end
+            stage_letters.append(each)
+    yield stage_letters, end

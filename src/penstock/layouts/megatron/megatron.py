@@ -9,14 +9,14 @@ from penstock.layouts.megatron.written import Flag, flags_of
 
 
 def write(plan: Expressed) -> str:
-    """Shell arrays, to be sourced: ``LAUNCH_ARGS`` for torchrun, ``PIPELINE_ARGS`` for the training script."""
+    """Return shell arrays, to be sourced: ``LAUNCH_ARGS`` for torchrun, ``PIPELINE_ARGS`` for the training script."""
     remarks = [f"# {line}" for line in plan.remarks()]
     lines = [*remarks, *_launch(plan), "PIPELINE_ARGS=(", *(f"    {_shell(flag)}" for flag in flags_of(plan)), ")", ""]
     return "\n".join(lines)
 
 
 def _launch(plan: Expressed) -> list[str]:
-    """torchrun's options, where every node has equally many processes and each is one GPU."""
+    """Return torchrun's options, where every node has equally many processes and each is one GPU."""
     each = {count for _name, count in plan.nodes}
     if plan.gpus > 1 or len(each) > 1:
         return []

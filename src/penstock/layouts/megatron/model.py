@@ -20,7 +20,7 @@ from penstock.schemas.transformers.shape import Experts, LatentAttention, Transf
 EXPERTS = ("num-experts", "moe-router-topk", "moe-ffn-hidden-size")
 NEEDED = ("num-layers", "hidden-size", "num-attention-heads", "seq-length")
 TOKENIZERS = {"gpt2bpetokenizer": 50_257, "llama2tokenizer": 32_000, "bertwordpiecelowercase": 30_522}
-"""Words of tokenizers whose size their type alone says."""
+"""Vocabulary sizes of tokenizers whose type alone determines them."""
 CONTEXT_KINDS: dict[str, ContextKind] = {"p2p": "ring", "allgather": "all_gather", "a2a": "all_to_all"}
 _OTHER_MODELS = re.compile(r"\bpretrain_(bert|t5|ict|vision\w*|vlm|mimo|mamba|retro)\b")
 _PATTERN = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
@@ -28,11 +28,14 @@ _DROPOUT = 0.1
 
 
 SHAPED_BY = (*NEEDED, *WIDTHS, "num-experts", "vocab-size", "moe-layer-freq")
-"""What the shape of a model is asked by, where the text has it."""
+"""The flags that determine the shape of a model."""
 
 
 def shape_said(flags: Flags, name: str) -> TransformerShape:
-    """The shape. Raises InvalidDocument for what the flags leave open, UnsupportedRequest for what no shape has."""
+    """Return the shape. Raises InvalidDocument for values that the flags leave open.
+
+    Raises UnsupportedRequest for a model that no shape describes.
+    """
     _refuse_others(flags)
     flags.ask(SHAPED_BY)
     missing = [needed for needed in NEEDED if flags.number(needed) is None]
@@ -56,12 +59,12 @@ def shape_said(flags: Flags, name: str) -> TransformerShape:
 
 
 def _has_experts(flags: Flags) -> bool:
-    """Return whether a text that does not say its model has flags of experts, which are then asked for too."""
+    """Return whether a text that does not state its model has flags of experts, which are then needed too."""
     return (flags.number(EXPERT) or 1) > 1 or re.search(r"--moe-", flags.text) is not None
 
 
 def context_kind_said(flags: Flags) -> ContextKind | None:
-    """How keys and values get around; None where the flags say nothing, or a way that costs are not known of."""
+    """Return how keys and values get around; None where the flags state nothing, or a way without costs."""
     stated = flags.text_of("cp-comm-type") if (flags.number("context-parallel-size") or 1) > 1 else None
     return None if stated is None else CONTEXT_KINDS.get(stated)
 
@@ -124,25 +127,25 @@ def _positions(flags: Flags) -> str:
 
 
 def _biases(flags: Flags) -> Literal["none", "qkv", "all"]:
-    off = flags.on("disable-bias-linear") or ("add-bias-linear" in flags.found and not flags.on("add-bias-linear"))
+    off = flags.on("disable-bias-linear") or ("add-bias-linear" in flags.words and not flags.on("add-bias-linear"))
     if not off:
         return "all"
     return "qkv" if flags.on("add-qkv-bias") else "none"
 
 
 def _tied(flags: Flags) -> bool:
-    if "share-embeddings-and-output-weights" in flags.found:
+    if "share-embeddings-and-output-weights" in flags.words:
         return flags.on("share-embeddings-and-output-weights")
     return not flags.on("untie-embeddings-and-output-weights")
 
 
 def _share(flags: Flags, name: str, default: float) -> float:
-    """A number that need not be whole. Raises InvalidDocument for what is none."""
-    said = flags.text_of(name)
+    """Read a number that need not be whole. Raises InvalidDocument for any other value."""
+    text = flags.text_of(name)
     try:
-        return default if said is None else float(said)
+        return default if text is None else float(text)
     except ValueError:
-        raise flags.wrong(name, f"--{name} is {said!r}, no number") from None
+        raise flags.wrong(name, f"--{name} is {text!r}, no number") from None
 
 
 def _latent(flags: Flags) -> LatentAttention | None:
@@ -159,7 +162,7 @@ def _latent(flags: Flags) -> LatentAttention | None:
 
 def _experts(flags: Flags, ffn: int) -> Experts | None:
     number = flags.number("num-experts")
-    if number is None or (number == 1 and "moe-router-topk" not in flags.found):  # one expert is the usual feed-forward
+    if number is None or (number == 1 and "moe-router-topk" not in flags.words):  # one expert is the usual feed-forward
         return None
     padded = flags.on("moe-pad-expert-input-to-capacity")
     return Experts(
@@ -174,21 +177,24 @@ def _experts(flags: Flags, ffn: int) -> Experts | None:
 
 
 def _dense_layers(flags: Flags) -> int:
-    """Layers without experts at the front. Raises UnsupportedRequest where there are others further back."""
-    said = (flags.text_of("moe-layer-freq") or "1").replace(" ", "")
-    pattern = [int(said)] if said.isdecimal() else _pattern(said)
-    if (said.isdecimal() and pattern != [1]) or any(a > b for a, b in pairwise(pattern)):
+    """Return the number of layers without experts at the front.
+
+    Raises UnsupportedRequest where there are others further back.
+    """
+    text = (flags.text_of("moe-layer-freq") or "1").replace(" ", "")
+    pattern = [int(text)] if text.isdecimal() else _pattern(text)
+    if (text.isdecimal() and pattern != [1]) or any(a > b for a, b in pairwise(pattern)):
         raise UnsupportedRequest(
-            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {said} has layers without experts "
+            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {text} has layers without experts "
             "after layers with; costs are computed of models whose first layers are dense",
             remedy="a profile of it: --profile",
         )
     return pattern.count(0)
 
 
-def _pattern(said: str) -> list[int]:
-    """``([0]*3+[1]*58)``, or a list of a number for each layer."""
-    found: list[int] = []
-    for numbers, times in _PATTERN.findall(said):
-        found += [int(each) for each in numbers.split(",")] * int(times or 1)
-    return found
+def _pattern(text: str) -> list[int]:
+    """Read ``([0]*3+[1]*58)``, or a list of a number for each layer."""
+    layers: list[int] = []
+    for numbers, times in _PATTERN.findall(text):
+        layers += [int(each) for each in numbers.split(",")] * int(times or 1)
+    return layers

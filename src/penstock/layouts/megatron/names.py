@@ -1,4 +1,4 @@
-"""The names of Megatron-Core's flags that are read, and other names of the same in configurations."""
+"""The names of Megatron-Core's flags that are read, and their other names in configurations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEGREES = (
 """Kinds of parallelism other than pipeline and data parallelism."""
 TENSOR, CONTEXT, EXPERT, EXPERT_TENSOR = DEGREES
 SIZES = ("hidden-size", "num-attention-heads", "seq-length", "num-experts", "vocab-size")
-"""What a profile was measured with."""
+"""Sizes with which a profile was measured."""
 GRADIENTS = ("bf16", "fp16", "grad-reduce-in-bf16", "accumulate-allreduce-grads-in-fp32", "grad-reduce-in-fp32")
 MAIN_GRADIENTS = "main-grads-dtype"
 FSDP = ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2")
@@ -59,7 +59,7 @@ WIDTHS = (
     "qk-pos-emb-head-dim",
     "v-head-dim",
 )
-"""Of a model."""
+"""Further sizes of a model."""
 NUMBERS = (
     *CUTS,
     "micro-batch-size",
@@ -71,7 +71,7 @@ NUMBERS = (
     "nproc-per-node",
 )
 SHAPE = frozenset((*(name for name in CUTS if name != GROUP), LAYOUT))
-"""One of these at least is in what Megatron starts with."""
+"""Flags of which Megatron starts with at least one."""
 MODEL_WORDS = (
     "normalization",
     "position-embedding-type",

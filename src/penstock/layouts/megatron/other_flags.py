@@ -1,4 +1,4 @@
-"""Megatron-Core's flags that change what a pipeline takes or holds, and that are not modelled: an answer names them.
+"""Megatron-Core's flags that change a pipeline's time or memory and are not modelled: an answer names them.
 
 .. [1] Megatron-LM, ``training/arguments.py``.
 """
@@ -97,7 +97,7 @@ CHANGING: dict[str, str] = {
     "overlap-p2p-communication-warmup-flush": "sends and receives overlap with computing while the pipeline fills",
     "pipeline-model-parallel-split-rank": "a second stack of layers",
 }
-"""What each of them changes."""
+"""The change that each flag makes."""
 _LOWERING = """
     fp8 fp8-param-gather fp8-param fp4 fp4-param-gather fp4-param use-precision-aware-optimizer main-params-dtype
     exp-avg-dtype exp-avg-sq-dtype optimizer optimizer-cpu-offload cpu-offloading fine-grained-activation-offloading
@@ -128,12 +128,12 @@ HARMLESS: dict[str, tuple[str, ...]] = {
     "outer-dp-sharding-strategy": ("no_shard",),
     "transformer-impl": ("transformer_engine",),
 }
-"""Values that are what a plan is judged with."""
+"""Values with which a plan is judged."""
 FLAGS_ONLY = frozenset(("optimizer", "sft", "spec"))
-"""Words that mean other things where they are no flags."""
+"""Words with other meanings where they are no flags."""
 
 
 def changing_sentence(names: list[str]) -> str:
-    """Names all of them, each with what it changes."""
+    """Name all of the flags, each with the change that it makes."""
     listed = "; ".join(f"--{name} ({CHANGING[name]})" for name in names)
     return f"not understood, judged as if absent, and able to change the answer: {listed}"

@@ -1,7 +1,7 @@
-"""The arguments that Megatron prints when it starts, in a log, as the flags that they are the values of.
+"""The arguments that Megatron prints when it starts, in a log, as flags with their values.
 
-A line is ``  name ..... value``, after whatever a launcher puts before it; values are settled: no variable is left, and
-defaults are among them. Those which a model or a layout does not have are left out, as they say nothing about it.
+A line is ``  name ..... value``, after any prefix of a launcher. Values are settled: no variable is left, and defaults
+are among them. Arguments of parts that the model or the layout lacks are left out, as they state nothing about it.
 
 .. [1] Megatron-LM, ``training/arguments.py`` (_print_args, validate_args).
 """
@@ -29,7 +29,7 @@ _OF_EXPERTS = re.compile(r"moe-|expert-(?!model-parallel-size)|overlap-moe-|dela
 
 
 def as_flags(text: str) -> str:
-    """Return a text with the printed arguments as flags, each on its line; a text without any as it is.
+    """Return a text with the printed arguments as flags, each on its line; a text without any is returned unchanged.
 
     Of several lists the last one counts.
     """
@@ -72,7 +72,7 @@ def _value(printed: str) -> str:
 
 
 def _without(values: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names of arguments that say nothing, as what they are about is not there."""
+    """Yield the names of arguments without a meaning, since the part that they set does not exist."""
     if values.get("group-query-attention") == "False":
         yield "num-query-groups"
     if values.get("multi-latent-attention") != "True":

@@ -45,9 +45,9 @@ from penstock.solvers.model.degrees import Degrees, Module, modules_of
 from penstock.solvers.model.trainer_limits import Recomputing
 
 _SIZES: tuple[Size, ...] = ("hidden", "heads", "length", "experts", "vocabulary")
-"""What the flags of ``SIZES`` say, in their order."""
-ASKED = (*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers")
-"""What a layout is asked for, where the text has it."""
+"""The sizes that the flags of ``SIZES`` state, in their order."""
+NEEDED = (*CUTS, LAYOUT, "recompute-granularity", "recompute-num-layers")
+"""Flags that a layout needs, where the text has them."""
 LAUNCHER = ("nnodes", "nproc-per-node")
 _LAYOUT_ALONE = re.compile(r"[^\s=:#-]{1,200000}")
 _MODULES: dict[str, Module | None] = {
@@ -80,10 +80,10 @@ class MegatronText:
     def ask(self, *, batch: bool, model: bool) -> None:
         """Raise InvalidDocument that names all flags at once that are needed and cannot be read."""
         names = ("global-batch-size",) * batch + SHAPED_BY * model
-        self.flags.ask(dict.fromkeys((*ASKED, *names)))
+        self.flags.ask(dict.fromkeys((*NEEDED, *names)))
 
     def degrees(self, *, experts: bool = False) -> Degrees:
-        """Return the degrees; ``experts``: whether the model has experts though no flag says so."""
+        """Return the degrees; ``experts`` is whether the model has experts although no flag states it."""
         return _stated(self.flags, experts=experts)
 
     def named_degrees(self) -> tuple[tuple[str, str], ...]:
@@ -112,33 +112,33 @@ class MegatronText:
         return _drawn(self.source.text, self.flags, reading)
 
 
-def _drawn(text: str, flags: Flags, given: Reading) -> Drawn:
-    roles = given.roles
+def _drawn(text: str, flags: Flags, reading: Reading) -> Drawn:
+    roles = reading.roles
     assert roles is not None
-    if not SHAPE & flags.found.keys():
+    if not SHAPE & flags.words.keys():
         if flags.configured:
-            said = "; ".join(flags.remarks())
+            remarks = "; ".join(flags.remarks())
             raise InvalidDocument(
-                f"{given.source} sets batches and no degrees, which come from other files ({said})",
+                f"{reading.source} sets batches and no degrees, which come from other files ({remarks})",
                 remedy=f"say them: --given {RANKS}=… --given {TENSOR}=…",
             )
-        return _alone(text, given)
-    flags.ask(ASKED)
+        return _alone(text, reading)
+    flags.ask(NEEDED)
     flags.drop_unread(("micro-batch-size", "global-batch-size", MODULES, STRATEGY, *SIZES, *WIDTHS))
-    ranks = flags.number(RANKS) or given.ranks or 1
-    stated = _degrees(flags, given)
-    unknown = _compared(flags, given)
+    ranks = flags.number(RANKS) or reading.ranks or 1
+    stated = _degrees(flags, reading)
+    unknown = _compared(flags, reading)
     drawn = Drawn(
-        stages_of(flags, roles, ranks, equal=known_shape(given.profile) is not None),
+        stages_of(flags, roles, ranks, equal=known_shape(reading.profile) is not None),
         ranks,
         "",
-        rows=flags.number("micro-batch-size") or given.rows,
+        rows=flags.number("micro-batch-size") or reading.rows,
         global_batch_size=flags.number("global-batch-size"),
         group=flags.number(GROUP),
         recompute=_recompute(flags),
         overlap=flags.on("overlap-grad-reduce"),
         shard_states=flags.on("use-distributed-optimizer") or _fully_sharded(flags) is not None,
-        processes=_processes(flags, given),
+        processes=_processes(flags, reading),
         gradient=_gradient(flags),
         other_order=flags.on(OTHER_ORDER),
         degrees=stated.degrees,
@@ -150,29 +150,29 @@ def _drawn(text: str, flags: Flags, given: Reading) -> Drawn:
         sharding=_FSDP.get(_fully_sharded(flags) or ""),
         counted_whole=_counted_whole(flags),
         unmodelled=tuple(f"--{name}" for name in flags.changing() if name in LOWERING),
-        assumptions=(*_assumptions(flags, given), *stated.remarks, *unknown),
+        assumptions=(*_assumptions(flags, reading), *stated.remarks, *unknown),
     )
     return _dealt(drawn, f"another --{RANKS}")
 
 
-def _alone(text: str, given: Reading) -> Drawn:
-    """A layout string without flags."""
-    assert given.roles is not None
+def _alone(text: str, reading: Reading) -> Drawn:
+    """Read a layout string without flags."""
+    assert reading.roles is not None
     layout = text.strip().strip("'\"")
     if not _LAYOUT_ALONE.fullmatch(layout):
         raise InvalidDocument(
-            f"{given.source} has neither Megatron's flags of a pipeline nor a layout string",
+            f"{reading.source} has neither Megatron's flags of a pipeline nor a layout string",
             remedy=f"a script with --{RANKS}, --num-layers, --micro-batch-size, …, or a string such as 'Et*4|t*4L'",
         )
-    stages = read_layout(layout, given.roles, text, text.index(layout))
-    ranks = given.ranks or len(stages)
-    said = (f"one pipeline rank per stage, {ranks}",) if given.ranks is None else ()
-    drawn = Drawn(stages, ranks, "", rows=given.rows, assumptions=said)
+    stages = read_layout(layout, reading.roles, text, text.index(layout))
+    ranks = reading.ranks or len(stages)
+    remarks = (f"one pipeline rank per stage, {ranks}",) if reading.ranks is None else ()
+    drawn = Drawn(stages, ranks, "", rows=reading.rows, assumptions=remarks)
     return _dealt(drawn, "another number of pipeline ranks (--pipeline-parallel-size)")
 
 
 def _dealt(drawn: Drawn, otherwise: str) -> Drawn:
-    """With the order that Megatron then runs."""
+    """Add the order that Megatron then runs."""
     if len(drawn.stages) % drawn.ranks:
         raise wrong(
             f"{len(drawn.stages)} stages cannot be dealt to {drawn.ranks} pipeline ranks",
@@ -182,22 +182,22 @@ def _dealt(drawn: Drawn, otherwise: str) -> Drawn:
 
 
 def _recompute(flags: Flags) -> Recomputing:
-    """Whole layers, as the flags say."""
+    """Read the recomputation of whole layers."""
     granularity, method = flags.text_of("recompute-granularity"), flags.text_of("recompute-method")
     if granularity != "full":
         return NONE
     layers = flags.number("recompute-num-layers") or 1
     if method is None or method not in ("uniform", "block"):
-        said = "absent" if method is None else repr(method)
+        stated = "absent" if method is None else repr(method)
         raise flags.wrong(
             "recompute-granularity" if method is None else "recompute-method",
-            f"--recompute-method is {said}, neither uniform nor block; --recompute-granularity full needs one",
+            f"--recompute-method is {stated}, neither uniform nor block; --recompute-granularity full needs one",
         )
     return Recomputing("block" if method == "block" else "uniform", layers)
 
 
 def _modules(flags: Flags) -> tuple[Module, ...]:
-    """Modules that every layer recomputes. Raises InvalidDocument for one that Megatron does not know."""
+    """Return the modules that every layer recomputes. Raises InvalidDocument for one that Megatron does not know."""
     named = flags.text_of(MODULES) if flags.text_of("recompute-granularity") == "selective" else None
     words = [] if named is None else [word for word in named.split() if word not in _OTHER_MODULES]
     if unknown := [word for word in words if word not in _MODULES]:
@@ -206,23 +206,23 @@ def _modules(flags: Flags) -> tuple[Module, ...]:
     return modules_of([[ours for word in words if (ours := _MODULES[word]) is not None]])
 
 
-def _processes(flags: Flags, given: Reading) -> int | None:
-    """Devices that the launcher's flags start: GPUs, or groups of them where a device represents one."""
-    nodes, each = (flags.said(name) for name in LAUNCHER)
+def _processes(flags: Flags, reading: Reading) -> int | None:
+    """Return the devices that the launcher's flags start: GPUs, or groups of them where a device represents a group."""
+    nodes, each = (flags.number_if_readable(name) for name in LAUNCHER)
     if nodes is None or each is None:
         return None
     tensor, context = (flags.number(name) or 1 for name in DEGREES[:2])
-    return nodes * each // (1 if given.gpus == 1 else tensor * context)
+    return nodes * each // (1 if reading.gpus == 1 else tensor * context)
 
 
 def _by_place(flags: Flags, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """How the text has each of these flags whose value can be read."""
-    known = [(name, flags.said(name)) for name in names]
-    return tuple((f"--{name} {value}", flags.place(name)) for name, value in known if value is not None)
+    """Return the text's words for each of these flags whose value can be read."""
+    values = [(name, flags.number_if_readable(name)) for name in names]
+    return tuple((f"--{name} {value}", flags.place(name)) for name, value in values if value is not None)
 
 
 def _stated(flags: Flags, *, experts: bool) -> Degrees:
-    """As the flags say; an expert's tensors are split as all others are, unless the flags say otherwise.
+    """Read the degrees; an expert's tensors are split as all others are, unless the flags state otherwise.
 
     Without experts Megatron ignores how their tensors are split.
     """
@@ -231,54 +231,59 @@ def _stated(flags: Flags, *, experts: bool) -> Degrees:
     return Degrees(tensor or 1, context or 1, expert or 1, (expert_tensor or tensor or 1) if experts else 1)
 
 
-def _degrees(flags: Flags, given: Reading) -> Stated:
-    """The degrees. Raises UnsupportedRequest where they are not what devices represent."""
-    shape = given.profile.shape
+def _degrees(flags: Flags, reading: Reading) -> Stated:
+    """Return the degrees. Raises UnsupportedRequest where devices represent other groups."""
+    shape = reading.profile.shape
     stated = _stated(flags, experts=shape is not None and shape.experts is not None)
     names = [f"--{name}" for name in DEGREES]
     groups, experts = dict(zip(names[:2], stated[:2], strict=True)), dict(zip(names[2:], stated[2:], strict=True))
 
     def place(name: str) -> str:
         bare = name.removeprefix("--")
-        return flags.place(bare if bare in flags.found else DEGREES[0])
+        return flags.place(bare if bare in flags.words else DEGREES[0])
 
-    return degrees_in(flags.source, groups, experts, given.gpus, place)
+    return degrees_in(flags.source, groups, experts, reading.gpus, place)
 
 
-def _compared(flags: Flags, given: Reading) -> tuple[str, ...]:
-    """What could not be compared. Raises InvalidDocument where model and profile contradict each other."""
-    said = {size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None}
-    if said.get("experts") == 1 and given.profile.shape is not None and given.profile.shape.experts is None:
-        del said["experts"]  # one expert is the usual feed-forward
+def _compared(flags: Flags, reading: Reading) -> tuple[str, ...]:
+    """Return a sentence on values that could not be compared.
+
+    Raises InvalidDocument where model and profile contradict each other.
+    """
+    stated = {
+        size: value for name, size in zip(SIZES, _SIZES, strict=True) if (value := flags.number(name)) is not None
+    }
+    if stated.get("experts") == 1 and reading.profile.shape is not None and reading.profile.shape.experts is None:
+        del stated["experts"]  # one expert is the usual feed-forward
     names = dict(zip(_SIZES, SIZES, strict=True))
-    found = compared(given.profile, given.roles, said)
-    for size, words in found.wrong.items():
+    differences = compared(reading.profile, reading.roles, stated)
+    for size, words in differences.wrong.items():
         raise flags.wrong(
             names[size],
-            f"--{names[size]} is {said[size]}; {words}",
+            f"--{names[size]} is {stated[size]}; {words}",
             "a profile of this model: penstock profile, or another --example; or none, where the flags say the model",
         )
-    return unknown_sentence([f"--{names[size]} {said[size]}" for size in found.unknown])
+    return unknown_sentence([f"--{names[size]} {stated[size]}" for size in differences.unknown])
 
 
 def _gradient(flags: Flags) -> Literal["parameter", "fp32"] | None:
-    """Width of gradients of 16-bit parameters by Megatron's rules; None where no flag says anything of widths.
+    """Return the width of gradients of 16-bit parameters by Megatron's rules; None where no flag states a width.
 
-    fp32 under ``--bf16`` unless stated otherwise, 16 bits under ``--fp16`` (``training/arguments.py``, validate_args);
-    in configurations ``grad_reduce_in_fp32``.
+    It is fp32 under ``--bf16`` unless stated otherwise, 16 bits under ``--fp16`` (``training/arguments.py``,
+    validate_args), and in configurations ``grad_reduce_in_fp32`` states it.
     """
-    if not flags.found.keys() & {*GRADIENTS, MAIN_GRADIENTS}:
+    if not flags.words.keys() & {*GRADIENTS, MAIN_GRADIENTS}:
         return None
     main = flags.text_of(MAIN_GRADIENTS)
     told_off = flags.value("grad-reduce-in-fp32") is not None and not flags.on("grad-reduce-in-fp32")
     if flags.on("grad-reduce-in-bf16") or told_off or main in ("bf16", "fp16", "bfloat16", "float16"):
         return "parameter"
-    asked = flags.on("accumulate-allreduce-grads-in-fp32") or flags.on("grad-reduce-in-fp32")
-    return "parameter" if flags.on("fp16") and not asked else "fp32"
+    is_fp32 = flags.on("accumulate-allreduce-grads-in-fp32") or flags.on("grad-reduce-in-fp32")
+    return "parameter" if flags.on("fp16") and not is_fp32 else "fp32"
 
 
 def _fully_sharded(flags: Flags) -> str | None:
-    """What Megatron's FSDP shares out, by its name for it; None without."""
+    """Return what Megatron's FSDP shares out, by its name for it; None without FSDP."""
     if not any(flags.on(name) for name in FSDP):
         return None
     stated = flags.text_of(STRATEGY) or ("optim_grads_params" if flags.on("use-torch-fsdp2") else "no_shard")
@@ -288,41 +293,49 @@ def _fully_sharded(flags: Flags) -> str | None:
 
 
 def _counted_whole(flags: Flags) -> str:
-    """What is said of Megatron's FSDP where it is not judged as it is."""
+    """Return a sentence on Megatron's FSDP where it is not judged as it is."""
     sharded = _fully_sharded(flags)
     whole = "; gradients and parameters are counted whole, and their gathering is not"
     return "" if sharded in (None, "optim") else _WITH_FSDP.format(sharded) + whole
 
 
-def _assumptions(flags: Flags, given: Reading) -> list[str]:
-    """What the flags say that a plan cannot, and what they leave out."""
-    said = flags.remarks()
-    if RANKS not in flags.found:
-        said.append(f"no --{RANKS} in the text: Megatron's own, 1" if LAYOUT not in flags.found else f"no --{RANKS}")
-    if "micro-batch-size" not in flags.found and given.rows is None:
-        said.append("no --micro-batch-size that can be read: 1")
+def _assumptions(flags: Flags, reading: Reading) -> list[str]:
+    """Return sentences on flags that a plan cannot express, and on values that the flags leave out."""
+    sentences = flags.remarks()
+    if RANKS not in flags.words:
+        sentences.append(
+            f"no --{RANKS} in the text: Megatron's own, 1" if LAYOUT not in flags.words else f"no --{RANKS}"
+        )
+    if "micro-batch-size" not in flags.words and reading.rows is None:
+        sentences.append("no --micro-batch-size that can be read: 1")
     selective = flags.text_of("recompute-granularity") == "selective" or flags.on("recompute-activations")
     if selective and not _modules(flags):
-        said.append("selective recomputation of attention: flash attention keeps nothing that it would free")
+        sentences.append("selective recomputation of attention: flash attention keeps nothing that it would free")
     if selective and (others := [w for w in (flags.text_of(MODULES) or "").split() if w in _OTHER_MODULES]):
-        said.append(f"recomputed modules of layers that are not modelled, judged as if absent: {', '.join(others)}")
-    if given.roles is not None and not given.roles.mtp and predicts_more(flags):
-        said.append(
+        sentences.append(
+            f"recomputed modules of layers that are not modelled, judged as if absent: {', '.join(others)}"
+        )
+    if reading.roles is not None and not reading.roles.mtp and predicts_more(flags):
+        sentences.append(
             "multi-token prediction changes the answer and is not modelled: judged is the model without its layers, "
             "since the profile has none"
         )
     if flags.on("use-distributed-optimizer"):
-        said.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
+        sentences.append("--use-distributed-optimizer: optimizer states are shared out over the replicas")
     if (sharded := _fully_sharded(flags)) == "optim":
-        said.append(_WITH_FSDP.format(sharded))
-    profiled = given.profile.parameter_dtype
+        sentences.append(_WITH_FSDP.format(sharded))
+    profiled = reading.profile.parameter_dtype
     if (stated := next((width for width in ("bf16", "fp16") if flags.on(width)), profiled)) != profiled:
-        said.append(f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's")
+        sentences.append(
+            f"--{stated}, and the profile was measured with parameters in {profiled}: judged are the profile's"
+        )
     if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
-        said.append(f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it")
+        sentences.append(
+            f"--{stacks[0]}: layers of several kinds, on one stage; what they cost is as the profile has it"
+        )
     fork_sentence = deepspeed_said(flags.text, (name.removeprefix("--") for name in flags.unknown))
     others = [name for name in flags.unknown if not fork_sentence or name[2:] not in OF_DEEPSPEED | INSTEAD.keys()]
-    said += filter(None, (fork_sentence, unknown_said(others, _MOST_NAMED)))
+    sentences += filter(None, (fork_sentence, unknown_said(others, _MOST_NAMED)))
     if changing := flags.changing():
-        said.append(changing_sentence(changing))
-    return said
+        sentences.append(changing_sentence(changing))
+    return sentences

@@ -43,17 +43,17 @@ WRITTEN = (
     "accumulate-allreduce-grads-in-fp32",
     "grad-reduce-in-bf16",
 )
-"""Every flag that may be written; one of these that a file leaves out has to be left out of a script as well."""
+"""Flags that may be written; a flag of these that a file leaves out has to be left out of a script as well."""
 REPLACED = (
     *(FIRST, LAST, PER_STAGE, STAGES, WITH_EMBEDDING, WITH_LOSS),
     *("recompute-activations", "moe-layer-recompute", "overlap-moe-expert-parallel-comm", "delay-wgrad-compute"),
     *("use-tp-pp-dp-mapping", "num-distributed-optimizer-instances", "hierarchical-context-parallel-sizes"),
 )
-"""Flags that no file has, and that would make another layout of one."""
+"""Flags that no file has, and that would make another layout of a file."""
 
 
 FSDP_STRATEGIES: dict[Sharding, str] = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
-"""Megatron's names of what its FSDP shares out besides optimizer states."""
+"""Megatron's names for what its FSDP shares out besides optimizer states."""
 
 
 class Flag(NamedTuple):
@@ -64,7 +64,7 @@ class Flag(NamedTuple):
 
 
 def flags_of(plan: Expressed) -> list[Flag]:
-    """What the plan says, in the order of files; degrees where each device is one GPU."""
+    """Return the flags of a plan, in the order of files, with degrees where each device is one GPU."""
     assert plan.roles is not None
     flags = _degrees(plan)
     flags.append(Flag(RANKS, plan.ranks))
@@ -80,19 +80,19 @@ def flags_of(plan: Expressed) -> list[Flag]:
 
 
 def _degrees(plan: Expressed) -> list[Flag]:
-    """The expert tensor degree is Megatron's tensor degree where nothing is said."""
+    """Return the flags of degrees; Megatron's expert tensor degree is its tensor degree by default."""
     if plan.gpus > 1:
         return []
-    own, experts = plan.degrees, plan.profile.shape.experts if plan.profile.shape is not None else None
-    flags = [Flag(TENSOR, own.tensor)]
-    if own.tensor > 1:
+    degrees, experts = plan.degrees, plan.profile.shape.experts if plan.profile.shape is not None else None
+    flags = [Flag(TENSOR, degrees.tensor)]
+    if degrees.tensor > 1:
         flags.append(Flag("sequence-parallel", True))
-    if own.context > 1:
-        flags.append(Flag(CONTEXT, own.context))
+    if degrees.context > 1:
+        flags.append(Flag(CONTEXT, degrees.context))
         flags.append(Flag("cp-comm-type", CONTEXT_KINDS[plan.context_kind or "ring"]))
     if experts is None:
         return flags
-    flags += [Flag(EXPERT, own.expert), Flag(EXPERT_TENSOR, own.expert_tensor)]
+    flags += [Flag(EXPERT, degrees.expert), Flag(EXPERT_TENSOR, degrees.expert_tensor)]
     flags += [Flag("moe-token-dispatcher-type", "alltoall"), Flag("moe-grouped-gemm", True)]
     if experts.capacity_factor is not None:
         flags.append(Flag("moe-expert-capacity-factor", experts.capacity_factor))
@@ -111,7 +111,10 @@ def _recomputed(plan: Expressed) -> list[Flag]:
 
 
 def modules_in_words(plan: Expressed) -> tuple[str, ...]:
-    """Megatron's names; the feed-forward is ``moe`` in layers with experts, ``mlp`` in those without."""
+    """Return Megatron's names of modules.
+
+    The feed-forward is ``moe`` in layers with experts, ``mlp`` in layers without.
+    """
     experts = plan.profile.shape.experts if plan.profile.shape is not None else None
     words: list[str] = []
     for module in plan.modules:
@@ -123,7 +126,10 @@ def modules_in_words(plan: Expressed) -> tuple[str, ...]:
 
 
 def _data_parallel(plan: Expressed) -> list[Flag]:
-    """The gather of sharded parameters is not in a plan's time: it is overlapped where the reduction is."""
+    """Return the flags of data parallelism.
+
+    A plan's time does not contain the gather of sharded parameters, which overlaps where the reduction does.
+    """
     names = ["overlap-grad-reduce"] if plan.overlap else []
     if plan.shard_states:
         names += ["use-distributed-optimizer", *(["overlap-param-gather"] if plan.overlap else [])]

@@ -1,5 +1,6 @@
 """torchtitan's configurations, in and out.
 
 May import: `penstock.layouts`, `schemas`.
+
 Start reading at `torchtitan.py`.
 """

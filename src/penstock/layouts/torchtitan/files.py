@@ -22,7 +22,7 @@ _POLICIES = {"full": "FullAC", "selective": "SelectiveAC"}
 
 
 def toml(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], checkpoints: Mapping[str, str]) -> str:
-    """Tables, with remarks above them; ``checkpoints``: of activations."""
+    """Write tables, with remarks above them; ``checkpoints`` are the settings of activation checkpoints."""
     lines = [f"# {line}" for line in remarks]
     for name, table in {**tables, "activation_checkpoint": checkpoints}.items():
         lines += [f"[{name}]", *(f"{key} = {_value(value, 0)}" for key, value in table.items()), ""]
@@ -30,7 +30,7 @@ def toml(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], checkp
 
 
 def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], checkpoints: Mapping[str, str]) -> str:
-    """A module with one function, ``planned``, that sets the tables' values in a ``Trainer.Config``."""
+    """Write a module with one function, ``planned``, that sets the tables' values in a ``Trainer.Config``."""
     policy = _POLICIES.get(checkpoints["mode"])
     title, *more = [line.replace("\\", "/").replace('"', "'") for line in remarks]
     lines = [f'"""{title}', "", *more, _DOCUMENTED + '"""', ""]
@@ -51,7 +51,7 @@ def python(remarks: Sequence[str], tables: Mapping[str, Mapping[str, Any]], chec
 
 
 def _value(value: Any, indent: int) -> str:
-    """A number, a text or a list of lists, as TOML and Python both write it."""
+    """Write a number, a text or a list of lists, as TOML and Python both do."""
     if not isinstance(value, list):
         return json.dumps(value, ensure_ascii=False)
     inner = "".join(f"{' ' * (indent + 4)}{json.dumps(names, ensure_ascii=False)},\n" for names in value)

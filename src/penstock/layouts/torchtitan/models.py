@@ -1,4 +1,4 @@
-"""The models that torchtitan's registries know, by family and flavor, and which of them a configuration names.
+"""The models of torchtitan's registries, by family and flavor, and the one that a configuration names.
 
 .. [1] torchtitan, ``models/llama3/__init__.py`` and its neighbours, of releases 0.2.2 and 0.3.0.
 """
@@ -19,14 +19,14 @@ _LENGTH = 2048
 """Tokens of a sample where ``training.seq_len`` is left out, in both releases."""
 _WORDS = 128_256
 _SAME_SIZES = re.compile(r"(?<!_)(?:_(?:flex|flash|varlen|sdpa|attn|non|fused|qkv)){1,20}$")
-"""What a flavor's name has besides its size: how attention is computed."""
+"""Endings of a flavor's name that state no size but how attention is computed."""
 _OTHERS = ("flux", "kimi_k2_7", "llama3_ft", "llama4", "muse_glimmer", "qwen3_5", "qwen3_vl")
 """Families whose layers are of several kinds, or which are not known here."""
 _TIED = ("0.6B", "1.7B", "4B", "debugmodel")
 
 
 def _llama(layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> TransformerShape:
-    given = {"kv_heads": 8, "vocabulary": _WORDS, **more}
+    sizes = {"kv_heads": 8, "vocabulary": _WORDS, **more}
     return TransformerShape(
         name="llama3",
         layers=layers,
@@ -36,7 +36,7 @@ def _llama(layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> Trans
         ffn=ffn,
         gated=True,
         sequence_length=_LENGTH,
-        **given,
+        **sizes,
     )
 
 
@@ -81,7 +81,7 @@ def _flavors() -> Iterator[tuple[str, str, TransformerShape]]:
 
 
 def _deepseek(layers: int, hidden: int, ffn: int, words: int, experts: Experts) -> TransformerShape:
-    """Sixteen heads whose queries are projected directly, one dense layer, two shared experts."""
+    """Return a shape of sixteen heads with directly projected queries, one dense layer, two shared experts."""
     shared = experts.model_copy(update={"shared_ffn": 2 * experts.ffn, "dense_layers": 1})
     latent = LatentAttention(key_value_rank=512, plain_width=128, rotary_width=64, value_width=128)
     plain = _llama(layers, hidden, 16, ffn, kv_heads=16, vocabulary=words)
@@ -95,51 +95,51 @@ def _oss(layers: int, number: int) -> TransformerShape:
 
 
 FLAVORS: dict[str, dict[str, TransformerShape]] = {}
-"""By family and flavor; lengths of samples are a configuration's, not a flavor's."""
+"""Shapes by family and flavor; lengths of samples are a configuration's, not a flavor's."""
 for _family, _flavor, _shape in _flavors():
     FLAVORS.setdefault(_family, {})[_flavor] = _shape.model_copy(update={"name": f"{_family}-{_flavor}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a configuration says of its model; None: nothing."""
+    """The model that a configuration names; None where it names none."""
 
     family: str | None
     flavor: str | None
 
 
 def without_kernels(flavor: str) -> str:
-    """The flavor of the same sizes that says nothing of kernels: ``8B_flex`` is ``8B``."""
+    """Return the flavor of the same sizes without the words on kernels: ``8B_flex`` is ``8B``."""
     return _SAME_SIZES.sub("", flavor)
 
 
-def named(said: Settings) -> Named:
-    """The family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
-    flavor, family = said.get("model", "flavor"), said.get("model", "name")
+def named(settings: Settings) -> Named:
+    """Return the family and the flavor, of ``[model]`` or of ``model_registry("8B")`` in the module of a family."""
+    flavor, family = settings.get("model", "flavor"), settings.get("model", "name")
     if flavor is not None and family is None:
-        family = _family_of(said)
+        family = _family_of(settings)
     return Named(None if family is None else str(family), None if flavor is None else str(flavor))
 
 
-def _family_of(said: Settings) -> str | None:
-    """The family that the configuration's name begins with, else the only one whose class or module is imported."""
+def _family_of(settings: Settings) -> str | None:
+    """Return the family that begins the configuration's name, else the only one whose class or module is imported."""
     families = sorted({*FLAVORS, *_OTHERS}, key=len, reverse=True)
-    names = (said.config or "", *(each.rpartition(" ")[2] for each in said.remarks))
+    names = (settings.config or "", *(each.rpartition(" ")[2] for each in settings.remarks))
     begun = next((each for each in families for name in names if name.startswith(f"{each}_")), None)
     if begun is not None:
         return begun
-    low = said.text.lower()
+    low = settings.text.lower()
     classes = [each for each in families if re.search(rf"\b{each.replace('_', '')}model\b", low)]
     modules = [each for each in families if re.search(rf"\bmodels[./]{each}\b", low)]
     return next((only[0] for only in (classes, modules) if len(only) == 1), None)
 
 
-def shape_said(said: Settings, source: str) -> TransformerShape:
-    """The shape of the model that a configuration names, for samples of its length.
+def shape_said(settings: Settings, source: str) -> TransformerShape:
+    """Return the shape of the model that a configuration names, for samples of its length.
 
     Raises InvalidDocument where it names none or an unknown one, UnsupportedRequest for a family whose layers differ.
     """
-    model = named(said)
+    model = named(settings)
     if model.flavor is None or model.family is None:
         lacking = "model.flavor" if model.flavor is None else "model.name"
         raise InvalidDocument(
@@ -147,7 +147,7 @@ def shape_said(said: Settings, source: str) -> TransformerShape:
             remedy=f"say it: --given model.name={model.family or 'llama3'} --given model.flavor="
             f"{model.flavor or '8B'}; or the model: --example, --hf, --profile",
         )
-    line = said.line("flavor") or said.line(f'"{model.flavor}"')
+    line = settings.line("flavor") or settings.line(f'"{model.flavor}"')
     at = source if line is None else f"{source}, line {line}"
     if model.family == "llama4":
         raise UnsupportedRequest(
@@ -157,11 +157,11 @@ def shape_said(said: Settings, source: str) -> TransformerShape:
     flavors = FLAVORS.get(model.family, {})
     shape = flavors.get(without_kernels(model.flavor))
     if shape is None:
-        known = FLAVORS if model.family not in FLAVORS else flavors
+        names = FLAVORS if model.family not in FLAVORS else flavors
         raise InvalidDocument(
-            f"{at}: the model {model.family} {model.flavor} is none that is known of torchtitan: {', '.join(known)}",
+            f"{at}: the model {model.family} {model.flavor} is none that is known of torchtitan: {', '.join(names)}",
             remedy="the model itself: --hf with its config.json, --example or --profile",
         )
-    length = said.number("training", LENGTH) or said.number("training", "seq_len") or _LENGTH
-    said.faults.stop()
+    length = settings.number("training", LENGTH) or settings.number("training", "seq_len") or _LENGTH
+    settings.faults.stop()
     return shape.model_copy(update={"sequence_length": length})

@@ -1,7 +1,7 @@
-"""torchtitan's settings, as one table of tables, in every form that they are given in.
+"""torchtitan's settings, as one table of tables, from every form in which they are written.
 
-Read are TOML and JSON, also in a log, flags (``--parallelism.pipeline_parallel_degree 4``) and the Python of newer
-versions (``config.parallelism.pipeline_parallel_degree = 4``, of which nothing is run).
+The reader takes TOML and JSON, also in a log, flags (``--parallelism.pipeline_parallel_degree 4``) and the Python of
+newer versions (``config.parallelism.pipeline_parallel_degree = 4``), none of which is run.
 
 .. [1] torchtitan, ``config/job_config.py``, ``config/manager.py``.
 """
@@ -29,14 +29,14 @@ NONE: Mapping[str, str] = MappingProxyType({})
 CHECKPOINT = "activation_checkpoint"
 MODEL = "model"
 OPTIMIZER, EARLY_STEP = "optimizer", "early_step_in_backward"
-"""The one setting of the optimizer's table that is looked at."""
+"""The one setting of the optimizer's table that is read."""
 SELECTIVE = "selective_ac_option"
-"""The setting of 0.2 for selective checkpoints: a number, of which layers, or of all layers some operators."""
+"""The setting of 0.2 for selective checkpoints: a divisor of the recomputed layers' numbers, or ``op``."""
 TABLES = ("parallelism", "training", CHECKPOINT, "experimental", MODEL, OPTIMIZER)
 LENGTH = "max_context_length"
-"""How newer heads than 0.3 call the tokens of a sample."""
+"""The name of a sample's tokens in newer heads than 0.3."""
 _ARGUMENTS = {"model_spec.0": "flavor", "model_spec.flavor": "flavor", "model_spec.num_mtp_layers": "num_mtp_layers"}
-"""What ``model_registry("8B")`` of 0.3 says, by the names that ``[model]`` of 0.2 has."""
+"""The arguments of ``model_registry("8B")`` of 0.3, by the names that ``[model]`` of 0.2 has."""
 _FLAG = re.compile(
     rf"--({'|'.join(TABLES)})\.([a-z_]+)(?:(?:[ \t]*=[ \t]*|[ \t]+)(?!--)(\"[^\"\n]*\"|'[^'\n]*'|[^\s'\"]+))?"
 )
@@ -50,19 +50,19 @@ OLD_NAMES = {
 
 
 class Settings:
-    """The tables. Methods that return a value note a fault for what is none, with its line where that can be seen.
+    """The tables. Methods that return a value note a fault for a wrong one, with its line where it can be seen.
 
     ``remarks``: values that are given more than once and differ.
     """
 
-    def __init__(self, text: str, source: str, given: Mapping[str, str] = NONE, config: str | None = None) -> None:
+    def __init__(self, text: str, source: str, overrides: Mapping[str, str] = NONE, config: str | None = None) -> None:
         text = printed_json(text, _PRINTED)
         self.text, self.faults, self.is_python = text, Faults(source), _is_python(text)
         self.config = config
         self.remarks: list[str] = []
         self._tables: dict[str, dict[str, Any]] = {}
-        parsed = _parsed(text, source, given, config, self.remarks)
-        for name, table in _of_given(given).items():
+        parsed = _parsed(text, source, overrides, config, self.remarks)
+        for name, table in _of_overrides(overrides).items():
             parsed[name] = {**(parsed.get(name) or {}), **table}
         for name, table in parsed.items():
             if name not in TABLES:
@@ -77,24 +77,24 @@ class Settings:
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing of what is asked for."""
+        """True where the text has no settings that are read."""
         return not any(table for name, table in self._tables.items() if name not in (MODEL, OPTIMIZER))
 
     def get(self, table: str, name: str) -> Any:
-        """Return the value; None where there is none."""
+        """Return the value; None where it is missing."""
         return self._tables.get(table, {}).get(name)
 
     def line(self, name: str) -> int | None:
-        """Where the name stands, if it does."""
-        found = re.search(rf"(?<![\w.]){re.escape(name)}\b|\.{re.escape(name)}\b", self.text)
-        return None if found is None else place(self.text, found.start())[0]
+        """Return the line of the name, if it occurs."""
+        match = re.search(rf"(?<![\w.]){re.escape(name)}\b|\.{re.escape(name)}\b", self.text)
+        return None if match is None else place(self.text, match.start())[0]
 
     def fault(self, name: str, detail: str) -> None:
-        """At the line of a name."""
+        """Add a fault at the line of a name."""
         self.faults.add(self.line(name), detail, code="layout")
 
     def number(self, table: str, name: str, least: int = 1) -> int | None:
-        """None where it is absent or left to torchtitan (-1)."""
+        """Return the number; None where it is absent or left to torchtitan (-1)."""
         value = self.get(table, name)
         if value is None or value == -1:
             return None
@@ -105,7 +105,7 @@ class Settings:
 
 
 class Checkpoints(NamedTuple):
-    """Layers that are recomputed whole, or what of every layer is."""
+    """Layers that are recomputed whole, or the modules that every layer recomputes."""
 
     recompute: Recomputing = Recomputing()
     modules: Modules = ()
@@ -113,7 +113,7 @@ class Checkpoints(NamedTuple):
 
 
 def checkpoints_of(settings: Settings) -> Checkpoints:
-    """Return what is recomputed; left out, torchtitan's own: every second layer in 0.2, by operator in 0.3."""
+    """Return the recomputation; torchtitan's default is every second layer in 0.2, and by operator in 0.3."""
     stated = settings.get(CHECKPOINT, "mode")
     option = settings.get(CHECKPOINT, SELECTIVE) or ("op" if settings.is_python else 2)
     if stated in ("none", "full"):
@@ -133,7 +133,7 @@ def checkpoints_of(settings: Settings) -> Checkpoints:
 
 
 def checkpoints_in_words(plan: Expressed, release: str) -> dict[str, str]:
-    """Return the settings of what a plan recomputes. Raises UnsupportedRequest where a release has no words."""
+    """Return the settings of a plan's recomputation. Raises UnsupportedRequest where a release has no words."""
     if plan.modules:
         return {"mode": "selective", SELECTIVE: "op"}
     method, layers = plan.recompute
@@ -159,17 +159,19 @@ def unmodelled(settings: Settings) -> tuple[str, ...]:
     return tuple(name for name, is_on in each.items() if is_on)
 
 
-def _of_given(given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Values given for settings, by their dotted names."""
+def _of_overrides(overrides: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the overrides of settings, by their dotted names."""
     data: dict[str, dict[str, Any]] = {}
-    for path, value in given.items():
+    for path, value in overrides.items():
         table, dot, name = path.removeprefix("--").partition(".")
         if dot and table in TABLES:
             data.setdefault(table, {})[name] = _plain(value)
     return data
 
 
-def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]) -> dict[str, Any]:
+def _parsed(
+    text: str, source: str, overrides: Mapping[str, str], config: str | None, remarks: list[str]
+) -> dict[str, Any]:
     try:
         if config is not None and not _PYTHON.search(text):
             raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
@@ -179,7 +181,7 @@ def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None
             data = _of_flags(text)
         elif _is_python(text):
             ast.parse(text)
-            data = _of_python(text, source, given, config, remarks)
+            data = _of_python(text, source, overrides, config, remarks)
         else:
             data = tomllib.loads(text)
     except SyntaxError as error:
@@ -194,7 +196,7 @@ def _parsed(text: str, source: str, given: Mapping[str, str], config: str | None
 
 
 def _is_python(text: str) -> bool:
-    """Return whether it is a module of newer versions, and neither JSON nor flags."""
+    """Return whether the text is a module of newer versions, and neither JSON nor flags."""
     return not text.lstrip().startswith("{") and not _FLAG.search(text) and bool(_PYTHON.search(text))
 
 
@@ -206,7 +208,7 @@ def _of_flags(text: str) -> dict[str, Any]:
 
 
 def _plain(word: str) -> Any:
-    """A number, a text or a list of flags, as it stands."""
+    """Read a number, a text or a list of flags."""
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -214,11 +216,14 @@ def _plain(word: str) -> Any:
 
 
 def _of_python(
-    text: str, source: str, given: Mapping[str, str], config: str | None, remarks: list[str]
+    text: str, source: str, overrides: Mapping[str, str], config: str | None, remarks: list[str]
 ) -> dict[str, Any]:
-    """What a configuration of a Python module sets; ``remarks``: which one it is, and what is not followed."""
-    known = {name: _plain(value) for name, value in given.items()}
-    one = configuration(text, source, config, known, lambda path, _setting: (_table_of(path) or (MODEL,))[0] != MODEL)
+    """Read the settings of a configuration in a Python module.
+
+    ``remarks`` gets the configuration's name, and the calls that are not followed.
+    """
+    values = {name: _plain(value) for name, value in overrides.items()}
+    one = configuration(text, source, config, values, lambda path, _setting: (_table_of(path) or (MODEL,))[0] != MODEL)
     if one.name:
         remarks.append(f"the configuration {one.name}")
     if one.elsewhere:
@@ -235,7 +240,7 @@ def _of_python(
 
 
 def _table_of(path: str) -> tuple[str, str] | None:
-    """The table and the name in it of a dotted path; None of what is neither."""
+    """Return the table and the name in it of a dotted path; None for any other path."""
     *owners, name = path.split(".")
     if path in _ARGUMENTS:
         return MODEL, _ARGUMENTS[path]
@@ -249,6 +254,6 @@ def _table_of(path: str) -> tuple[str, str] | None:
 
 
 def _mode(value: Any) -> str:
-    """Of 0.3's ``FullAC.Config()``, ``SelectiveAC.Config()`` or None; of anything else its text."""
-    known = {"FullAC": "full", "SelectiveAC": "selective", "None": "none"}
-    return next((mode for name, mode in known.items() if str(value).startswith(name)), str(value))
+    """Return the mode of 0.3's ``FullAC.Config()``, ``SelectiveAC.Config()`` or None; else the value's text."""
+    modes = {"FullAC": "full", "SelectiveAC": "selective", "None": "none"}
+    return next((mode for name, mode in modes.items() if str(value).startswith(name)), str(value))

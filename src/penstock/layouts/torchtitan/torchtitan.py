@@ -2,9 +2,9 @@
 
 Up to 0.2 they are TOML and the head is called ``output``; from 0.3 on they are Python, and it is called ``lm_head``.
 
-``module_fqns_per_model_part`` names what each stage holds; without it torchtitan cuts, evenly but for what embedding
-and head count for. Stages are dealt to the pipeline ranks in turn, or in a V. Module names are those of torchtitan's
-transformers where the profile's names say embedding, transformer layers and head, else the profile's own layer names.
+``module_fqns_per_model_part`` names the modules of each stage; without it torchtitan cuts evenly, with embedding and
+head counted in. Stages are dealt to the pipeline ranks in turn, or in a V. Modules have the names of torchtitan's
+transformers where the profile's names give embedding, transformer layers and head, else the profile's own layer names.
 
 .. [1] torchtitan, ``distributed/pipeline_parallel.py``, ``config/job_config.py`` (0.2), ``config/configs.py`` (0.3).
 """
@@ -59,7 +59,7 @@ WRITTEN = (
     "pipeline_parallel_schedule_csv",
     "expert_tensor_parallel_degree",
 )
-"""Every setting that may be written, and those that a layout replaces."""
+"""Every setting that may be written, and every setting that a layout replaces."""
 WHOLE_AT_ONE_RANK = (
     "FSDP without a pipeline shards parameters and gradients too, and gathers parameters for each layer's forward and "
     "backward: here only optimizer states are shared out, so memory is counted higher than it is, and the gathering is "
@@ -74,49 +74,51 @@ _UNLIKE: dict[Sharding, str] = {
     "parameters_kept": "without a pipeline torchtitan gathers parameters and sums gradients once for each micro-batch; "
     "the plan does either once a step, and counts gradients whole",
 }
-"""What FSDP without a pipeline does otherwise than a plan."""
+"""Differences between a plan and FSDP without a pipeline."""
 TOKENS = "num_tokens_per_microbatch_per_dp_rank"
-"""How newer heads than 0.3 state micro-batches: in tokens."""
+"""The setting by which newer heads than 0.3 state micro-batches: in tokens."""
 
 
 def release_of(stated: str | None) -> str:
-    """The release that a layout is written for: as stated, with or without a patch number, else the newest known.
+    """Return the release that a layout is written for, by default the newest one.
+
+    ``stated`` may have a patch number.
 
     Raises UnsupportedRequest for one that layouts are not written for.
     """
     newest, *_older = HEADS
-    found = newest if stated is None else ".".join(stated.split(".")[:2])
-    if found not in HEADS:
+    release = newest if stated is None else ".".join(stated.split(".")[:2])
+    if release not in HEADS:
         raise UnsupportedRequest(
             f"layouts for torchtitan are written for releases {' and '.join(HEADS)}, not {stated}",
             faults=(Fault("/release", f"{stated} is none of {', '.join(HEADS)}"),),
             remedy=f"--set release={newest}, or one of the others",
         )
-    return found
+    return release
 
 
 def write(plan: Expressed, release: str | None = None) -> str:
-    """The settings as the release reads them: TOML, or from 0.3 on a Python module that changes a configuration."""
+    """Write the settings for the release: TOML, or from 0.3 on a Python module that changes a configuration."""
     release = release_of(release)
     whole = not plan.shard_states and plan.replicas > 1
     fsdp = plan.shard_states or (release == "0.2" and plan.ranks > 1 and whole)
-    said = plan.remarks()
+    remarks = plan.remarks()
     if fsdp and not plan.shard_states:
-        said.append(
+        remarks.append(
             "torchtitan 0.2 has no whole replicas of a pipeline: written as FSDP, which also shares out the "
             "optimizer states that the plan counts whole"
         )
     if fsdp and plan.ranks == 1 and plan.replicas > 1 and plan.sharding != "parameters":
-        said.append(_UNLIKE.get(plan.sharding, WHOLE_AT_ONE_RANK))
+        remarks.append(_UNLIKE.get(plan.sharding, WHOLE_AT_ONE_RANK))
     if plan.degrees.context > 1 and not plan.shard_states:
-        said.append(
+        remarks.append(
             "torchtitan shares out parameters and optimizer states over GPUs that share a sequence; the plan counts "
             "them whole"
         )
     if plan.gradient == "parameter" and plan.profile.parameter_dtype != "fp32":
-        said.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
+        remarks.append("gradients are counted in 16 bits: training.mixed_precision_reduce has to say so")
     if not is_plain(plan.profile, plan.roles):
-        said.append(
+        remarks.append(
             "modules are called as the profile's layers are: torchtitan drops what its model lacks, without a word"
         )
     shard = plan.replicas if fsdp else 1
@@ -139,18 +141,18 @@ def write(plan: Expressed, release: str | None = None) -> str:
         },
     }
     written_as = torchtitan_files.toml if release == "0.2" else torchtitan_files.python
-    return written_as([*said, f"for torchtitan {release}"], tables, checkpoints_in_words(plan, release))
+    return written_as([*remarks, f"for torchtitan {release}"], tables, checkpoints_in_words(plan, release))
 
 
 def _kept_in_words(plan: Expressed) -> dict[str, Any]:
-    """Whether FSDP gathers parameters again for each pass; left out, it does so without a pipeline."""
+    """Return FSDP's setting for gathering parameters again for each pass; its default does so without a pipeline."""
     if plan.sharding not in RESHARD or plan.replicas == 1:
         return {}
     return {"fsdp_reshard_after_forward": RESHARD[plan.sharding]}
 
 
 def _degrees_in_words(plan: Expressed, release: str) -> dict[str, Any]:
-    """Degrees where each device is one GPU; sequences are always parallel under tensor parallelism in 0.2."""
+    """Return degrees where each device is one GPU; sequences are always parallel under tensor parallelism in 0.2."""
     if plan.gpus > 1:
         return {}
     degrees = plan.degrees
@@ -162,7 +164,7 @@ def _degrees_in_words(plan: Expressed, release: str) -> dict[str, Any]:
 
 
 def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
-    """Raise UnsupportedRequest for experts on more GPUs than torchtitan has for them: those of FSDP, CP and TP."""
+    """Raise UnsupportedRequest for experts on more GPUs than torchtitan has for them: the GPUs of FSDP, CP and TP."""
     among = shard * plan.degrees.mesh
     if among % plan.degrees.expert:
         raise UnsupportedRequest(
@@ -184,7 +186,7 @@ class TorchtitanText:
         self.settings = Settings(source.text, source.name, source.values, source.config)
 
     def ask(self, *, batch: bool, model: bool) -> None:
-        """Ask for nothing: settings leave nothing open that is not said where it is read."""
+        """Return at once: settings leave nothing open that their readers do not report."""
 
     def degrees(self, *, experts: bool = False) -> Degrees:
         """Return the degrees of the settings."""
@@ -211,7 +213,7 @@ class TorchtitanText:
         return shape_said(self.settings, self.source.name)
 
     def context_kind(self) -> ContextKind | None:
-        """Return the way of context parallelism, which torchtitan has one of."""
+        """Return torchtitan's one way of context parallelism, None without it."""
         return "all_gather" if self.degrees().context > 1 else None
 
     def drawn(self, reading: Reading) -> Drawn:
@@ -219,30 +221,32 @@ class TorchtitanText:
         return _drawn(self.settings, reading)
 
 
-def _drawn(said: Settings, given: Reading) -> Drawn:
-    _refuse_empty(said, given)
-    name, schedule = _schedule(said)
-    ranks, stages = cut(said, schedule, given)
+def _drawn(settings: Settings, reading: Reading) -> Drawn:
+    _refuse_empty(settings, reading)
+    name, schedule = _schedule(settings)
+    ranks, stages = cut(settings, schedule, reading)
     if ranks == len(stages) == 1:  # without a pipeline no schedule is looked at
         schedule = "early-backward"
     if len(stages) % ranks:
-        said.fault("pipeline_parallel_degree", f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks")
+        settings.fault(
+            "pipeline_parallel_degree", f"{len(stages)} model parts cannot be dealt to {ranks} pipeline ranks"
+        )
     elif (len(stages) == ranks) != (schedule in ONE_STAGE) or (schedule in IN_A_V and len(stages) != 2 * ranks):
         parts = f"{len(stages)} model parts on {ranks} ranks"
-        said.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
-    rows, local, whole = _batch(said, ranks, given)
-    checkpoints = checkpoints_of(said)
+        settings.fault("pipeline_parallel_schedule", f"{name} with {parts}: torchtitan refuses it")
+    rows, local, whole = _batch(settings, ranks, reading)
+    checkpoints = checkpoints_of(settings)
     if local is not None and local % rows:
         detail = f"local_batch_size {local} is no multiple of pipeline_parallel_microbatch_size {rows}"
-        said.fault("local_batch_size", detail)
-    degrees = _degrees(said, ranks, given)
-    unknown = _compared(said, given)
-    reduced = said.get("training", "mixed_precision_reduce")
-    said.faults.stop()
-    assumptions = [*degrees.assumptions, *unknown, *said.remarks, *checkpoints.assumptions]
-    if more := said.get("model", "num_mtp_layers"):
+        settings.fault("local_batch_size", detail)
+    degrees = _degrees(settings, ranks, reading)
+    unknown = _compared(settings, reading)
+    reduced = settings.get("training", "mixed_precision_reduce")
+    settings.faults.stop()
+    assumptions = [*degrees.assumptions, *unknown, *settings.remarks, *checkpoints.assumptions]
+    if more := settings.get("model", "num_mtp_layers"):
         assumptions.append(f"num_mtp_layers {more}: judged without multi-token prediction, with which it would change")
-    if converters := said.get("model", "converters"):
+    if converters := settings.get("model", "converters"):
         names = ", ".join(map(str, converters)) if isinstance(converters, list) else converters
         assumptions.append(f"model.converters {names}: matrix products are judged in 16 bits all the same")
     return Drawn(
@@ -258,63 +262,71 @@ def _drawn(said: Settings, given: Reading) -> Drawn:
         processes=degrees.processes,
         degrees=degrees.stated.degrees,
         named=degrees.stated.named,
-        sequence_parallel=said.get("parallelism", "enable_sequence_parallel") is not False,
+        sequence_parallel=settings.get("parallelism", "enable_sequence_parallel") is not False,
         sharding=degrees.sharding,
         counted_whole=WHOLE_AT_ONE_RANK if ranks == 1 and degrees.shards else "",
-        unmodelled=unmodelled(said),
+        unmodelled=unmodelled(settings),
         gradient=None if reduced is None else "fp32" if reduced == "float32" else "parameter",
         assumptions=tuple(assumptions),
     )
 
 
-def _refuse_empty(said: Settings, given: Reading) -> None:
-    """Raise InvalidDocument for a text that says nothing of a job."""
-    if said.empty and given.ranks is None:
-        said.fault("parallelism", "neither [parallelism] nor [training] nor [activation_checkpoint]")
-        said.faults.stop("the settings of a job, or its degree (--pipeline-parallel-size)")
+def _refuse_empty(settings: Settings, reading: Reading) -> None:
+    """Raise InvalidDocument for a text without settings of a job."""
+    if settings.empty and reading.ranks is None:
+        settings.fault("parallelism", "neither [parallelism] nor [training] nor [activation_checkpoint]")
+        settings.faults.stop("the settings of a job, or its degree (--pipeline-parallel-size)")
 
 
-def _batch(said: Settings, ranks: int, given: Reading) -> tuple[int, int | None, int | None]:
-    """Samples of a micro-batch, of a replica between two flushes, and of a step; heads after 0.3 count tokens."""
-    local, whole = (said.number("training", f"{size}_batch_size") for size in ("local", "global"))
-    rows = said.number("parallelism", "pipeline_parallel_microbatch_size") or given.rows or 1
+def _batch(settings: Settings, ranks: int, reading: Reading) -> tuple[int, int | None, int | None]:
+    """Return the samples of a micro-batch, of a replica between two flushes, and of a step.
+
+    Heads after 0.3 count tokens.
+    """
+    local, whole = (settings.number("training", f"{size}_batch_size") for size in ("local", "global"))
+    rows = settings.number("parallelism", "pipeline_parallel_microbatch_size") or reading.rows or 1
     if ranks == 1:  # without a pipeline nothing cuts the local batch
-        rows = local or given.rows or 1
-    tokens = said.number("training", TOKENS)
+        rows = local or reading.rows or 1
+    tokens = settings.number("training", TOKENS)
     if tokens is None:
         return rows, local, whole
-    shape = given.profile.shape
-    length = said.number("training", LENGTH) or (None if shape is None else shape.sequence_length)
-    step = said.number("training", "num_tokens_per_train_step")
+    shape = reading.profile.shape
+    length = settings.number("training", LENGTH) or (None if shape is None else shape.sequence_length)
+    step = settings.number("training", "num_tokens_per_train_step")
     if length is None or tokens % length or (step or 0) % length:
         odd = tokens if length is None or tokens % length else step
-        said.fault(TOKENS, f"training has {odd} tokens, no multiple of samples of {length or 'unknown'} tokens")
-        said.faults.stop(f"training.{LENGTH} of which they are a multiple")
+        settings.fault(TOKENS, f"training has {odd} tokens, no multiple of samples of {length or 'unknown'} tokens")
+        settings.faults.stop(f"training.{LENGTH} of which they are a multiple")
     assert length is not None
     rows = tokens // length
-    number = said.number("parallelism", "num_pp_microbatches") or 1
+    number = settings.number("parallelism", "num_pp_microbatches") or 1
     return rows, rows * number if ranks > 1 else None, None if step is None else step // length
 
 
-def _schedule(said: Settings) -> tuple[str, str]:
-    """Its name there, and ours."""
-    if said.get("parallelism", "pipeline_parallel_schedule_csv"):
-        said.fault(
+def _schedule(settings: Settings) -> tuple[str, str]:
+    """Return the order by torchtitan's name, and by ours."""
+    if settings.get("parallelism", "pipeline_parallel_schedule_csv"):
+        settings.fault(
             "pipeline_parallel_schedule_csv",
             "pipeline_parallel_schedule_csv names a file: read that with `penstock import schedule`",
         )
-    name = said.get("parallelism", "pipeline_parallel_schedule") or "1F1B"
-    found = {key.lower(): ours for key, ours in SCHEDULES.items()}.get(str(name).lower())
-    if found is None:
+    name = settings.get("parallelism", "pipeline_parallel_schedule") or "1F1B"
+    order = {key.lower(): ours for key, ours in SCHEDULES.items()}.get(str(name).lower())
+    if order is None:
         beyond = BEYOND.get(str(name).lower())
         why = f"{beyond}, which is not judged; judged are" if beyond else "is none of"
-        said.fault("pipeline_parallel_schedule", f"pipeline_parallel_schedule {name!r} {why} {', '.join(SCHEDULES)}")
-    said.faults.stop()
-    return str(name), found or ""
+        settings.fault(
+            "pipeline_parallel_schedule", f"pipeline_parallel_schedule {name!r} {why} {', '.join(SCHEDULES)}"
+        )
+    settings.faults.stop()
+    return str(name), order or ""
 
 
 class _Degrees(NamedTuple):
-    """``processes``: devices that all degrees start, in groups of tensor and context parallelism; None: not said."""
+    """Degrees of data parallelism; ``processes`` counts devices that all degrees start, None where they are not stated.
+
+    A device is a group of tensor and context parallelism.
+    """
 
     processes: int | None
     shards: bool
@@ -324,16 +336,18 @@ class _Degrees(NamedTuple):
     assumptions: list[str]
 
 
-def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
-    """Left out, the degree of sharding is -1: over all replicas that ``data_parallel_replicate_degree`` leaves.
+def _degrees(settings: Settings, ranks: int, reading: Reading) -> _Degrees:
+    """Read the degrees; the default for sharding is -1: all replicas that ``data_parallel_replicate_degree`` leaves.
 
     FSDP's groups are data_parallel_shard_degree × context_parallel_degree GPUs, so that it shards with either above 1.
 
     Raises UnsupportedRequest for parallelism within layers that devices do not represent.
     """
-    replicate, shard = (said.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard"))
-    groups, experts = _groups(said)
-    stated = degrees_in(given.source, groups, experts, given.gpus, lambda name: f"line {said.line(name)}")
+    replicate, shard = (
+        settings.number("parallelism", f"data_parallel_{kind}_degree") for kind in ("replicate", "shard")
+    )
+    groups, experts = _groups(settings)
+    stated = degrees_in(reading.source, groups, experts, reading.gpus, lambda name: f"line {settings.line(name)}")
     assumptions = list(stated.remarks)
     sharding: Sharding | None = None
     shards = shard != 1 or stated.degrees.context > 1
@@ -344,11 +358,11 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
         )
     if shards:
         if ranks == 1:
-            kept = said.get("parallelism", "fsdp_reshard_after_forward") == "never"
+            kept = settings.get("parallelism", "fsdp_reshard_after_forward") == "never"
             sharding = "gradients" if kept else "parameters"
             assumptions += [_GATHERED_EACH] if kept else []
         else:
-            assumptions.append(_gathered(said))
+            assumptions.append(_gathered(settings))
         if replicate not in (None, 1):
             assumptions.append(f"HSDP: states are shared out within each of {replicate} groups only; counted whole")
     processes = None if shard is None else ranks * (replicate or 1) * shard * stated.degrees.mesh
@@ -356,18 +370,21 @@ def _degrees(said: Settings, ranks: int, given: Reading) -> _Degrees:
     return _Degrees(processes, shards, shards and in_all, sharding if in_all else None, stated, assumptions)
 
 
-def _groups(said: Settings) -> tuple[dict[str, int], dict[str, int]]:
-    """Degrees by their names there: of tensor and context parallelism, and of experts."""
+def _groups(settings: Settings) -> tuple[dict[str, int], dict[str, int]]:
+    """Return degrees by torchtitan's names: of tensor and context parallelism, and of experts."""
     dense, experts = (
-        {name: said.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
+        {name: settings.number("parallelism", name) or 1 for name in (f"{kind}_parallel_degree" for kind in kinds)}
         for kinds in (("tensor", "context"), ("expert", "expert_tensor"))
     )
     return dense, experts
 
 
-def _gathered(said: Settings) -> str:
-    """FSDP under a pipeline: ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches."""
-    policy = said.get("parallelism", "fsdp_reshard_after_forward") or "default"
+def _gathered(settings: Settings) -> str:
+    """Return a sentence on FSDP under a pipeline.
+
+    ``fsdp_reshard_after_forward`` does not keep gradients sharded between micro-batches.
+    """
+    policy = settings.get("parallelism", "fsdp_reshard_after_forward") or "default"
     again = "; fsdp_reshard_after_forward always gathers parameters again for each pass, which is not timed"
     return (
         "FSDP under a pipeline keeps parameters gathered, and gradients whole until the last micro-batch: both are "
@@ -375,25 +392,25 @@ def _gathered(said: Settings) -> str:
     )
 
 
-def _compared(said: Settings, given: Reading) -> tuple[str, ...]:
-    """The length of a sample, and the sizes of the flavor that the configuration names, against the profile."""
-    name = "seq_len" if said.get("training", LENGTH) is None else LENGTH
-    length = said.number("training", name)
+def _compared(settings: Settings, reading: Reading) -> tuple[str, ...]:
+    """Compare the length of a sample, and the sizes of the flavor that the configuration names, with the profile."""
+    name = "seq_len" if settings.get("training", LENGTH) is None else LENGTH
+    length = settings.number("training", name)
     unknown = []
     if length is not None:
-        found = compared(given.profile, given.roles, {"length": length})
-        for words in found.wrong.values():
-            said.fault(name, f"training.{name} is {length}; {words}")
-        unknown += [f"training.{name} {length}"] if found.unknown else []
-    model = named(said)
+        differences = compared(reading.profile, reading.roles, {"length": length})
+        for words in differences.wrong.values():
+            settings.fault(name, f"training.{name} is {length}; {words}")
+        unknown += [f"training.{name} {length}"] if differences.unknown else []
+    model = named(settings)
     shape = FLAVORS.get(model.family or "", {}).get(without_kernels(model.flavor or ""))
     if shape is not None:
         sizes = sizes_of(shape)
-        found = compared(given.profile, given.roles, sizes)
-        for size, words in found.wrong.items():
-            said.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {size} {sizes[size]}; {words}")
-        if given.roles is not None and given.roles.number != shape.layers:
-            layers = f"{shape.layers} layers; the profile has {given.roles.number}"
-            said.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {layers}")
-        unknown += [f"model.flavor {model.flavor}"] if found.unknown else []
+        differences = compared(reading.profile, reading.roles, sizes)
+        for size, words in differences.wrong.items():
+            settings.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {size} {sizes[size]}; {words}")
+        if reading.roles is not None and reading.roles.number != shape.layers:
+            layers = f"{shape.layers} layers; the profile has {reading.roles.number}"
+            settings.fault("flavor", f"model.flavor {model.flavor} of {model.family} has {layers}")
+        unknown += [f"model.flavor {model.flavor}"] if differences.unknown else []
     return unknown_sentence(unknown)
