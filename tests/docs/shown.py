@@ -65,7 +65,7 @@ NOT_RUN = {
     "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/profiling",
     "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
     "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": (
-        "other-trainers.md has it"
+        "trainers.md has it"
     ),
     f"{ADDED} -b 32 --micro-batch-size 2 --tensor 1 --schedule two-more -o two-more.json": ADDS,
     "penstock verify two-more.json": ADDS,

@@ -82,7 +82,7 @@ def _written(request: PlanRequest, name: str, words: str) -> Baseline:
 
 
 def _data_parallel(request: PlanRequest) -> Iterator[Baseline]:
-    changes = {"planner": "dp", "schedule": "auto", "options": {}, "pins": (), "target": None}
+    changes: dict[str, object] = {"planner": "dp", "schedule": "auto", "options": {}, "pins": (), "target": None}
     limits = Termination(max_plans=8)
     answer = solve_here(request.model_copy(update=changes | {"termination": limits}), None, None, 1)
     if answer.plan is not None and answer.plan.prediction is not None:
