@@ -28,7 +28,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def running_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A service that several tests use; it must not meet an error of its own."""
+    """Run a service that several tests use; its log must have no traceback at the end."""
     server = Server(tmp_path_factory.mktemp("service") / "shared.sqlite", agent_timeout_s=600, slots=2)
     try:
         server.load_judge()

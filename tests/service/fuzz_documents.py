@@ -1,4 +1,6 @@
-"""Sends mutated documents to a service in this process: ``python tests/service/fuzz_documents.py --documents 10000``.
+"""Fuzzer that sends mutated documents to a service in this process.
+
+Usage: ``python tests/service/fuzz_documents.py --documents 10000``.
 
 Prints how many were answered with what, and everything that was answered with a 5xx or without problem details.
 """
@@ -24,7 +26,7 @@ SLOW_S = 120.0
 
 @dataclass
 class Findings:
-    """What came of a run."""
+    """The result of a run."""
 
     answers: Counter[int] = field(default_factory=Counter)
     bad: list[tuple[int, Mutant, str]] = field(default_factory=list)
@@ -33,7 +35,7 @@ class Findings:
 
 async def fuzz(seed: int, count: int, directory: Path) -> Findings:
     """Send ``count`` documents, one after the other."""
-    found = Findings()
+    findings = Findings()
     async with in_process(directory) as client:
         for number, mutant in enumerate(mutants(seed, count)):
             try:
@@ -41,16 +43,16 @@ async def fuzz(seed: int, count: int, directory: Path) -> Findings:
                     client.post(mutant.path, content=mutant.body, headers=mutant.headers), SLOW_S
                 )
             except TimeoutError:
-                found.bad.append((number, mutant, f"no answer within {SLOW_S:.0f} s"))
+                findings.bad.append((number, mutant, f"no answer within {SLOW_S:.0f} s"))
                 continue
-            found.answers[answer.status_code] += 1
+            findings.answers[answer.status_code] += 1
             if (wrong := wrong_with(answer)) is not None:
-                found.bad.append((number, mutant, wrong))
-    return found
+                findings.bad.append((number, mutant, wrong))
+    return findings
 
 
 def wrong_with(answer: httpx.Response) -> str | None:
-    """What is wrong with an answer: a fault of the service's own, or a refusal that explains nothing."""
+    """Return an answer's fault: an error inside the service, or a refusal that explains nothing."""
     if answer.status_code >= 500 and answer.status_code != 503:
         return f"{answer.status_code}: {answer.text[:500]}"
     if answer.status_code < 400:
@@ -61,17 +63,20 @@ def wrong_with(answer: httpx.Response) -> str | None:
 
 
 def main() -> int:
-    """The number of findings, at most 100."""
+    """Print the findings; return their number, at most 100."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        found = asyncio.run(fuzz(given.seed, given.documents, Path(directory)))
-    for number, mutant, wrong in found.bad[:20]:
+        findings = asyncio.run(fuzz(options.seed, options.documents, Path(directory)))
+    for number, mutant, wrong in findings.bad[:20]:
         print(f"{number} {mutant.path} {mutant.changes}: {wrong}\n  {mutant.headers} {mutant.body[:2000]!r}")
-    print(f"{sum(found.answers.values())} documents: {dict(sorted(found.answers.items()))}, {len(found.bad)} findings")
-    return min(len(found.bad), 100)
+    print(
+        f"{sum(findings.answers.values())} documents: {dict(sorted(findings.answers.items()))}, "
+        f"{len(findings.bad)} findings"
+    )
+    return min(len(findings.bad), 100)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Sends long lists of wrong values at every field of every body: ``python tests/service/fuzz_lists.py --bodies 10000``.
+"""Fuzzer that sends long lists of wrong values at every field of every body.
+
+Usage: ``python tests/service/fuzz_lists.py --bodies 10000``.
 
 Each has to be answered soon and briefly, whatever it is answered.
 """
@@ -26,7 +28,7 @@ from in_process import in_process
 MOST_S = 2.0
 MOST_BYTES = 100_000
 LONGEST_BYTES = 2**18
-"""Of the list in a body."""
+"""Most bytes of the list in a body."""
 
 CHILDREN = (
     "/v1/plans:explain",
@@ -36,7 +38,7 @@ CHILDREN = (
     "/v1/profiles:calibrate",
     "/v1/profiles:calibrate-throughput",
 )
-"""To ask these starts a process, which is slow by itself: their answers that are no refusals do not count."""
+"""Routes whose requests start a process, which is slow by itself: only their refusals are timed."""
 
 VALUES: tuple[Any, ...] = (
     *(0, -1, 2**53, 0.5, True, None, "", "a", "node0/0", "25 Gbit/s", "\0", [], [0], ["a", 1], {}, {"a": []}),
@@ -47,7 +49,7 @@ Place = tuple[str | int, ...]
 
 @dataclass
 class Findings:
-    """What came of a run."""
+    """The result of a run."""
 
     answers: Counter[int] = field(default_factory=Counter)
     slowest: tuple[float, str, str] = (0.0, "", "")
@@ -60,18 +62,18 @@ class Findings:
 
 
 def targets(openapi: dict[str, Any]) -> list[tuple[str, Any, list[Place]]]:
-    """Path, good body, and every place of the body's schema, of each route that takes a body."""
-    found = []
+    """Return path, good body, and every place of the body's schema, of each route that takes a body."""
+    routes = []
     for path, methods in openapi["paths"].items():
         content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
         if content is not None:
             places = sorted(set(_places(content["schema"], openapi["components"]["schemas"], ())), key=str)
-            found.append((path.replace("{id}", "node0"), content["example"], places))
-    return found
+            routes.append((path.replace("{id}", "node0"), content["example"], places))
+    return routes
 
 
 def _places(schema: dict[str, Any], models: dict[str, Any], met: tuple[str, ...]) -> Iterator[Place]:
-    """Every step from a document to one of its fields, the first item of a list for all of them."""
+    """Yield every step from a document to one of its fields; the first item of a list stands for all of them."""
     if (name := schema.get("$ref", "").rpartition("/")[2]) and name not in met:
         yield from _places(models[name], models, (*met, name))
     for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
@@ -85,11 +87,11 @@ def _places(schema: dict[str, Any], models: dict[str, Any], met: tuple[str, ...]
 
 
 def bodies(openapi: dict[str, Any], seed: int, count: int) -> Iterator[tuple[str, str, bytes]]:
-    """``count`` paths, what was done to their bodies, and the bodies: every path in turn, its places at random."""
+    """Yield ``count`` paths, the changes of their bodies, and the bodies: every path in turn, its places at random."""
     rng = random.Random(seed)
-    known = targets(openapi)
+    routes = targets(openapi)
     for number in range(count):
-        path, good, places = known[number % len(known)]
+        path, good, places = routes[number % len(routes)]
         place = rng.choice(places)
         values = rng.sample(VALUES, rng.choice((1, 1, 1, 3)))
         unit = max(1, len(json.dumps(values)))
@@ -100,7 +102,7 @@ def bodies(openapi: dict[str, Any], seed: int, count: int) -> Iterator[tuple[str
 
 
 def _with(good: Any, place: Place, value: Any) -> Any:
-    """A copy of a body with another value at a place; what leads there is made where it is missing."""
+    """Return a copy of a body with another value at a place; missing containers on the way are created."""
     body = here = copy.deepcopy(good)
     for step, following in zip(place, [*place[1:], None], strict=True):
         fresh = value if following is None else [] if isinstance(following, int) else {}
@@ -115,35 +117,40 @@ def _with(good: Any, place: Place, value: Any) -> Any:
 
 async def fuzz(seed: int, count: int, directory: Path) -> Findings:
     """Send ``count`` bodies, one after the other."""
-    found = Findings()
+    findings = Findings()
     async with in_process(directory, max_solve_s=10) as client:
         openapi = (await client.get("/openapi.json")).json()
         for path, what, body in bodies(openapi, seed, count):
             began = time.process_time()
             answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
             took_s = time.process_time() - began
-            found.answers[answer.status_code] += 1
-            found.paths.add(path)
+            findings.answers[answer.status_code] += 1
+            findings.paths.add(path)
             if answer.status_code >= 400:
-                found.cut += "not listed" in answer.text
-                found.longest = max(found.longest, (len(answer.content), f"{path} {what}", answer.text[:300]))
+                findings.cut += "not listed" in answer.text
+                findings.longest = max(findings.longest, (len(answer.content), f"{path} {what}", answer.text[:300]))
             if answer.status_code >= 400 or path not in CHILDREN:
-                found.slowest = max(found.slowest, (took_s, f"{path} {what} {answer.status_code}", answer.text[:300]))
-    return found
+                findings.slowest = max(
+                    findings.slowest, (took_s, f"{path} {what} {answer.status_code}", answer.text[:300])
+                )
+    return findings
 
 
 def main() -> int:
-    """1 where a body took too long, or was answered with too much."""
+    """Print the findings; return 1 where a body took too long, or had too long an answer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bodies", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        found = asyncio.run(fuzz(given.seed, given.bodies, Path(directory)))
-    print(f"{sum(found.answers.values())} bodies: {dict(sorted(found.answers.items()))}, {found.cut} reports were cut")
-    print(f"slowest: {found.slowest[0]:.2f} s of this process, {found.slowest[1]}: {found.slowest[2]}")
-    print(f"longest: {found.longest[0]} bytes, {found.longest[1]}: {found.longest[2]}")
-    return int(found.slowest[0] > MOST_S or found.longest[0] > MOST_BYTES)
+        findings = asyncio.run(fuzz(options.seed, options.bodies, Path(directory)))
+    print(
+        f"{sum(findings.answers.values())} bodies: {dict(sorted(findings.answers.items()))}, "
+        f"{findings.cut} reports were cut"
+    )
+    print(f"slowest: {findings.slowest[0]:.2f} s of this process, {findings.slowest[1]}: {findings.slowest[2]}")
+    print(f"longest: {findings.longest[0]} bytes, {findings.longest[1]}: {findings.longest[2]}")
+    return int(findings.slowest[0] > MOST_S or findings.longest[0] > MOST_BYTES)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ CHECKS = (
     "unsupported_method",
     "negative_data_rejection",
 )
-"""Not ``positive_data_acceptance``: no JSON schema says all that a plan has to keep, so much of what fits is refused.
+"""Checks of schemathesis without two kinds.
 
-Nor those about keys, which have tests of their own."""
+``positive_data_acceptance`` is left out: no JSON schema says all that a plan has to keep, so much data that fits the
+schema is refused. Checks about keys are left out: they have separate tests.
+"""
 
 SLOW = (
     "/v1/plans:compare",
@@ -31,8 +33,11 @@ SLOW = (
     "/v1/topologies:import",
     "/v1/placements",
 )
-"""Each request starts a process. Their bodies are those of ``:validate`` and ``:verify``; the texts of ``:import`` are
-torn in tests/importers."""
+"""Routes whose requests each start a process.
+
+Their bodies are the bodies of ``:validate`` and ``:verify``; the texts of
+``:import`` are torn in tests/importers.
+"""
 
 
 def fuzz_routes(directory: Path, examples: int, seed: int, limit_s: int) -> tuple[int, str]:
@@ -52,14 +57,14 @@ def fuzz_routes(directory: Path, examples: int, seed: int, limit_s: int) -> tupl
 
 
 def main() -> int:
-    """The exit code of schemathesis."""
+    """Print the report of schemathesis; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=200)
     parser.add_argument("--limit-s", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        code, report = fuzz_routes(Path(directory), given.examples, given.seed, given.limit_s)
+        code, report = fuzz_routes(Path(directory), options.examples, options.seed, options.limit_s)
     sys.stdout.write(report)
     return code
 

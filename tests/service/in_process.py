@@ -15,9 +15,9 @@ from penstock.service.settings import Settings
 
 @asynccontextmanager
 async def in_process(directory: Path, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an app on a database of its own; errors of the app are answers, as they are to strangers."""
-    given = {"database": str(directory / "in-process.sqlite"), "slots": 0, "warm_up": False, **settings}
-    app = create_app(Settings.load(**given))
+    """Open a client of an app with a separate database; errors of the app are answers, as strangers see them."""
+    values = {"database": str(directory / "in-process.sqlite"), "slots": 0, "warm_up": False, **settings}
+    app = create_app(Settings.load(**values))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),

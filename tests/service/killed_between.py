@@ -37,14 +37,14 @@ REQUESTS: dict[str, tuple[dict[str, Any], sa.Table]] = {
     "/v1/runs": ({"schema_version": 1, "plan": tiny_plan_file(), "model": "gpt", "steps": 3}, runs),
     "/v1/plans": (tiny_request() | {"planner": "gpipe"}, jobs),
 }
-"""What is asked, and the table whose rows it makes; no job is worked at, and each is cancelled before the next try."""
+"""Requests, and the table whose rows each creates. No job is solved, and each is cancelled before the next try."""
 
 AFTER_COMMIT, BEFORE_COMMIT = (Idempotency, "keep"), (Doing, "note")
 
 
 @asynccontextmanager
 async def service(directory: Path, url: str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A service on a database, with the agents of the tiny plan; it starts no process."""
+    """Run a service on a database, with the agents of the tiny plan; it starts no process."""
     async with in_process(directory, database=url, **settings) as client:
         for node in ("node0", "node1"):
             device = {"id": f"{node}/0", "kind": "cpu", "memory_bytes": 4 * 10**9}
@@ -54,13 +54,13 @@ async def service(directory: Path, url: str, **settings: Any) -> AsyncIterator[h
 
 
 async def post(directory: Path, url: str, path: str, key: str, **settings: Any) -> httpx.Response:
-    """Ask a new service."""
+    """Send a request to a new service."""
     async with service(directory, url, **settings) as client:
         return await client.post(path, json=REQUESTS[path][0], headers={"Idempotency-Key": key})
 
 
 def post_and_die(directory: Path, url: str, path: str, key: str, at: tuple[type, str], **settings: Any) -> None:
-    """Ask a new service in a child, which is killed when it comes to a function."""
+    """Send a request to a new service in a child, which is killed when it comes to a function."""
 
     lower(PlanFile.parse(tiny_plan_file()), RunOptions(), 3)  # loads the judge, before an agent can grow old
 
@@ -77,8 +77,8 @@ def post_and_die(directory: Path, url: str, path: str, key: str, at: tuple[type,
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, "it was not killed"
 
 
-def made(url: str, path: str) -> list[str]:
-    """The ids of what requests to a path have made."""
+def created_ids(url: str, path: str) -> list[str]:
+    """Return the ids of the objects that requests to a path have created."""
     database = Database(url)
     database.create()
     table = REQUESTS[path][1]
@@ -86,9 +86,9 @@ def made(url: str, path: str) -> list[str]:
         query = sa.select(table.c.id).order_by(table.c.id)
         if path == "/v1/plans":
             query = query.where(jobs.c.parent_id.is_(None))
-        found = list(connection.scalars(query))
+        ids = list(connection.scalars(query))
     database.close()
-    return found
+    return ids
 
 
 def end_all(url: str) -> None:
@@ -101,16 +101,16 @@ def end_all(url: str) -> None:
 
 
 def doubled(directory: Path, url: str, path: str, times: int) -> tuple[int, int]:
-    """How many requests were done twice, and not answered with what was made, of so many whose service was killed."""
+    """Return how many of ``times`` requests to killed services were done twice, and how many lost their answer."""
     twice = lost = 0
     for number in range(times):
-        before = set(made(url, path))
+        before = set(created_ids(url, path))
         post_and_die(directory, url, path, f"{path}-{number}", AFTER_COMMIT)
-        first = set(made(url, path)) - before
+        first = set(created_ids(url, path)) - before
         assert len(first) == 1, "it was killed before it had made anything"
         end_all(url)
         again = asyncio.run(post(directory, url, path, f"{path}-{number}"))
-        twice += len(set(made(url, path)) - before) != 1
+        twice += len(set(created_ids(url, path)) - before) != 1
         lost += not again.is_success or {again.json()["id"]} != first
     return twice, lost
 
@@ -126,7 +126,7 @@ def without_processes() -> Callable[[], None]:
 
 
 def main() -> int:
-    """The number of requests that were done twice or lost."""
+    """Print the results; return the number of requests that were done twice or lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=50)
     times = parser.parse_args().times

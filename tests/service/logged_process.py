@@ -47,15 +47,15 @@ class LoggedProcess:
         return code
 
     def _holders(self) -> list[list[str]]:
-        """The command lines of processes that can write to what is read here."""
+        """Return the command lines of processes that can write to the pipe that is read here."""
         assert self.process.stderr is not None
         pipe = os.readlink(f"/proc/self/fd/{self.process.stderr.fileno()}")
-        found = []
+        command_lines = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if process.pid != os.getpid() and pipe == os.readlink(f"/proc/{process.pid}/fd/2"):
-                    found.append(process.cmdline())
-        return found
+                    command_lines.append(process.cmdline())
+        return command_lines
 
     @property
     def text(self) -> str:

@@ -90,7 +90,7 @@ class Mutant:
 
 
 def mutants(seed: int, count: int) -> Iterator[Mutant]:
-    """``count`` requests."""
+    """Yield ``count`` requests."""
     rng = random.Random(seed)
     paths = list(SAMPLES)
     weights = [WEIGHTS.get(path, 1.0) for path in paths]
@@ -111,15 +111,15 @@ def mutants(seed: int, count: int) -> Iterator[Mutant]:
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
-    """Every container with each of its keys."""
-    found: list[tuple[Any, Any]] = []
+    """Return every container with each of its keys."""
+    places: list[tuple[Any, Any]] = []
     left = [document]
     while left:
         here = left.pop()
         keys = list(here) if isinstance(here, dict) else list(range(len(here))) if isinstance(here, list) else []
-        found += [(here, key) for key in keys]
+        places += [(here, key) for key in keys]
         left += [here[key] for key in keys]
-    return found
+    return places
 
 
 def _at_one_place(change: Callable[[random.Random, Any, Any], None]) -> Callable[[random.Random, Any], Any]:
@@ -170,7 +170,7 @@ def _deep(rng: random.Random, here: Any, key: Any) -> None:
 
 
 def _swapped(rng: random.Random, document: Any) -> Any:
-    """Two values of the document change places."""
+    """Swap two values of the document."""
     places = _places(document)
     if len(places) > 1:
         (one, a), (other, b) = rng.sample(places, 2)
@@ -179,7 +179,7 @@ def _swapped(rng: random.Random, document: Any) -> Any:
 
 
 def _another(rng: random.Random, document: Any) -> Any:
-    """A good document of another kind."""
+    """Return a good document of another kind."""
     return copy.deepcopy(rng.choice(list(SAMPLES.values())))
 
 
@@ -194,7 +194,7 @@ CHANCES = {
     "swapped": 2,
     "another": 1,
 }
-"""How often each change is made."""
+"""Relative frequency of each change."""
 
 CHANGES: dict[str, Callable[[random.Random, Any], Any]] = {
     "odd": _at_one_place(_odd),
@@ -235,7 +235,7 @@ def _flipped(rng: random.Random, document: Any) -> tuple[bytes, dict[str, str]]:
 
 
 def _twice(rng: random.Random, document: Any) -> tuple[bytes, dict[str, str]]:
-    """The first key of every object stands there twice."""
+    """Write the first key of every object twice."""
     return _text(document).replace(b'{"', b'{"schema_version": 1, "schema_version": 1, "', rng.choice((1, -1))), JSON
 
 

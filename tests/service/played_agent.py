@@ -52,7 +52,7 @@ class Agent:
         )
 
     def assignment(self, run: str) -> Assignment | None:
-        """What it shall do for a run."""
+        """Return its assignment for a run."""
         return next((one for one in self.sync().assignments if one.run == run), None)
 
 

@@ -25,10 +25,10 @@ OPTIONS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "16MB"}
 
 
 def binaries() -> Path | None:
-    """Where ``initdb`` and ``postgres`` lie; None where PostgreSQL is not installed."""
+    """Return the directory of ``initdb`` and ``postgres``; None where PostgreSQL is not installed."""
     versions = glob.glob("/usr/lib/postgresql/*/bin/initdb")
-    found = max(versions, key=lambda path: int(path.split("/")[4])) if versions else shutil.which("initdb")
-    return None if found is None else Path(found).resolve().parent
+    program = max(versions, key=lambda path: int(path.split("/")[4])) if versions else shutil.which("initdb")
+    return None if program is None else Path(program).resolve().parent
 
 
 class Cluster:
@@ -42,7 +42,7 @@ class Cluster:
         self.start()
 
     def url(self, database: str) -> str:
-        """The URL of a database, as Penstock takes it."""
+        """Return the URL of a database, as Penstock takes it."""
         return f"postgresql://{USER}@/{database}?host={self.home}"
 
     def new_database(self) -> str:
@@ -105,7 +105,7 @@ class Cluster:
 
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
-    """A cluster that lives as long as the context; skips where PostgreSQL is not installed."""
+    """Run a cluster that lives as long as the context; skip where PostgreSQL is not installed."""
     programs = binaries()
     if programs is None:
         pytest.skip("install Debian's postgresql")
@@ -123,6 +123,6 @@ def running_cluster() -> Iterator[Cluster]:
 
 
 def _unprivileged() -> list[str]:
-    """PostgreSQL refuses to run as root; and it must not outlive a test run that was killed."""
+    """Return the command that runs PostgreSQL without root, which it refuses, and ends it with a killed test run."""
     become = [f"--reuid={USER}", f"--regid={USER}", "--clear-groups"] if os.getuid() == 0 else []
     return ["setpriv", *become, "--pdeathsig=INT"]

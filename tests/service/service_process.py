@@ -1,4 +1,4 @@
-"""A real service in a process of its own, on a port that the system chose."""
+"""A real service in a separate process, on a port that the system chose."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Server(LoggedProcess):
     """``serve()`` in a child process, run by the command ``around``; ``before`` is done in it first."""
 
     def __init__(self, database: Path | str, *, around: Sequence[str] = (), before: str = "", **settings: Any) -> None:
-        given = {"database": database, "port": 0, "warm_up": False, **settings}
+        values = {"database": database, "port": 0, "warm_up": False, **settings}
         code = f"{before}\nfrom penstock.service.http.app import serve; serve()"
-        super().__init__([*around, sys.executable, "-c", code], given)
+        super().__init__([*around, sys.executable, "-c", code], values)
         self.url = self._wait_for_url()
         self._reader.start()
         self.client = Client(self.url)

@@ -21,7 +21,7 @@ Tell = Callable[[Plan], None]
 
 
 def hang(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Deaf to SIGTERM, with a process of its own that would outlive it."""
+    """Ignore SIGTERM, and start a separate process that would outlive this one."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     grandchild = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     Path(os.environ["PIDS_FILE"]).write_text(f"{os.getpid()} {grandchild.pid}\n")
@@ -31,7 +31,7 @@ def hang(request: PlanRequest, tell: Tell) -> NoReturn:
 
 
 def hang_without_plan(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Never says anything."""
+    """Wait without end, and report no plan."""
     hang(request, lambda plan: None)
 
 
@@ -43,31 +43,31 @@ def tell_plan(request: PlanRequest, tell: Tell) -> None:
 
 
 def hang_first_time(request: PlanRequest, tell: Tell) -> ResultOut:
-    """Hangs unless it was started before."""
+    """Wait without end, unless the solver was started before."""
     if not Path(os.environ["PIDS_FILE"]).exists():
         hang(request, tell)
     return solve(request, tell)
 
 
 def die(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Ends as a broken native library does."""
+    """End as a broken native library does."""
     tell_plan(request, tell)
     os.kill(os.getpid(), signal.SIGSEGV)
     raise AssertionError
 
 
 def crash(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Meets an error of its own."""
+    """Fail with an internal error."""
     raise ZeroDivisionError("secret detail")
 
 
 def refuse(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Refuses."""
+    """Refuse the request."""
     raise UnsupportedRequest("not this one", remedy="another")
 
 
 def lie(request: PlanRequest, tell: Tell) -> ResultOut:
-    """Claims a plan to be faster than it is."""
+    """Claim a plan to be faster than it is."""
     result = solve(request)
     assert result.plan is not None
     assert result.plan.prediction is not None
@@ -77,7 +77,7 @@ def lie(request: PlanRequest, tell: Tell) -> ResultOut:
 
 
 def answer_late(request: PlanRequest, tell: Tell) -> ResultOut:
-    """The first one answers when it is told to; whoever comes after it answers at once, in other words."""
+    """Answer at a signal in the first process; later ones answer at once, in other words."""
     pids = Path(os.environ["PIDS_FILE"])
     if pids.exists():
         return solve(request).model_copy(update={"why": ("second",)})
@@ -90,7 +90,7 @@ def answer_late(request: PlanRequest, tell: Tell) -> ResultOut:
 
 
 def eat(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Takes all the memory that it gets."""
+    """Take all the memory that is available."""
     tell_plan(request, tell)
     eaten = []
     while True:
@@ -98,7 +98,7 @@ def eat(request: PlanRequest, tell: Tell) -> NoReturn:
 
 
 def be_killed(request: PlanRequest, tell: Tell) -> NoReturn:
-    """Ends as the kernel ends whom it has no memory for."""
+    """End as the kernel kills a process for lack of memory."""
     tell_plan(request, tell)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
@@ -119,5 +119,5 @@ ENTRIES = {
 
 
 def entry(request: PlanRequest, tell: Tell, on_progress: object, workers: int) -> ResultOut:
-    """The solver that the seed stands for, or the real one."""
+    """Run the solver that the seed stands for, or the real one."""
     return ENTRIES.get(request.seed, solve)(request, tell)

@@ -25,19 +25,19 @@ TINY = tiny_fits()["shape"]
 
 
 def ask(directory: Path, body: Any) -> httpx.Response:
-    async def asked() -> httpx.Response:
+    async def request() -> httpx.Response:
         async with in_process(directory) as http:
             return await http.post("/v1/fits", json=body)
 
-    return asyncio.run(asked())
+    return asyncio.run(request())
 
 
 def test_a_name_stands_for_its_document(tmp_path: Path) -> None:
     for body in (NAMED, _of_llama()):
         answer = ask(tmp_path, body)
         assert answer.status_code == 200, answer.text
-        found = FitsAnswer.model_validate_json(answer.content)
-        assert found == penstock.fits("llama-3-70b", "8x8xH100", tensor=8)
+        fits_answer = FitsAnswer.model_validate_json(answer.content)
+        assert fits_answer == penstock.fits("llama-3-70b", "8x8xH100", tensor=8)
 
 
 @pytest.mark.cases(2)
@@ -67,8 +67,8 @@ def test_a_model_beyond_all_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_client_asks_and_a_hash_stands_for_its_topology(client: Client) -> None:
-    found = client.fits(NAMED)
-    assert found == client.fits(FitsRequest.parse(tiny_fits() | _of_llama()))
+    fits_answer = client.fits(NAMED)
+    assert fits_answer == client.fits(FitsRequest.parse(tiny_fits() | _of_llama()))
     by_hash = {**tiny_fits(), "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash}
     assert client.fits(by_hash) == client.fits(tiny_fits())
 
@@ -89,21 +89,21 @@ def _of_llama() -> dict[str, Any]:
 
 
 def look(directory: Path, query: dict[str, str]) -> httpx.Response:
-    async def asked() -> httpx.Response:
+    async def request() -> httpx.Response:
         async with in_process(directory) as http:
             return await http.get("/fits", params=query)
 
-    return asyncio.run(asked())
+    return asyncio.run(request())
 
 
 def test_the_page_shows_the_answer_and_keeps_what_was_asked(tmp_path: Path) -> None:
-    found = penstock.fits("llama-3-8b", "1x8xH100", tensor=[2, 4])
+    fits_answer = penstock.fits("llama-3-8b", "1x8xH100", tensor=[2, 4])
     answer = look(tmp_path, {"model": "llama-3-8b", "cluster": "1x8xH100", "tensor": "2,4"})
     assert answer.status_code == 200
     page = Page(answer.text)
-    assert f"{found.fitting} of {found.legal} legal layouts fit" in answer.text
-    assert all(f"{row.memory.total_bytes / 2**30:,.1f}" in answer.text for row in found.rows)
-    assert all(one.sentence in answer.text for one in found.refused)
+    assert f"{fits_answer.fitting} of {fits_answer.legal} legal layouts fit" in answer.text
+    assert all(f"{row.memory.total_bytes / 2**30:,.1f}" in answer.text for row in fits_answer.rows)
+    assert all(one.sentence in answer.text for one in fits_answer.refused)
     fields = dict(next(form for form in page.forms if form.action == "/fits").fields)
     assert (fields["model"], fields["tensor"], fields["sharding"]) == ("llama-3-8b", "2,4", "optimizer")
     assert (page.inline, page.unnamed) == ([], [])

@@ -28,7 +28,7 @@ def add_job(database: Database, key: str) -> str:
 
 
 class Heard(list[str | None]):
-    """The topics that a relay has told so far."""
+    """The topics that a relay has delivered so far."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()

@@ -33,7 +33,7 @@ LINES_AT_ONCE, LINES_PER_S = 10, 3
 
 
 def refused(answer: httpx.Response, *words: str) -> None:
-    """It is a refusal that tells why and when to come again, and not where the database is."""
+    """Check that an answer is a refusal with its reason and the time to retry, without the place of the database."""
     assert answer.status_code == 503, answer.text
     assert answer.headers["Retry-After"]
     assert answer.headers["content-type"] == "application/problem+json"
@@ -43,17 +43,17 @@ def refused(answer: httpx.Response, *words: str) -> None:
 
 
 def profile(number: int, size: int = 0) -> dict[str, Any]:
-    """A profile like no other."""
+    """Return a profile unlike any other."""
     source = tiny_profile()["source"] | {"description": secrets.token_hex(size // 2)}
     return tiny_profile() | {"name": f"profile {number}", "source": source}
 
 
 def solved(url: str, seed: int) -> dict[str, Any]:
-    """Ask for a plan and wait for it."""
+    """Request a plan and wait for it."""
     request = tiny_request() | {"seed": seed, "planner": "gpipe"}
     answer = post(f"{url}/v1/plans", json=request, headers={"Prefer": "wait=300"})
-    found: dict[str, Any] = answer.raise_for_status().json()
-    return found
+    job: dict[str, Any] = answer.raise_for_status().json()
+    return job
 
 
 def until(what: Callable[[], bool]) -> None:
@@ -70,7 +70,7 @@ def fill(path: Path) -> None:
 
 
 def quiet(server: Server, since: int) -> None:
-    """It has told of its troubles, without a traceback and without a flood."""
+    """Check that a server has logged its troubles, without a traceback and without a flood."""
     lines = [line for line in server.log[since:] if '"method"' not in line]
     assert "Traceback" not in "".join(lines)
     moments = [datetime.fromisoformat(json.loads(line)["timestamp"]).timestamp() for line in lines] or [0.0]
@@ -127,7 +127,7 @@ def test_a_sqlite_file_that_is_read_only(tmp_path: Path):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
-    """A service whose database lies on a disk of 4 MB, in a mount namespace of its own; the disk as seen from here."""
+    """A service whose database lies on a disk of 4 MB, in a separate mount namespace; and the disk as seen here."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a small disk of its own needs root and util-linux")
     inside = tmp_path / "disk"

@@ -34,8 +34,8 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
     def run(command: str, *arguments: str, database: str) -> tuple[int, Any, str]:
         code = main(["db", command, *arguments, "--database", database, "--json"])
-        told = capsys.readouterr()
-        return code, json.loads(told.out) if told.out else None, told.err
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out) if printed.out else None, printed.err
 
     return run
 
@@ -58,7 +58,7 @@ def add_job(database: Database, key: str) -> None:
 
 @contextmanager
 def a_writer(url: str) -> Iterator[list[int]]:
-    """Somebody who queues jobs all the time, as a service does; the list grows with each."""
+    """Write jobs all the time, as a service does; the list grows with each job."""
     ending, written = threading.Event(), [0]
 
     def write() -> None:
@@ -99,20 +99,20 @@ def test_a_backup_made_while_somebody_writes_is_whole(
     with a_writer(engine_url) as written:
         while len(written) < 20:
             pass
-        code, told, _ = penstock("backup", str(file), database=engine_url)
+        code, report, _ = penstock("backup", str(file), database=engine_url)
         assert code == 0
-        assert told["size_bytes"] == file.stat().st_size
+        assert report["size_bytes"] == file.stat().st_size
         after = len(written)
     assert file.stat().st_mode & 0o077 == 0, "it holds the hashes of keys"
     assert penstock("restore", str(file), database=other_url)[0] == 0
-    code, told, _ = penstock("check", database=other_url)
-    assert (code, told["ok"], told["faults"]) == (0, True, [])
-    assert told["rows"]["documents"] == told["documents"] == 4
-    assert 20 <= told["rows"]["jobs"] <= after + 2
+    code, report, _ = penstock("check", database=other_url)
+    assert (code, report["ok"], report["faults"]) == (0, True, [])
+    assert report["rows"]["documents"] == report["documents"] == 4
+    assert 20 <= report["rows"]["jobs"] <= after + 2
     copy = Database(other_url if "://" in other_url else f"sqlite:///{other_url}")
     with copy.read() as connection:
         told_of = connection.scalar(sa.select(sa.func.count(job_events.c.job_id.distinct())))
-    assert told_of == told["rows"]["jobs"], "a job and its first event are one transaction"
+    assert told_of == report["rows"]["jobs"], "a job and its first event are one transaction"
     store = Stores(copy).of(DEFAULT_TENANT)
     address = PlanFile.parse(tiny_plan_file()).plan.content_hash()
     assert store.plan_file(address).plan.content_hash() == address
@@ -170,26 +170,26 @@ def test_a_torn_backup_is_refused_by_name_and_nothing_changes(
 
 
 def test_a_check_names_what_is_wrong(filled: Database, engine_url: str, penstock: Penstock):
-    code, told, _ = penstock("check", database=engine_url)
-    assert (code, told["revision"], told["rows"]["jobs"]) == (0, told["head"], 1)
-    assert told["engine"].startswith("SQLite 3" if filled.is_sqlite else "PostgreSQL 1")
-    assert told["size_bytes"] > 10_000
+    code, report, _ = penstock("check", database=engine_url)
+    assert (code, report["revision"], report["rows"]["jobs"]) == (0, report["head"], 1)
+    assert report["engine"].startswith("SQLite 3" if filled.is_sqlite else "PostgreSQL 1")
+    assert report["size_bytes"] > 10_000
     kinds = documents.c.kind
     with filled.write() as connection:
         connection.execute(documents.update().where(kinds == "plan").values(body=b'{"name": "another"}'))
         connection.execute(documents.delete().where(kinds == "profile"))
-    code, told, _ = penstock("check", database=engine_url)
-    assert (code, told["ok"]) == (1, False)
-    assert len(told["faults"]) == 2
-    assert "has another content than its address says" in " ".join(told["faults"])
-    assert "names profile sha256:" in " ".join(told["faults"])
+    code, report, _ = penstock("check", database=engine_url)
+    assert (code, report["ok"]) == (1, False)
+    assert len(report["faults"]) == 2
+    assert "has another content than its address says" in " ".join(report["faults"])
+    assert "names profile sha256:" in " ".join(report["faults"])
 
 
 def test_an_upgrade_makes_tables_and_does_nothing_the_next_time(engine_url: str, penstock: Penstock):
     if not engine_url.startswith("sqlite"):
-        code, told, _ = penstock("check", database=engine_url)
+        code, report, _ = penstock("check", database=engine_url)
         assert code == 1
-        assert "it is empty" in told["faults"][0]
+        assert "it is empty" in report["faults"][0]
     first = penstock("upgrade", database=engine_url)[1]
     second = penstock("upgrade", database=engine_url)[1]
     assert (first["before"], second["before"]) == (None, first["revision"])
@@ -200,26 +200,26 @@ def test_pruning_says_what_has_gone(filled: Database, engine_url: str, penstock:
     long_ago = {"created_ms": 1, "finished_ms": 1, "state": "cancelled"}
     with filled.write() as connection:
         connection.execute(jobs.update().values(**long_ago))
-    code, told, _ = penstock("prune", "--older-than", "90d", database=engine_url)
-    assert (code, told) == (0, {"jobs": 1, "answers": 0, "sweeps": 0, "idempotency": 0, "documents": 0})
+    code, report, _ = penstock("prune", "--older-than", "90d", database=engine_url)
+    assert (code, report) == (0, {"jobs": 1, "answers": 0, "sweeps": 0, "idempotency": 0, "documents": 0})
     assert "at least 2 days" in penstock("prune", "--older-than", "1h", database=engine_url)[2]
 
 
 def test_what_cannot_be_is_refused_in_words(filled: Database, engine_url: str, tmp_path: Path, penstock: Penstock):
     absent = str(tmp_path / "absent.sqlite")
     for command in (["check"], ["backup", str(tmp_path / "b")]):
-        code, _, said = penstock(*command, database=absent)
-        assert (code, "there is no database" in said) == (1, True)
+        code, _, message = penstock(*command, database=absent)
+        assert (code, "there is no database" in message) == (1, True)
     assert not os.path.exists(absent)
     wrong = tmp_path / "wrong"
     wrong.write_text("no backup")
-    code, _, said = penstock("restore", str(wrong), "--replace", database=engine_url)
+    code, _, message = penstock("restore", str(wrong), "--replace", database=engine_url)
     assert code == 65
-    assert "is not a backup of a" in said
-    code, _, said = penstock("check", database="mysql://user:secret@host/name")
+    assert "is not a backup of a" in message
+    code, _, message = penstock("check", database="mysql://user:secret@host/name")
     assert code == 65
-    assert "SQLite or PostgreSQL" in said
-    assert "secret" not in said
+    assert "SQLite or PostgreSQL" in message
+    assert "secret" not in message
 
 
 def test_a_database_that_cannot_be_written_says_so(filled: Database, engine_url: str, penstock: Penstock):
@@ -231,6 +231,6 @@ def test_a_database_that_cannot_be_written_says_so(filled: Database, engine_url:
         with filled.write() as connection:
             connection.execute(sa.text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
         filled.close()
-    code, told, said = penstock("check", database=engine_url)
+    code, report, message = penstock("check", database=engine_url)
     assert code == 1
-    assert "cannot be written" in " ".join(told["faults"]) if told else said
+    assert "cannot be written" in " ".join(report["faults"]) if report else message

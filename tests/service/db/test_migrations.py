@@ -75,7 +75,7 @@ def newer(filled: Database, versions: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def rows(database: Database) -> dict[str, list[Any]]:
-    """All rows of all tables."""
+    """Return all rows of all tables."""
     with database.read() as connection:
         return {table.name: list(connection.execute(sa.select(table))) for table in metadata.sorted_tables}
 

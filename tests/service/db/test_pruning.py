@@ -27,7 +27,7 @@ def store(database: Database) -> Store:
 
 
 def ended_job(database: Database, file: PlanFile) -> tuple[str, str]:
-    """A job that has found the plan of a file, whose answer is kept: its id, and the plan's hash."""
+    """Store a succeeded job with the plan of a file and its answer; return the job's id and the plan's hash."""
     store = Stores(database).of(DEFAULT_TENANT)
     request_hash = file.request.content_hash()
     store.keep(Filed.of(file.request))
@@ -45,7 +45,7 @@ def ended_job(database: Database, file: PlanFile) -> tuple[str, str]:
 
 
 def file_with_seed(seed: int) -> PlanFile:
-    """The tiny plan for a request of its own; profile and topology are those of all."""
+    """Return the tiny plan for a separate request; profile and topology are the same for all."""
     file = PlanFile.parse(tiny_plan_file())
     request = file.request.model_copy(update={"seed": seed})
     plan = file.plan.model_copy(update={"request_hash": request.content_hash()})
@@ -53,7 +53,7 @@ def file_with_seed(seed: int) -> PlanFile:
 
 
 def age(database: Database, days: int) -> None:
-    """Let everything that there is have happened ``days`` earlier."""
+    """Move everything in the database ``days`` into the past."""
     moved = {
         documents: ("created_ms", "used_ms"),
         answers: ("created_ms",),
@@ -68,8 +68,8 @@ def age(database: Database, days: int) -> None:
 
 def kept(database: Database) -> dict[str, int]:
     with database.read() as connection:
-        found = connection.execute(sa.select(documents.c.kind, sa.func.count()).group_by(documents.c.kind)).all()
-    return dict(map(tuple, found))
+        counts = connection.execute(sa.select(documents.c.kind, sa.func.count()).group_by(documents.c.kind)).all()
+    return dict(map(tuple, counts))
 
 
 def test_what_is_over_and_named_by_nothing_goes(database: Database, store: Store):

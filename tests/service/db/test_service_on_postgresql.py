@@ -38,8 +38,8 @@ def server(cluster: Cluster) -> Iterator[Server]:
 def test_a_plan_and_its_story(server: Server):
     job = server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe"}), wait=True)
     assert job.state == "succeeded"
-    told = [event.data["state"] for event in server.client.jobs.events(job.id) if event.kind == "state"]
-    assert told == ["queued", "running", "succeeded"]
+    states = [event.data["state"] for event in server.client.jobs.events(job.id) if event.kind == "state"]
+    assert states == ["queued", "running", "succeeded"]
     assert server.client.plans.create(PlanRequest.parse(tiny_request() | {"planner": "gpipe"}), wait=True) == job
     assert server.client.plans.file(job.id).plan == job.result.plan  # type: ignore[union-attr]
 

@@ -25,11 +25,11 @@ async def _a_plan_and_its_story(url: str) -> None:
         request = PlanRequest.parse(tiny_request() | {"planner": "gpipe", "global_batch_size": 48})
         job = await client.plans.create(request, on_event=heard.append)
         assert job.result is not None
-        told = [event async for event in client.jobs.events(job.id)]
-        assert told == heard
-        assert [event.sequence for event in told] == list(range(1, len(told) + 1))
-        resumed = [event async for event in client.jobs.events(job.id, after=told[-2].sequence)]
-        assert resumed == told[-1:]
+        events = [event async for event in client.jobs.events(job.id)]
+        assert events == heard
+        assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        resumed = [event async for event in client.jobs.events(job.id, after=events[-2].sequence)]
+        assert resumed == events[-1:]
         jobs = await asyncio.gather(*(client.plans.create(request) for _ in range(5)))
         assert [each.result for each in jobs] == [job.result] * 5
         assert job.id in [each.id async for each in client.jobs.list()]

@@ -15,9 +15,9 @@ from penstock.schemas.plan import PlanFile
 
 
 @pytest.fixture(scope="module")
-def asked(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
+def planned(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
     """The service's URL, a plan that it found, and its job."""
-    place = tmp_path_factory.mktemp("asked")
+    place = tmp_path_factory.mktemp("planned")
     request = place / "request.json"
     request.write_text(json.dumps({**tiny_request(), "planner": "dapple", "seed": 5}))
     plan = place / "plan.json"
@@ -26,8 +26,8 @@ def asked(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> tu
     return shared_server.url, plan, job.id
 
 
-def test_plan_there_is_plan_here(asked: tuple[str, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    url, plan, job = asked
+def test_plan_there_is_plan_here(planned: tuple[str, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    url, plan, job = planned
     request = str(plan.with_name("request.json"))
     code = main(["plan", "--request", request, "--json", "-o", str(tmp_path / "here.json")])
     assert code in (0, 2)
@@ -46,8 +46,8 @@ def test_plan_there_is_plan_here(asked: tuple[str, Path, str], tmp_path: Path, c
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("source", ["file", "job"])
-def test_the_judge_there(asked: tuple[str, Path, str], source: str, capsys: pytest.CaptureFixture[str]):
-    url, plan, job = asked
+def test_the_judge_there(planned: tuple[str, Path, str], source: str, capsys: pytest.CaptureFixture[str]):
+    url, plan, job = planned
     named = str(plan) if source == "file" else job
     assert main(["verify", named, "--server", url]) == 0
     assert capsys.readouterr().out == ""
@@ -65,8 +65,8 @@ def test_the_judge_there(asked: tuple[str, Path, str], source: str, capsys: pyte
     assert json.loads(capsys.readouterr().out)["layout"]["theirs"] is not None
 
 
-def test_forms_of_a_stored_plan(asked: tuple[str, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    url, plan, job = asked
+def test_forms_of_a_stored_plan(planned: tuple[str, Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    url, plan, job = planned
     page, drawn, chrome, rows = (tmp_path / name for name in ("page.html", "plan.svg", "chrome.json", "rows.csv"))
     for command in (["report"], ["export", "chrome"], ["export", "schedule"]):
         assert main([*command, str(plan), "-o", str(page), "--server", url]) == 64
@@ -83,8 +83,8 @@ def test_forms_of_a_stored_plan(asked: tuple[str, Path, str], tmp_path: Path, ca
 
 
 @pytest.mark.tier("nightly")
-def test_compare_and_sweep_there(asked: tuple[str, Path, str], capsys: pytest.CaptureFixture[str]):
-    url, plan, _ = asked
+def test_compare_and_sweep_there(planned: tuple[str, Path, str], capsys: pytest.CaptureFixture[str]):
+    url, plan, _ = planned
     request = ["--request", str(plan.with_name("request.json"))]
     assert main(["compare", *request, "--planner", "dp", "--planner", "gpipe", "--json", "--server", url]) == 0
     there = json.loads(capsys.readouterr().out)
@@ -103,13 +103,13 @@ def test_compare_and_sweep_there(asked: tuple[str, Path, str], capsys: pytest.Ca
     assert "samples/s" in capsys.readouterr().out
 
 
-def test_jobs_from_first_to_last(asked: tuple[str, Path, str], capsys: pytest.CaptureFixture[str]):
-    url, _, job = asked
+def test_jobs_from_first_to_last(planned: tuple[str, Path, str], capsys: pytest.CaptureFixture[str]):
+    url, _, job = planned
     there = ["--server", url]
     assert main(["jobs", "list", *there, "--planner", "dapple", "--json"]) == 0
-    found = JobPage.model_validate_json(capsys.readouterr().out).items
-    assert {one.planner for one in found} == {"dapple"}
-    assert job in {one.id for one in found}
+    items = JobPage.model_validate_json(capsys.readouterr().out).items
+    assert {one.planner for one in items} == {"dapple"}
+    assert job in {one.id for one in items}
     assert main(["jobs", "list", *there]) == 0
     assert "succeeded" in capsys.readouterr().out
     assert main(["jobs", "watch", job, *there, "--json"]) == 0

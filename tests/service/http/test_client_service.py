@@ -20,10 +20,10 @@ def test_plan_waits_and_tells_the_story(client: Client):
     assert [event.sequence for event in heard] == list(range(1, len(heard) + 1))
     assert heard[0].data == {"state": "queued"}
     assert heard[-1].data["plan_hash"] == job.result.plan_hash
-    told = [event.data for event in heard if event.kind == "progress"]
-    values = [each["incumbent_ns"] for each in told if each["incumbent_ns"] is not None]
+    progress = [event.data for event in heard if event.kind == "progress"]
+    values = [each["incumbent_ns"] for each in progress if each["incumbent_ns"] is not None]
     assert values == sorted(values, reverse=True)
-    pairs = [(each["bound_ns"], each["incumbent_ns"]) for each in told]
+    pairs = [(each["bound_ns"], each["incumbent_ns"]) for each in progress]
     assert all(bound <= value for bound, value in pairs if bound is not None and value is not None)
     assert job.incumbent_ns == values[-1]
 

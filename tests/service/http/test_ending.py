@@ -1,4 +1,4 @@
-"""How a service ends: told once, in order; told twice, at once."""
+"""Tests of how a service ends: in order at the first signal, at once at the second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(start_server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.
 
 
 def hanging_job(server: Any, pids_file: Path) -> tuple[str, list[psutil.Process]]:
-    """A job that is being solved, and the processes that solve it."""
+    """Return a job that is being solved, and the processes that solve it."""
     answer = httpx.post(f"{server.url}/v1/plans", json=tiny_request() | {"seed": HANG, "planner": "gpipe"}, timeout=60)
     job_id = answer.json()["id"]
     events = f"{server.url}/v1/jobs/{job_id}/events?poll=1&after="
@@ -104,7 +104,7 @@ def test_a_thread_at_work_does_not_hold_the_end_up(start_server: Callable[..., A
 
 
 def ask_for_a_verdict(url: str) -> None:
-    """Ask for what never ends."""
+    """Request an answer that never ends."""
     with suppress(httpx.HTTPError):
         httpx.post(f"{url}/v1/plans:verify", json=tiny_plan_file(), timeout=300)
 
@@ -112,9 +112,9 @@ def ask_for_a_verdict(url: str) -> None:
 def test_two_services_on_one_file_say_so(start_server: Callable[..., Any]):
     first = start_server(slots=0)
     second = start_server(slots=0)
-    said = f"another service, process {first.process.pid} at {first.url}, uses the database sqlite:///"
+    warning = f"another service, process {first.process.pid} at {first.url}, uses the database sqlite:///"
     until = time.monotonic() + 30
-    while said not in second.text:
+    while warning not in second.text:
         assert time.monotonic() < until, second.text
         time.sleep(0.02)
     assert "another service" not in first.text

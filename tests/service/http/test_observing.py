@@ -1,4 +1,4 @@
-"""What is around every request: its id, its line in the log, its metrics; and no secret in either."""
+"""Tests of what surrounds every request: its id, its line in the log, its metrics; and no secret in them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def lines_of(server: Server, request_id: str, last: str = "route") -> list[dict[str, Any]]:
-    """What was logged for a request, once a line has the field ``last``; it may be written just after its answer."""
+    """Return a request's log lines, once a line has the field ``last``; it may be written just after the answer."""
     for _ in range(200):
         lines = [line for text in server.log if (line := json.loads(text)).get("request_id") == request_id]
         if any(last in line for line in lines):
@@ -52,11 +52,11 @@ def test_a_request_has_one_line_with_what_belongs_to_it(server: Server):
     assert "nothing" in line["problem"]
 
 
-@pytest.mark.parametrize("given", ["", "two words", "x" * 200, "line\tbreak"])
-def test_an_id_that_could_upset_a_log_is_replaced(server: Server, given: str):
-    made = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": given}).headers["X-Request-ID"]
-    assert re.fullmatch(r"[0-9a-f-]{36}", made)
-    assert lines_of(server, made)[0]["level"] == "debug"
+@pytest.mark.parametrize("request_id", ["", "two words", "x" * 200, "line\tbreak"])
+def test_an_id_that_could_upset_a_log_is_replaced(server: Server, request_id: str):
+    replacement = httpx.get(f"{server.url}/healthz", headers={"X-Request-ID": request_id}).headers["X-Request-ID"]
+    assert re.fullmatch(r"[0-9a-f-]{36}", replacement)
+    assert lines_of(server, replacement)[0]["level"] == "debug"
 
 
 @pytest.mark.tier("nightly")
@@ -109,7 +109,7 @@ def test_passwords_are_masked_in_messages_and_tracebacks(form: Any):
 
 
 def metrics_of(server: Server) -> dict[str, float]:
-    """Every sample by its name with labels."""
+    """Return every sample by its name with labels."""
     lines = httpx.get(f"{server.url}/metrics").raise_for_status().text.splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 

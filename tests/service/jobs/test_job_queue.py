@@ -64,9 +64,9 @@ def test_the_json_of_a_job_is_that_of_its_document(leases: Leases, queue: JobQue
     if ends:
         leases.finish(claim(leases), "succeeded", result=ENDED)
     state, body = queue.answer(OURS, job_id)
-    known = queue.job(OURS, job_id)
-    assert (state, known.result) == (("succeeded", RESULT) if ends else ("queued", None))
-    assert body == known.model_dump_json().encode()
+    job = queue.job(OURS, job_id)
+    assert (state, job.result) == (("succeeded", RESULT) if ends else ("queued", None))
+    assert body == job.model_dump_json().encode()
     with pytest.raises(NotFound):
         queue.answer(THEIRS, job_id)
 
@@ -92,9 +92,9 @@ def test_a_job_and_what_it_refers_to_are_stored_together_or_not_at_all(database:
 
 
 def claim(leases: Leases) -> Claim:
-    found = leases.claim("me")
-    assert found is not None
-    return found
+    claimed = leases.claim("me")
+    assert claimed is not None
+    return claimed
 
 
 def add_key(database: Database, name: str, tenant: str = OURS, **limits: int) -> str:
@@ -159,14 +159,14 @@ def test_with_one_slot_tenants_take_turns(queue: JobQueue, leases: Leases) -> No
 def test_a_clock_that_is_set_back_holds_up_no_job(database: Database, queue: JobQueue, leases: Leases) -> None:
     """What was written an hour ahead is over: a lease of a dead worker, and the time of another try."""
     hour_ms = 3_600_000
-    held, waiting = add(queue, "held"), add(queue, "waiting")
-    assert claim(leases).job_id == held
+    stale, waiting = add(queue, "stale"), add(queue, "waiting")
+    assert claim(leases).job_id == stale
     with database.write() as connection:
-        connection.execute(jobs.update().where(jobs.c.id == held).values(lease_until_ms=now_ms() + hour_ms))
+        connection.execute(jobs.update().where(jobs.c.id == stale).values(lease_until_ms=now_ms() + hour_ms))
         connection.execute(jobs.update().where(jobs.c.id == waiting).values(not_before_ms=now_ms() + hour_ms))
-    taken = [claim(leases), claim(leases)]
-    assert {(one.job_id, one.attempt) for one in taken} == {(held, 2), (waiting, 1)}
-    assert [leases.heartbeat(one) for one in taken] == [None, None]
+    claims = [claim(leases), claim(leases)]
+    assert {(one.job_id, one.attempt) for one in claims} == {(stale, 2), (waiting, 1)}
+    assert [leases.heartbeat(one) for one in claims] == [None, None]
     assert leases.claim("me") is None, "a lease that was just given is not over"
 
 
@@ -216,9 +216,9 @@ def test_equal_requests_share_a_job_while_it_is_active(queue: JobQueue, leases: 
 def test_a_finished_job_tells_its_story(queue: JobQueue, leases: Leases):
     job_id = add(queue, "a", planner="dp", tag="night", parent_id="sweep")
     leases.finish(claim(leases), "succeeded", result=ENDED)
-    found = queue.job(OURS, job_id)
-    assert (found.state, found.attempt, found.result) == ("succeeded", 1, RESULT)
-    assert (found.planner, found.tag, found.parent_id) == ("dp", "night", "sweep")
+    job = queue.job(OURS, job_id)
+    assert (job.state, job.attempt, job.result) == ("succeeded", 1, RESULT)
+    assert (job.planner, job.tag, job.parent_id) == ("dp", "night", "sweep")
     assert [(event.sequence, event.data["state"]) for event in queue.events(OURS, job_id, 0)] == [
         (1, "queued"),
         (2, "running"),
@@ -364,10 +364,10 @@ def test_deleting_forgets_job_story_and_answer(database: Database, queue: JobQue
 
 
 def test_pages_go_from_the_newest_to_the_oldest(queue: JobQueue, leases: Leases):
-    made = sorted(add(queue, f"key{i}", planner="dp" if i else "auto", tag=f"tag{i % 2}") for i in range(5))
+    job_ids = sorted(add(queue, f"key{i}", planner="dp" if i else "auto", tag=f"tag{i % 2}") for i in range(5))
     first = queue.recent(OURS, None, 3)
     second = queue.recent(OURS, first[-1].id, 3)
-    assert [one.id for one in (*first, *second)] == made[::-1]
+    assert [one.id for one in (*first, *second)] == job_ids[::-1]
     claim(leases)
     assert [one.state for one in queue.recent(OURS, None, 9, "running")] == ["running"]
     assert len(queue.recent(OURS, None, 9, tag="tag1")) == 2
@@ -394,8 +394,8 @@ def test_the_best_plan_survives_its_worker_and_is_never_replaced_by_a_worse_one(
     leases.report(second, *worse)
     losing.report(first, *worse)
     assert queue.incumbent(OURS, job_id) == plans[1][1]
-    told = [event.data["planner"] for event in queue.events(OURS, job_id, 0) if event.kind == "progress"]
-    assert told == ["gpipe"]
+    planners = [event.data["planner"] for event in queue.events(OURS, job_id, 0) if event.kind == "progress"]
+    assert planners == ["gpipe"]
 
 
 def test_workers_say_that_they_live_and_the_eldest_does_what_is_common(database: Database):
@@ -421,7 +421,7 @@ while (claim := leases.claim(sys.argv[2])) is not None:
 
 @pytest.mark.cases(1)
 def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQueue):
-    made = {add(queue, f"key{i}") for i in range(60)}
+    job_ids = {add(queue, f"key{i}") for i in range(60)}
     url = database.engine.url.render_as_string()
     workers = [
         subprocess.Popen(
@@ -434,7 +434,7 @@ def test_two_processes_never_claim_the_same_job(database: Database, queue: JobQu
         worker.stdin.write("go\n")
         worker.stdin.flush()
     claimed = [line.split() for worker in workers for line in worker.communicate(timeout=60)[0].splitlines()]
-    assert {job_id for job_id, _ in claimed} == made
+    assert {job_id for job_id, _ in claimed} == job_ids
     assert len(claimed) == 60
     assert {attempt for _, attempt in claimed} == {"1"}
 

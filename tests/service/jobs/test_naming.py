@@ -33,11 +33,11 @@ def _inline() -> dict[str, Any]:
 
 
 def ask(directory: Path, path: str, body: Any) -> httpx.Response:
-    async def asked() -> httpx.Response:
+    async def post() -> httpx.Response:
         async with in_process(directory) as http:
             return await http.post(path, json=body)
 
-    return asyncio.run(asked())
+    return asyncio.run(post())
 
 
 def test_a_request_by_name_is_the_request_with_the_documents(tmp_path: Path):
@@ -127,10 +127,10 @@ def test_what_is_missing_is_said_with_what_may_be_sent(
 ):
     answer = ask(tmp_path, path, body)
     assert answer.status_code == 422
-    said = {fault["pointer"]: fault["detail"] for fault in answer.json()["errors"]}
-    assert said[pointer].startswith("is missing")
-    assert all(word in said[pointer] for word in words)
-    assert ("hash of a stored one" in said[pointer]) == (pointer != "/global_batch_size")
+    details = {fault["pointer"]: fault["detail"] for fault in answer.json()["errors"]}
+    assert details[pointer].startswith("is missing")
+    assert all(word in details[pointer] for word in words)
+    assert ("hash of a stored one" in details[pointer]) == (pointer != "/global_batch_size")
 
 
 @pytest.mark.tier("nightly")

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.tier("nightly")
 
 
 def large_request(**changes: Any) -> PlanRequest:
-    """Beyond what a process solves alone."""
+    """Return a request beyond what a process solves alone."""
     settings = {"profile": profile("bert-48"), "topology": cluster("dapple-config-a"), "global_batch_size": 64}
     return PlanRequest.parse({**settings, **changes})
 
 
 def grandchildren(server: Any) -> list[psutil.Process]:
-    """Processes below the forkserver: solves, and their workers."""
+    """Return processes below the forkserver: solves, and their workers."""
     (forkserver,) = psutil.Process(server.process.pid).children()
     return forkserver.children(recursive=True)
 
@@ -32,8 +32,8 @@ def grandchildren(server: Any) -> list[psutil.Process]:
 def until(count: int, server: Any) -> list[psutil.Process]:
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        if len(found := grandchildren(server)) >= count:
-            return found
+        if len(processes := grandchildren(server)) >= count:
+            return processes
         time.sleep(0.02)
     raise AssertionError(f"there are no {count} processes")
 

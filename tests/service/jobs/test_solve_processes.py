@@ -58,14 +58,14 @@ def request(seed: int, **changes: Any) -> PlanRequest:
 
 
 def with_incumbent(client: Client, seed: int, **changes: Any) -> JobOut:
-    """Ask, and return once the job has reported a plan."""
+    """Submit a request, and return its job once it has reported a plan."""
     job = client.plans.create(request(seed, **changes), wait=False)
     next(event for event in client.jobs.events(job.id) if event.kind == "progress")
     return job
 
 
 def processes(pids_file: Path) -> list[psutil.Process]:
-    """The solver's process and the one that it started."""
+    """Return the solver's process and the one that it started."""
     return [psutil.Process(int(pid)) for pid in pids_file.read_text().split()]
 
 

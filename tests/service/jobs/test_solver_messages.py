@@ -1,4 +1,4 @@
-"""What a solver's process writes comes in chunks, of which large plans need several."""
+"""Tests of messages from a solver's process, which come in chunks; large plans need several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_messages_in_chunks_of_any_size(size: int) -> None:
 
 
 def test_only_the_last_of_incumbents_that_came_together() -> None:
-    """What is overtaken already is not told."""
+    """An incumbent that a later one has overtaken is not delivered."""
     kinds = ["incumbent", "incumbent", "bound", "incumbent", "incumbent"]
     text = b"".join(Message(kind, {"number": n}, b"{}\n").written() for n, kind in enumerate(kinds))
     assert [message.facts["number"] for message in received(bytearray(), text)] == [1, 2, 4]

@@ -54,30 +54,30 @@ def request(seed: int = 0, **over: Any) -> SweepRequest:
 
 def ended(client: Client, sweep_id: str) -> SweepOut:
     until = time.monotonic() + PATIENCE_S
-    while (found := client.sweeps.get(sweep_id)).state == "running":
+    while (sweep := client.sweeps.get(sweep_id)).state == "running":
         assert time.monotonic() < until
         time.sleep(0.1)
-    return found
+    return sweep
 
 
 @pytest.mark.tier("nightly")
 def test_a_sweep_gives_the_table_that_the_library_gives(server: Server, client: Client):
-    asked = request(planners=["dp", "gpipe", "nobody"], global_batch_sizes=[8, 16])
-    found = client.sweeps.create(asked)
-    assert (found.state, found.cases, found.ended) == ("succeeded", 6, 6)
-    expected = swept(asked)
-    assert [row.model_copy(update={"job_id": None, "seconds": None}) for row in found.rows] == [
+    sweep_request = request(planners=["dp", "gpipe", "nobody"], global_batch_sizes=[8, 16])
+    sweep = client.sweeps.create(sweep_request)
+    assert (sweep.state, sweep.cases, sweep.ended) == ("succeeded", 6, 6)
+    expected = swept(sweep_request)
+    assert [row.model_copy(update={"job_id": None, "seconds": None}) for row in sweep.rows] == [
         row.model_copy(update={"seconds": None}) for row in expected
     ]
-    jobs = JobPage.model_validate_json(httpx.get(server.url + found.links["jobs"]).content).items
-    assert {job.id for job in jobs} == {row.job_id for row in found.rows if row.state == "succeeded"}
+    jobs = JobPage.model_validate_json(httpx.get(server.url + sweep.links["jobs"]).content).items
+    assert {job.id for job in jobs} == {row.job_id for row in sweep.rows if row.state == "succeeded"}
     assert all(job.priority < 0 for job in jobs)
-    again = client.sweeps.create(asked)
-    assert [row.job_id for row in again.rows] == [row.job_id for row in found.rows], "their answers are known"
+    again = client.sweeps.create(sweep_request)
+    assert [row.job_id for row in again.rows] == [row.job_id for row in sweep.rows], "their answers are known"
     assert again.state == "succeeded"
-    client.sweeps.delete(found.id)
-    with pytest.raises(NotFound, match=found.id):
-        client.sweeps.get(found.id)
+    client.sweeps.delete(sweep.id)
+    with pytest.raises(NotFound, match=sweep.id):
+        client.sweeps.get(sweep.id)
     assert client.sweeps.get(again.id) == again, "a table that was written down needs no job any more"
 
 

@@ -72,7 +72,7 @@ def test_what_children_have_started_ends_with_a_service_that_dies_before_all_is_
 
 
 def written(path: Path) -> psutil.Process:
-    """The process whose id is written to a file."""
+    """Return the process whose id is written to a file."""
     until = time.monotonic() + LIMIT_S
     while not path.exists() or not path.read_text():
         assert time.monotonic() < until
@@ -89,8 +89,8 @@ def test_a_warm_up_that_fails_costs_no_child(
     child.pipe.close()
     assert child.wait(LIMIT_S) == 0
     child.close()
-    said, until = "", time.monotonic() + LIMIT_S
-    while "cannot be warmed up" not in said:  # children come first
+    printed, until = "", time.monotonic() + LIMIT_S
+    while "cannot be warmed up" not in printed:  # children come first
         assert time.monotonic() < until
         time.sleep(0.01)
-        said += capfd.readouterr().err
+        printed += capfd.readouterr().err

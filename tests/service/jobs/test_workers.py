@@ -44,34 +44,34 @@ class Floor:
         self.workers: list[WorkerProcess] = []
 
     def start(self, **settings: Any) -> WorkerProcess:
-        """One more worker."""
+        """Start another worker."""
         url = self.database.url.render_as_string(hide_password=False)
         self.workers.append(WorkerProcess(url, **settings))
         return self.workers[-1]
 
     def ask(self, seed: int, **changes: Any) -> str:
-        """A new job's id."""
-        asked = tiny_request() | {"seed": seed, "planner": "dp"} | changes
-        return self.planning.submit(EVERYBODY, PlanRequest.parse(asked)).job_id
+        """Submit a new job, and return its id."""
+        request = tiny_request() | {"seed": seed, "planner": "dp"} | changes
+        return self.planning.submit(EVERYBODY, PlanRequest.parse(request)).job_id
 
     def job(self, job_id: str) -> JobOut:
-        """How it stands."""
+        """Return a job as it stands."""
         return self.queue.job(EVERYBODY.tenant, job_id)
 
     def ended(self, job_id: str) -> JobOut:
-        """The job once it has ended."""
+        """Return the job once it has ended."""
         wait_for(lambda: self.job(job_id).state not in ("queued", "running"))
         return self.job(job_id)
 
     def holder(self, job_id: str) -> WorkerProcess:
-        """The worker that has the job."""
+        """Return the worker that has the job."""
         with self.database.read() as connection:
             owner = connection.scalar(sa.select(jobs.c.lease_owner).where(jobs.c.id == job_id))
         assert owner is not None
         return next(one for one in self.workers if f":{one.process.pid}:" in owner)
 
     def present(self) -> int:
-        """How many workers have not said that they end."""
+        """Return the number of workers that have not announced their end."""
         with self.database.read() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(workers)) or 0
 
@@ -131,7 +131,7 @@ def test_a_killed_worker_and_one_that_ends(floor: Floor, pids_file: Path):
 
 @pytest.mark.tier("nightly")
 def test_a_worker_that_slept_past_its_lease_writes_nothing(tmp_path: Path, pids_file: Path):
-    """Its solver has found an answer meanwhile, and so has that of another worker, which was first to write it."""
+    """Its solver has found an answer meanwhile, and another worker's solver too, which was first to write it."""
     floor = Floor(f"sqlite:///{tmp_path / 'floor.sqlite'}")
     try:
         sleeper = floor.start()
@@ -160,7 +160,7 @@ def test_a_worker_that_slept_past_its_lease_writes_nothing(tmp_path: Path, pids_
 def test_a_service_without_a_worker_and_solvers_without_memory(
     start_server: Callable[..., Server], tmp_path: Path, pids_file: Path
 ):
-    """The service hears of what a worker on the same database does, and the worker of what is asked of the service."""
+    """The service learns what a worker on the same database does, and the worker learns of requests to the service."""
     server = start_server(slots=0)
     worker = WorkerProcess(str(tmp_path / "service.sqlite"), solve_memory_bytes=256 * 2**20, lease_s=30)
     client = server.client

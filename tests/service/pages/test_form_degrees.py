@@ -1,4 +1,4 @@
-"""Degrees as the form takes them, and as it shows those of a request."""
+"""Degrees as the form takes them, and as it shows a request's degrees."""
 
 from __future__ import annotations
 

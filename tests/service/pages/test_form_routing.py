@@ -1,4 +1,4 @@
-"""How tokens are routed to the experts of a model by name, as the form takes it."""
+"""Tests of token routing to the experts of a model by name, as the form takes it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ class Shipped:
 SOURCES = cast(Sources, Shipped())
 
 
-def _values(**given: str) -> dict[str, list[str]]:
-    return FIRST | {"model": ["mixtral-8x7b"], "cluster": ["2x8xH100"]} | {name: [text] for name, text in given.items()}
+def _values(**fields: str) -> dict[str, list[str]]:
+    return (
+        FIRST | {"model": ["mixtral-8x7b"], "cluster": ["2x8xH100"]} | {name: [text] for name, text in fields.items()}
+    )
 
 
 @pytest.mark.tier("nightly")
 def test_routing_is_that_of_the_models_profile():
     assert request_of(SOURCES, _values()).profile == catalogue.profile("mixtral-8x7b")
-    asked = request_of(SOURCES, _values(routing_imbalance="1.5", capacity_factor=" "))
-    assert asked.profile == find_profile("mixtral-8x7b", routing=Routing(routing_imbalance=1.5))
-    assert isinstance(asked.profile, ModelProfile)
-    assert any("the busiest GPU's experts get 1.5 times the mean" in each for each in asked.profile.assumptions)
+    request = request_of(SOURCES, _values(routing_imbalance="1.5", capacity_factor=" "))
+    assert request.profile == find_profile("mixtral-8x7b", routing=Routing(routing_imbalance=1.5))
+    assert isinstance(request.profile, ModelProfile)
+    assert any("the busiest GPU's experts get 1.5 times the mean" in each for each in request.profile.assumptions)
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "words"),
+    ("fields", "field", "words"),
     [
         ({"routing_imbalance": "much"}, "routing_imbalance", "a number such as 1.2, not 'much'"),
         ({"routing_imbalance": "nan"}, "routing_imbalance", "nan is not possible"),
@@ -51,9 +53,9 @@ def test_routing_is_that_of_the_models_profile():
         ({"capacity_factor": "1", "model": "/etc/hostname"}, "model", "no model '/etc/hostname'"),
     ],
 )
-def test_what_is_wrong_is_said_at_its_field(given: dict[str, Any], field: str, words: str):
+def test_what_is_wrong_is_said_at_its_field(fields: dict[str, Any], field: str, words: str):
     with pytest.raises(InvalidDocument) as caught:
-        request_of(SOURCES, _values(**given))
+        request_of(SOURCES, _values(**fields))
     faults = Faults.of(caught.value, "auto")
     assert list(faults.fields) == [field]
     assert words in faults.fields[field][0]

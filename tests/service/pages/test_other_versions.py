@@ -73,7 +73,7 @@ SCHEMA = ["/schema_version", "reads documents of version 1", OTHER_VERSION]
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         pytest.param({"schema_version": 2}, SCHEMA, id="newer"),
         pytest.param({"schema_version": 0}, SCHEMA, id="older"),
@@ -85,15 +85,17 @@ SCHEMA = ["/schema_version", "reads documents of version 1", OTHER_VERSION]
         pytest.param({"plan": PLAN | {"request_hash": f"sha256:{64 * '0'}"}}, ["was made for request"], id="torn"),
     ],
 )
-def test_a_file_that_is_opened_is_refused_in_words(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
+def test_a_file_that_is_opened_is_refused_in_words(
+    tmp_path: Path, changes: dict[str, Any], expected: list[str]
+) -> None:
     status, text = _typed(tmp_path, json.dumps(tiny_plan_file() | changes))
     assert status == 422
-    assert [words for words in said if words not in text] == []
+    assert [words for words in expected if words not in text] == []
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "there is nothing to be opened"),
         ("[]", "and is a list"),
@@ -104,16 +106,16 @@ def test_a_file_that_is_opened_is_refused_in_words(tmp_path: Path, changes: dict
     ],
     ids=["empty", "list", "cut off", "profile", "plan alone", "deep"],
 )
-def test_what_is_no_plan_file_is_said(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_plan_file_is_said(tmp_path: Path, text: str, expected: str) -> None:
     status, shown = _typed(tmp_path, text)
     assert status == 422
-    assert said in shown
+    assert expected in shown
     assert "Try: " in shown
 
 
 def test_a_plan_file_of_another_version_that_can_be_read_is_opened(tmp_path: Path) -> None:
-    made = tiny_plan_file() | {"plan": PLAN | {"versions": {"penstock": "0.0.9"}}}
-    status, text = _typed(tmp_path, json.dumps(made))
+    document = tiny_plan_file() | {"plan": PLAN | {"versions": {"penstock": "0.0.9"}}}
+    status, text = _typed(tmp_path, json.dumps(document))
     assert status == 200
     assert "Penstock 0.0.9 made this plan" in text
 

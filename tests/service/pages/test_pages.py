@@ -66,13 +66,13 @@ def send(http: httpx.Client, action: str, fields: Any) -> httpx.Response:
 
 
 def ended(http: httpx.Client, job_id: str) -> JobOut:
-    """A job once it has ended."""
+    """Return a job once it has ended."""
     answer = http.get(f"/v1/jobs/{job_id.rpartition('/')[2]}", headers={"Prefer": "wait=100"})
     return JobOut.model_validate_json(answer.raise_for_status().content)
 
 
 def body_of(form: Form, **changed: str) -> dict[str, list[str]]:
-    """A form as it stands, with some fields changed."""
+    """Return a form's fields, with some of them changed."""
     fields: dict[str, list[str]] = {}
     for name, value in form.fields:
         fields.setdefault(name, []).append(value)
@@ -88,7 +88,7 @@ def test_every_page_is_whole_and_no_link_is_dead(http: httpx.Client, planned: Jo
     seen: set[str] = set()
     while waiting:
         address = waiting.pop()
-        if address in seen or address.endswith("/what-if"):  # it searches for seconds, and has a test of its own
+        if address in seen or address.endswith("/what-if"):  # it searches for seconds, and has a separate test
             continue
         seen.add(address)
         answer = http.get(address, headers=AS_A_BROWSER, follow_redirects=True)
@@ -139,10 +139,10 @@ def test_plan_again_begins_with_the_same_request(http: httpx.Client, client: Cli
     request = PlanRequest.parse(tiny_request() | {"planner": "gpipe"} | more)
     job = client.plans.create(request)
     assert job.result is not None
-    found = form(read(http, f"/plan?from={job.id}"), "/plan")
-    same = send(http, "/plan", body_of(found))
+    plan_form = form(read(http, f"/plan?from={job.id}"), "/plan")
+    same = send(http, "/plan", body_of(plan_form))
     assert same.headers["location"] == f"/plans/{job.result.plan_hash}"
-    other = send(http, "/plan", body_of(found, global_batch_size="8"))
+    other = send(http, "/plan", body_of(plan_form, global_batch_size="8"))
     assert other.status_code == 303
     changed = ended(http, other.headers["location"])
     assert changed.request_hash == request.model_copy(update={"global_batch_size": 8}).content_hash()
@@ -226,25 +226,25 @@ def test_the_same_in_python_and_on_the_command_line(
     sent = send(http, "/plan", FORM | {"recompute": "always", "option.dp.overlap": "no"})
     job = ended(http, sent.headers["location"])
     text = "".join(read(http, f"/plans/{job.id}").text)
-    asked: list[PlanRequest] = []
+    requests: list[PlanRequest] = []
 
     class Kept:
         def save(self, path: str) -> None:
             assert path == "plan.json"
 
     def plan(profile: str, topology: str, **more: Any) -> Kept:
-        found = {
+        documents = {
             "profile": penstock.planning.inputs.find_profile(profile),
             "topology": penstock.planning.inputs.find_topology(topology),
         }
         more["termination"] = {"time_limit_ns": round(more.pop("time_limit") * 1e9)}
-        asked.append(PlanRequest.parse(found | more))
+        requests.append(PlanRequest.parse(documents | more))
         return Kept()
 
     monkeypatch.setattr(penstock, "plan", plan)
     call = text[text.index("import penstock") :]
     exec(call[: call.index('answer.save("plan.json")') + len('answer.save("plan.json")')], {})
-    assert [request.content_hash() for request in asked] == [job.request_hash]
+    assert [request.content_hash() for request in requests] == [job.request_hash]
     words = "penstock plan --example gpt2-small --cluster 1x4xV100 -b 16 --planner dp --recompute always"
     assert f"{words} --set overlap=no --time-limit 60 -o plan.json" in text
     request = http.get(f"/plans/{job.id}/request").content
@@ -256,12 +256,12 @@ def test_a_plan_says_how_it_was_found(http: httpx.Client, planned: JobOut, clien
     answered = client.plans.create(PlanRequest.parse(tiny_request()))
     for job in (planned, answered):
         assert job.result is not None
-        said = job.result.why
-        assert len(said) > 1
+        clauses = job.result.why
+        assert len(clauses) > 1
         for address in (f"/jobs/{job.id}", f"/plans/{job.id}", f"/plans/{job.result.plan_hash}"):
             text = "".join(read(http, address).text)
             assert "How it was found" in text
-            assert all(clause in text for clause in said), address
+            assert all(clause in text for clause in clauses), address
 
 
 def test_a_plan_lists_the_degrees_that_were_compared(http: httpx.Client, client: Client):

@@ -40,23 +40,23 @@ def planned(shared_server: Server) -> JobOut:
 @pytest.fixture
 def agents(shared_server: Server) -> Iterator[list[Agent]]:
     """node0 and node1, as the tiny plan names them."""
-    made = [Agent(shared_server.url, "node0"), Agent(shared_server.url, "node1")]
-    for agent in made:
+    players = [Agent(shared_server.url, "node0"), Agent(shared_server.url, "node1")]
+    for agent in players:
         agent.sync()
-    yield made
-    for agent in made:
+    yield players
+    for agent in players:
         agent.sync(leaving=True)
         agent.http.close()
 
 
 def watched(browser: Browser, server: Server, **options: Any) -> Watched:
-    """A page of the service that must not complain, nor fetch from anywhere else."""
+    """Open a page of the service that must not complain, nor fetch from anywhere else."""
     expect.set_options(timeout=60_000)
     return Watched(browser, allowed=(server.url,), base_url=server.url, **options)
 
 
 def drawn(chart: Locator) -> int:
-    """How many lines and points a chart has."""
+    """Return how many lines and points a chart has."""
     return chart.locator("path, circle").count()
 
 
@@ -296,7 +296,7 @@ class Received:
         self.sizes.clear()
 
     def total(self) -> int:
-        """All bytes of bodies so far."""
+        """Return all bytes of bodies so far."""
         return sum(self.sizes.values())
 
     def _take(self, request: Any) -> None:
@@ -304,5 +304,5 @@ class Received:
 
 
 def lightness(colour: str) -> float:
-    """The mean of ``rgb(r, g, b)``."""
+    """Return the mean of ``rgb(r, g, b)``."""
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3

@@ -51,25 +51,25 @@ def url(client: Client) -> str:
 @pytest.fixture
 def make_agent() -> Iterator[Callable[..., Agent]]:
     """Agents whose connections are closed in the end."""
-    made: list[Agent] = []
+    players: list[Agent] = []
 
     def make(url: str, name: str) -> Agent:
-        made.append(Agent(url, name))
-        return made[-1]
+        players.append(Agent(url, name))
+        return players[-1]
 
     yield make
-    for agent in made:
+    for agent in players:
         agent.http.close()
 
 
 @pytest.fixture
 def agents(url: str, make_agent: Callable[..., Agent]) -> Iterator[list[Agent]]:
     """node0 and node1, as the tiny plan names them; they leave in the end."""
-    made = [make_agent(url, "node0"), make_agent(url, "node1")]
-    for agent in made:
+    players = [make_agent(url, "node0"), make_agent(url, "node1")]
+    for agent in players:
         agent.sync()
-    yield made
-    for agent in made:
+    yield players
+    for agent in players:
         for one in agent.sync().assignments:
             agent.tell("stopped", one.run)
         agent.sync()
@@ -83,7 +83,7 @@ def tiny() -> PlanFile:
 
 @pytest.fixture
 def start(client: Client, agents: list[Agent], tiny: PlanFile) -> Any:
-    """Start runs of the tiny plan; those that still live in the end are cancelled."""
+    """A function that starts runs of the tiny plan; runs that still live at the end are cancelled."""
     started: list[str] = []
 
     def begin(**more: Any) -> RunOut:
@@ -106,8 +106,12 @@ def test_a_run_from_prepare_to_done(client: Client, url: str, agents: list[Agent
         assert (one.phase, one.world_size, one.steps, one.check, one.model) == ("prepare", 2, 3, True, "gpt")
         assert one.hosts_store == (rank == 0)
         assert one.layers == ("block0", "block1", "block2", "block3")
-        assert [(given.rank, given.device) for given in one.ranks] == [(rank, f"node{rank}/0")]
-        assert one.digest == digest_of(program for given in one.ranks for program in given.programs)
+        assert [(programs_of_rank.rank, programs_of_rank.device) for programs_of_rank in one.ranks] == [
+            (rank, f"node{rank}/0")
+        ]
+        assert one.digest == digest_of(
+            program for programs_of_rank in one.ranks for program in programs_of_rank.programs
+        )
         assert Program.from_json(one.ranks[0].programs[0]).rank == rank
     agents[0].tell("prepared", run.id)
     agents[1].tell("prepared", run.id)
@@ -172,11 +176,11 @@ def test_a_newer_sync_releases_the_held_one(agents: list[Agent], url: str, make_
     for same in (second, third):
         same.incarnation, same.version = first.incarnation, first.version
     with ThreadPoolExecutor(2) as pool:
-        held = [pool.submit(one.sync, hold=True) for one in (first, second)]
-        released = wait(held, 10, FIRST_COMPLETED)
+        calls = [pool.submit(one.sync, hold=True) for one in (first, second)]
+        released = wait(calls, 10, FIRST_COMPLETED)
         assert len(released.done) == 1
         third.sync(leaving=True)
-        assert len(wait(held, 10).done) == 2
+        assert len(wait(calls, 10).done) == 2
 
 
 def test_losses_that_are_not_finite_come_back_as_such(
@@ -187,9 +191,9 @@ def test_losses_that_are_not_finite_come_back_as_such(
     agents[0].tell("progress", run.id, rank=0, step=0, losses=[1.0, "NaN", "Infinity", "-Infinity", None])
     agents[0].tell("evaluation", run.id, step=2, loss="NaN")
     agents[0].sync()
-    found = client.runs.get(run.id)
-    assert found.losses == (1.0, "NaN", "Infinity", "-Infinity")
-    assert [one.loss for one in found.evaluations] == ["NaN"]
+    run_out = client.runs.get(run.id)
+    assert run_out.losses == (1.0, "NaN", "Infinity", "-Infinity")
+    assert [one.loss for one in run_out.evaluations] == ["NaN"]
     page = client._http.get(f"/runs/{run.id}").text
     assert '<td class="number">NaN</td>' in page
     assert '<td class="number">-Infinity</td>' in page

@@ -57,21 +57,21 @@ UNEVEN = {(0, 1): 10**9, (0, 2): 10**8, (1, 2): 10**9}
 
 @pytest.mark.tier("quick")
 def test_links_of_the_living_alone_are_kept() -> None:
-    found = living_topology(
+    topology = living_topology(
         [agent("a", 2), agent("b", 2), agent("c", alive=False)], [measured(("a", "b", "c"), EVEN, 2)]
     )
-    assert [node.name for node in found.nodes] == ["a", "b"]
-    assert [node.fabric for node in found.nodes] == [FABRIC, FABRIC]
-    assert [(link.a, link.b) for link in found.links] == [("a", "switch"), ("b", "switch")]
-    assert found.links_from == "measured"
+    assert [node.name for node in topology.nodes] == ["a", "b"]
+    assert [node.fabric for node in topology.nodes] == [FABRIC, FABRIC]
+    assert [(link.a, link.b) for link in topology.links] == [("a", "switch"), ("b", "switch")]
+    assert topology.links_from == "measured"
 
 
 @pytest.mark.tier("quick")
 def test_a_matrix_is_reduced_to_the_living() -> None:
-    found = living_topology([agent("a"), agent("c")], [measured(("a", "b", "c"), UNEVEN)])
-    assert found.matrix is not None
-    assert found.matrix.devices == ("a/0", "c/0")
-    assert found.matrix.bandwidth_bytes_per_s[0][1] == 10**8
+    topology = living_topology([agent("a"), agent("c")], [measured(("a", "b", "c"), UNEVEN)])
+    assert topology.matrix is not None
+    assert topology.matrix.devices == ("a/0", "c/0")
+    assert topology.matrix.bandwidth_bytes_per_s[0][1] == 10**8
     more = living_topology([agent("a", 2), agent("c")], [measured(("a", "b", "c"), UNEVEN)])
     assert more.matrix is None
     assert "no measured links" in more.assumptions[0]
@@ -82,8 +82,8 @@ def test_the_newest_that_was_measured_and_names_everybody_counts() -> None:
     declared = measured(("a", "b"), {(0, 1): 7}).model_copy(update={"links_from": None})
     others = measured(("a", "x"), {(0, 1): 8})
     newest, older = (measured(("a", "b"), {(0, 1): bandwidth}) for bandwidth in (9, 10))
-    found = living_topology([agent("a"), agent("b")], [declared, others, newest, older])
-    assert {link.bandwidth_bytes_per_s for link in found.links} == {9}
+    topology = living_topology([agent("a"), agent("b")], [declared, others, newest, older])
+    assert {link.bandwidth_bytes_per_s for link in topology.links} == {9}
 
 
 def test_over_http(client: Client) -> None:
@@ -96,9 +96,9 @@ def test_over_http(client: Client) -> None:
             one.sync()
         assert client.topologies.of_agents().links == ()
         client.topologies.create(measured(("living0", "living1"), {(0, 1): 123}))
-        found = client.topologies.of_agents()
-        assert {link.bandwidth_bytes_per_s for link in found.links} == {123}
-        assert client.topologies.create(found).hash == found.content_hash()
+        topology = client.topologies.of_agents()
+        assert {link.bandwidth_bytes_per_s for link in topology.links} == {123}
+        assert client.topologies.create(topology).hash == topology.content_hash()
     finally:
         for one in agents:
             one.sync(leaving=True)
@@ -133,12 +133,14 @@ def test_agents_are_peers_of_each_other(
         time.sleep(0.1)
     target = tmp_path / "topology.json"
     assert main(["probe", "--agents", server.url, "--measure-for", "0.2", "-o", str(target)]) == 0
-    found = server.client.topologies.of_agents()
-    assert found.links_from == "measured"
-    assert [node.name for node in found.nodes] == ["node0", "node1"]
-    assert found.nodes[0].fabric is not None
-    whole_matrix = found.matrix is not None and len(found.matrix.devices) == 3
-    assert whole_matrix or {link.a for link in found.links} == {"node0", "node1"}, "a matrix if directions differ much"
+    topology = server.client.topologies.of_agents()
+    assert topology.links_from == "measured"
+    assert [node.name for node in topology.nodes] == ["node0", "node1"]
+    assert topology.nodes[0].fabric is not None
+    whole_matrix = topology.matrix is not None and len(topology.matrix.devices) == 3
+    assert whole_matrix or {link.a for link in topology.links} == {"node0", "node1"}, (
+        "a matrix if directions differ much"
+    )
     assert [node.name for node in ClusterTopology.read(target).nodes] == ["node0", "node1"]
 
 

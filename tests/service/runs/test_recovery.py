@@ -66,19 +66,19 @@ class Node(Agent):
         with self._lock:
             return super().sync(**more)
 
-    def tell(self, *told: Any, **data: Any) -> None:
+    def tell(self, *event: Any, **data: Any) -> None:
         with self._lock:
-            super().tell(*told, **data)
+            super().tell(*event, **data)
 
     def wait_for(self, run: str, phase: str, generation: int) -> Assignment:
-        """What it shall do for a run, once that is this."""
+        """Return its assignment for a run, once it has this phase and generation."""
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until:
-            found = self.assignment(run)
-            if found is not None and (found.phase, found.generation) == (phase, generation):
-                return found
+            current = self.assignment(run)
+            if current is not None and (current.phase, current.generation) == (phase, generation):
+                return current
             time.sleep(0.05)
-        raise AssertionError(f"{self.name} was never told to {phase} generation {generation}; last {found}")
+        raise AssertionError(f"{self.name} was never told to {phase} generation {generation}; last {current}")
 
     def vanish(self) -> None:
         """End without a word, hours ago."""
@@ -95,9 +95,9 @@ class Node(Agent):
 @pytest.fixture
 def nodes(server: Server) -> Iterator[list[Node]]:
     """node0 and node1, as the tiny plan names them."""
-    made = [Node(server.url, "node0"), Node(server.url, "node1")]
-    yield made  # a test may put another one in the place of one
-    for node in made:
+    players = [Node(server.url, "node0"), Node(server.url, "node1")]
+    yield players  # a test may put another one in the place of one
+    for node in players:
         if not node._ended.is_set():
             node.vanish()
         with httpx.Client(base_url=server.url, timeout=LIMIT_S) as node.http:
@@ -105,7 +105,7 @@ def nodes(server: Server) -> Iterator[list[Node]]:
 
 
 def begin(server: Server, nodes: list[Node], *, max_restarts: int = 3) -> str:
-    """A run of the tiny plan that trains on both nodes."""
+    """Start a run of the tiny plan that trains on both nodes."""
     for node in nodes:
         node.sync()
     file = PlanFile.parse(tiny_plan_file())
@@ -119,7 +119,7 @@ def begin(server: Server, nodes: list[Node], *, max_restarts: int = 3) -> str:
 
 
 def stop(nodes: list[Node], run: str, generation: int = 1) -> None:
-    """Say that nothing is left, once the service has asked for it."""
+    """Report that nothing is left, once the service has asked for it."""
     for node in nodes:
         assert node.wait_for(run, "stop", generation).save is False
         node.tell("stopped", run, generation)
@@ -127,7 +127,7 @@ def stop(nodes: list[Node], run: str, generation: int = 1) -> None:
 
 
 def ended(client: Client, run: str) -> RunOut:
-    """The run, once it has ended."""
+    """Return the run, once it has ended."""
     return list(client.runs.watch(run))[-1]
 
 
@@ -165,8 +165,8 @@ def test_a_rank_that_dies_costs_a_generation(server: Server, nodes: list[Node]):
         *("preparing", "running", "succeeded"),
     ]
     assert [event.data["step"] for event in story.items if event.kind == "resumed"] == [2]
-    with server.client._http.stream("GET", f"/v1/runs/{run}/events") as told:
-        assert told.read().decode().count("event: state") == 6
+    with server.client._http.stream("GET", f"/v1/runs/{run}/events") as response:
+        assert response.read().decode().count("event: state") == 6
 
 
 @pytest.mark.tier("nightly")
@@ -268,9 +268,9 @@ def test_a_service_that_is_killed_goes_on_recovering(start_server: Callable[...,
     for agent in agents:
         agent.http.close()
         agent.http = httpx.Client(base_url=server.url, timeout=LIMIT_S)
-        found = agent.assignment(run)
-        assert found is not None
-        assert found.phase == "stop"
+        order = agent.assignment(run)
+        assert order is not None
+        assert order.phase == "stop"
         agent.tell("stopped", run)
         agent.sync()
     until = time.monotonic() + LIMIT_S

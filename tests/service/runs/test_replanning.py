@@ -1,4 +1,4 @@
-"""What is asked of the planners when devices are lost."""
+"""Tests of the requests to the planners when devices are lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.tier("quick")
 
 
 @pytest.mark.parametrize(
-    ("asked", "degrees"),
+    ("changes", "degrees"),
     [
         pytest.param({}, [None], id="degrees-of-1"),
         pytest.param({"planner": "gpipe"}, [None, None], id="another-planner"),
@@ -24,9 +24,9 @@ pytestmark = pytest.mark.tier("quick")
     ],
 )
 def test_degrees_are_kept_first_and_chosen_again_where_they_do_not_fit(
-    asked: dict[str, Any], degrees: list[Any]
+    changes: dict[str, Any], degrees: list[Any]
 ) -> None:
-    request = PlanRequest.parse(tiny_request() | asked)
+    request = PlanRequest.parse(tiny_request() | changes)
     requests = requests_for(request, {"node0/0"})
     assert [getattr(one.degrees, "tensor", one.degrees) for one in requests] == degrees
     assert all(one.planner == "auto" for one in requests[1:])

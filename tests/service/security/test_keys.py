@@ -25,9 +25,9 @@ def keys(database: Database) -> Keys:
 
 
 def test_a_key_is_found_by_its_id_and_known_by_its_secret(keys: Keys, database: Database):
-    made, text = keys.create("blue", "ann", ["solve", "read", "solve"], max_queued=7)
+    created, text = keys.create("blue", "ann", ["solve", "read", "solve"], max_queued=7)
     prefix, key_id, secret = text.split("_")
-    assert (prefix, key_id, len(bytes.fromhex(secret))) == ("psk", made.id, 32)
+    assert (prefix, key_id, len(bytes.fromhex(secret))) == ("psk", created.id, 32)
     key = keys.look_up(key_id)
     assert key is not None
     assert (key.tenant, key.scopes, key.state, key.max_queued) == ("blue", ("read", "solve"), "valid", 7)
@@ -42,16 +42,16 @@ def test_a_key_is_found_by_its_id_and_known_by_its_secret(keys: Keys, database: 
 
 
 def test_use_is_noted_but_not_each_time(keys: Keys, database: Database):
-    made, _ = keys.create("blue", "ann", ["read"])
-    assert made.last_used_ms is None
-    keys.look_up(made.id)
+    created, _ = keys.create("blue", "ann", ["read"])
+    assert created.last_used_ms is None
+    keys.look_up(created.id)
     first = keys.listed()[0].last_used_ms
     assert first is not None
-    keys.look_up(made.id)
+    keys.look_up(created.id)
     assert keys.listed()[0].last_used_ms == first
     with database.write() as connection:
         connection.execute(api_keys.update().values(last_used_ms=first - 120_000))
-    keys.look_up(made.id)
+    keys.look_up(created.id)
     again = keys.listed()[0].last_used_ms
     assert again is not None
     assert again >= first
@@ -100,10 +100,10 @@ def test_a_key_made_while_the_clock_was_ahead_lives_no_longer_for_that(keys: Key
     with database.write() as connection:
         ahead = {"created_ms": api_keys.c.created_ms + hour_ms, "expires_ms": api_keys.c.expires_ms + hour_ms}
         connection.execute(api_keys.update().values(**ahead))
-    found = keys.look_up(used.id)
-    assert found is not None
-    assert found.state == "valid"
-    now = found.created_ms
+    shown = keys.look_up(used.id)
+    assert shown is not None
+    assert shown.state == "valid"
+    now = shown.created_ms
     ends = {key.name: key.expires_ms for key in keys.listed()}
     assert ends["lasting"] is None
     for name in ("used", "unused"):
@@ -167,7 +167,7 @@ def test_a_database_that_cannot_be_written_keeps_nobody_out(tmp_path: Path):
     file = tmp_path / "k.sqlite"
     database = Database(f"sqlite:///{file}")
     database.create()
-    made, _ = Keys(database).create("blue", "ann", ["read"])
+    created, _ = Keys(database).create("blue", "ann", ["read"])
     database.close()
     reader = sqlite3.connect(file)
     reader.execute("PRAGMA journal_mode=DELETE")
@@ -175,8 +175,8 @@ def test_a_database_that_cannot_be_written_keeps_nobody_out(tmp_path: Path):
     frozen = Database(f"sqlite:///{file}")
     with frozen.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA query_only=ON")
-    found = Keys(frozen).look_up(made.id)
-    assert found is not None
+    shown = Keys(frozen).look_up(created.id)
+    assert shown is not None
     assert Keys(frozen).listed()[0].last_used_ms is None
     frozen.close()
 

@@ -63,19 +63,19 @@ class House:
         self.secrets: list[str] = []
 
     def key(self, tenant: str, *scopes: str, **more: Any) -> str:
-        """A new key."""
+        """Create a key."""
         text = self.keys.create(tenant, "test", scopes, **more)[1]
         self.secrets.append(text.split("_")[2])
         return text
 
     def http(self, key: str | None = None, **headers: str) -> httpx.Client:
-        """A connection that shows a key, or none."""
+        """Open a connection that shows a key, or no key."""
         shown = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.opened.append(httpx.Client(base_url=self.url, headers=shown | headers, timeout=60))
         return self.opened[-1]
 
     def connected(self) -> socket.socket:
-        """A bare connection that buffers little."""
+        """Open a bare connection that buffers little."""
         host, port = self.url.removeprefix("http://").split(":")
         line = socket.socket()
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -143,7 +143,7 @@ def test_each_kind_of_wrong_key_has_its_own_words(house: House):
 def test_a_key_opens_its_scopes(house: House):
     keys = {scope: house.http(house.key("blue", scope)) for scope in ("read", "solve", "run", "agent", "admin")}
     sync = {"incarnation": "i", "state_version": 0, "devices": [], "models": [], "address": "a", "hold": False}
-    asked = {
+    scopes_of_route = {
         ("GET", "/v1/jobs"): ({"read", "solve", "run", "admin"}, None),
         ("POST", "/v1/plans:validate"): ({"solve", "admin"}, tiny_request()),
         ("POST", "/v1/runs"): ({"run", "admin"}, {"plan": tiny_plan_file(), "model": "gpt"}),
@@ -151,7 +151,7 @@ def test_a_key_opens_its_scopes(house: House):
         ("GET", "/metrics"): ({"admin"}, None),
         ("GET", "/v1/planners"): ({"read", "solve", "run", "admin"}, None),
     }
-    for (method, path), (opening, body) in asked.items():
+    for (method, path), (opening, body) in scopes_of_route.items():
         for scope, http in keys.items():
             answer = http.request(method, path, json=body)
             if scope in opening:
@@ -204,7 +204,7 @@ def test_the_client_shows_its_key_and_nobody_else(house: House, monkeypatch: pyt
 
 @pytest.fixture(scope="module")
 def blue(house: House) -> dict[str, list[str]]:
-    """Everything that a tenant can have; ids by the name of the parameter that takes them."""
+    """All kinds of things that a tenant can have; ids by the name of the parameter that takes them."""
     http = house.http(house.key("blue", "admin"))
     agents = [Agent(house.url, name) for name in ("node0", "node1")]
     house.opened += [agent.http for agent in agents]
@@ -228,14 +228,14 @@ def blue(house: House) -> dict[str, list[str]]:
 
 
 def ids_for(path: str, blue: dict[str, list[str]]) -> list[str]:
-    """The ids of the other tenant that a path takes."""
+    """Return the other tenant's ids that a path takes."""
     kinds = {"plans": "job", "jobs": "job", "runs": "run", "sweeps": "sweep", "profiles": "profile"}
     kinds["topologies"] = "topology"
     return blue[kinds[path.removeprefix("/v1").split("/")[1]]]
 
 
 SHARED = {"/v1/planners", "/v1/examples", "/metrics", "/", "/plan", "/cluster", "/health", "/agents", "/compare"}
-"""What is everybody's, and pages with lists: these must not name anything of the other tenant."""
+"""Routes for everybody, and pages with lists: these must not name anything of the other tenant."""
 
 OWN_DOCUMENTS = {
     "/v1/profiles:calibrate",
@@ -245,12 +245,12 @@ OWN_DOCUMENTS = {
     "/v1/topologies:import",
     "/v1/names:list",
 }
-"""What takes whole documents and no ids."""
+"""Routes that take whole documents and no ids."""
 
 
 def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list[str]], tmp_path: Path):
     red = house.http(house.key("red", "admin"), Accept="*/*")
-    others = [one for found in blue.values() for one in found]
+    others = [one for ids in blue.values() for one in ids]
     by_hash = tiny_request() | {"profile": blue["profile"][0], "topology": blue["topology"][0]}
     bodies: dict[str, Any] = {
         "/v1/plans": by_hash,
@@ -287,8 +287,8 @@ def test_another_tenants_things_are_not_there(house: House, blue: dict[str, list
                 elif route.path == "/v1/topologies/agents":
                     assert answer.status_code == 404
                 elif route.path not in SHARED and route.path.startswith("/v1"):
-                    found = answer.json()
-                    assert (found if isinstance(found, list) else found["items"]) in ([], ()), route.path
+                    page = answer.json()
+                    assert (page if isinstance(page, list) else page["items"]) in ([], ()), route.path
                 checked += 1
                 continue
             for one in ids_for(route.path, blue):
@@ -337,7 +337,7 @@ def test_an_agent_syncs_under_its_own_tenant(house: House, blue: dict[str, list[
 
 
 def long_profile() -> dict[str, Any]:
-    """The tiny profile with eleven layers."""
+    """Return the tiny profile with eleven layers."""
     tiny = tiny_profile()
     (measured,) = tiny["measurements"]
     return tiny | {
@@ -507,11 +507,11 @@ def test_a_browser_signs_in_and_out(house: House):
     assert form.status_code == 200
     assert 'name="key"' in form.text
     assert "frame-ancestors 'none'" in form.headers["Content-Security-Policy"]
-    own = {"Origin": house.url, "Sec-Fetch-Site": "same-origin"}
-    wrong = browser.post("/sign-in", data={"key": "psk_x", "next": "/runs"}, headers=own)
+    same_origin = {"Origin": house.url, "Sec-Fetch-Site": "same-origin"}
+    wrong = browser.post("/sign-in", data={"key": "psk_x", "next": "/runs"}, headers=same_origin)
     assert wrong.status_code == 401
     assert "not have the form" in wrong.text
-    entered = browser.post("/sign-in", data={"key": key, "next": "/runs"}, headers=own)
+    entered = browser.post("/sign-in", data={"key": key, "next": "/runs"}, headers=same_origin)
     assert (entered.status_code, entered.headers["Location"]) == (303, "/runs")
     cookie = entered.headers["Set-Cookie"]
     assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/"))
@@ -520,7 +520,7 @@ def test_a_browser_signs_in_and_out(house: House):
     assert page.status_code == 200
     assert "Sign out" in page.text
     assert browser.get("/v1/jobs").status_code == 200
-    left = browser.post("/sign-out", headers=own)
+    left = browser.post("/sign-out", headers=same_origin)
     assert left.status_code == 303
     assert browser.get("/v1/jobs", headers={"Accept": "application/json"}).status_code == 401
 
@@ -552,8 +552,8 @@ def test_pages_of_others_change_nothing(house: House):
     for headers in hostile:
         answer = browser.post("/v1/plans", json=tiny_request(), headers=headers)
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), headers
-    own = browser.post("/v1/plans:validate", json=tiny_request(), headers={"Origin": house.url})
-    assert own.status_code == 200
+    same_origin = browser.post("/v1/plans:validate", json=tiny_request(), headers={"Origin": house.url})
+    assert same_origin.status_code == 200
     with_key = house.http(key).post("/v1/plans:validate", json=tiny_request(), headers=hostile[0])
     assert with_key.status_code == 200, "a key in a header is not what a browser sends by itself"
 
@@ -579,13 +579,13 @@ def test_every_answer_carries_what_browsers_keep_to(house: House):
 def test_a_service_without_keys_answers_to_its_own_names_only(tmp_path: Path):
     """Another site's name that is pointed at loopback (DNS rebinding) gets nothing; its page changes nothing."""
     settings = Settings(database=str(tmp_path / "open.sqlite"), slots=0, allowed_hosts=("planner.example",))
-    own = ("127.0.0.1", "localhost", "localhost:8642", "[::1]:8642", "planner.example", "PLANNER.example:1")
+    allowed_hosts = ("127.0.0.1", "localhost", "localhost:8642", "[::1]:8642", "planner.example", "PLANNER.example:1")
     others = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example")
 
     async def ask() -> None:
         transport = httpx.ASGITransport(create_app(settings))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            for host in own:
+            for host in allowed_hosts:
                 assert (await http.get("/healthz", headers={"Host": host})).status_code == 200, host
             for host in others:
                 answer = await http.get("/healthz", headers={"Host": host})

@@ -48,11 +48,11 @@ class Secured:
         )
 
     def key(self, *scopes: str) -> str:
-        """A new key of tenant blue."""
+        """Create a key of tenant blue."""
         return Keys(self.database).create("blue", "test", scopes)[1]
 
     def client(self, *scopes: str) -> Client:
-        """A client that trusts the service's authority."""
+        """Open a client that trusts the service's authority."""
         return Client(self.server.url, key=self.key(*scopes), ca=self.ca)
 
 
@@ -95,7 +95,7 @@ def test_browsers_are_told_to_stay_with_tls(secured: Secured):
 
 
 def agent(secured: Secured, project: Path, token: str, *, ca: bool = True) -> subprocess.Popen[str]:
-    """A real agent process with one CPU device."""
+    """Start a real agent process with one CPU device."""
     command = [sys.executable, "-m", "penstock.cli.main", "agent", "--server", secured.server.url, "--name", "node0"]
     command += ["--cpu-devices", "1", "--job", "toy=toy:job", "--directory", str(project)]
     command += ["--ca", str(secured.ca)] if ca else []
@@ -121,8 +121,8 @@ def test_an_agent_with_its_own_key_is_taken_up(secured: Secured, tmp_path: Path)
                 red.topologies.of_agents()
     finally:
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
 
 
 @pytest.mark.cases(1)
@@ -137,11 +137,11 @@ def test_an_agent_with_its_own_key_is_taken_up(secured: Secured, tmp_path: Path)
 def test_an_agent_that_is_not_let_in_says_why_and_ends(secured: Secured, tmp_path: Path, token: str, words: str):
     token = token.replace("{read}", secured.key("read"))
     process = agent(secured, tmp_path, token)
-    _, said = process.communicate(timeout=PATIENCE_S)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    assert words in said
-    assert "penstock keys create --scope agent" in said
-    assert token == "" or token.split("_")[2] not in said
+    assert words in errors
+    assert "penstock keys create --scope agent" in errors
+    assert token == "" or token.split("_")[2] not in errors
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_certificates_that_cannot_be_used_are_named(
     secured: Secured, tmp_path: Path, certificate: str | None, private: str | None, words: str
 ):
     files = {"{ca}": secured.ca, "{key}": secured.private, "{certificate}": secured.certificate}
-    given = {"tls_certificate": certificate, "tls_key": private}
-    chosen = {name: files.get(value, value) for name, value in given.items() if value is not None}
+    names = {"tls_certificate": certificate, "tls_key": private}
+    chosen = {name: files.get(value, value) for name, value in names.items() if value is not None}
     with pytest.raises(InvalidDocument, match=words):
         serve(Settings(database=str(tmp_path / "never.sqlite"), port=0, **chosen))
     assert not (tmp_path / "never.sqlite").exists()

@@ -64,19 +64,19 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def test_keys_that_nobody_is_asked_for_are_said_aloud_at_the_start(tmp_path: Path):
     database = Database(f"sqlite:///{tmp_path / 'open.sqlite'}")
     database.create()
-    for keys, said in ((0, False), (1, True)):
+    for keys, expected in ((0, False), (1, True)):
         for number in range(keys):
             Keys(database).create("blue", f"test {number}", ["read"])
         for security in ("off", "keys"):
             server = Server(tmp_path / "open.sqlite", slots=0, security=security)
             assert server.stop() == 0
             warned = "security is off: 1 key of this database is not asked for" in server.text
-            assert warned is (said and security == "off"), server.text
+            assert warned is (expected and security == "off"), server.text
     database.close()
 
 
 class Stream:
-    """A job's story as it is read in a thread."""
+    """The events of a job as they are read in a thread."""
 
     def __init__(self, house: House, key: str) -> None:
         self.begun, self.text = threading.Event(), ""
@@ -113,7 +113,7 @@ def test_a_key_that_ends_ends_its_streams_and_no_others(house: House):
 
 def test_a_key_that_ends_ends_its_held_requests(house: House) -> None:
     """A wait, a poll, a sync and a body that is not sent to its end: all are answered 401 although nothing came."""
-    asked: dict[str, tuple[str, str, dict[str, Any]]] = {
+    requests: dict[str, tuple[str, str, dict[str, Any]]] = {
         "wait": ("GET", f"/v1/jobs/{house.job}", {"headers": {"Prefer": "wait=60"}}),
         "poll": ("GET", f"/v1/jobs/{house.job}/events?poll=1&after=9", {"headers": {"Prefer": "wait=60"}}),
         "sync": ("POST", "/v1/agents/held:sync", {"json": SYNC_EXAMPLE | {"hold": True}}),
@@ -122,7 +122,7 @@ def test_a_key_that_ends_ends_its_held_requests(house: House) -> None:
     answers: dict[str, httpx.Response] = {}
 
     def ask(name: str) -> None:
-        method, path, more = asked[name]
+        method, path, more = requests[name]
         with house.http(key) as http:
             while name not in answers or answers[name].status_code == 200:  # a first sync has news
                 answers[name] = http.request(method, path, **more)
@@ -131,7 +131,7 @@ def test_a_key_that_ends_ends_its_held_requests(house: House) -> None:
                     synced.set()
 
     synced = threading.Event()
-    threads = [threading.Thread(target=ask, args=(name,)) for name in asked]
+    threads = [threading.Thread(target=ask, args=(name,)) for name in requests]
     for thread in threads:
         thread.start()
     assert synced.wait(LIMIT_S)
@@ -142,7 +142,7 @@ def test_a_key_that_ends_ends_its_held_requests(house: House) -> None:
     for thread in threads:
         thread.join(LIMIT_S / 2)
         assert not thread.is_alive()
-    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(asked, 401)
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(requests, 401)
     assert all("has ended" in answer.json()["detail"] for answer in answers.values())
 
 
@@ -189,21 +189,21 @@ def test_who_hangs_up_within_a_body_is_no_error(house: House):
     until = time.monotonic() + LIMIT_S
     while sum(" 499" in line for line in house.server.log[before:]) < 2 and time.monotonic() < until:
         time.sleep(0.05)
-    told = [line for line in house.server.log[before:] if "/v1/plans" in line]
-    assert len([line for line in told if " 499" in line]) == 2, told
+    lines = [line for line in house.server.log[before:] if "/v1/plans" in line]
+    assert len([line for line in lines if " 499" in line]) == 2, lines
     assert not [line for line in house.server.log[before:] if "ERROR" in line.upper() or "Traceback" in line]
     with house.database.read() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(idempotency)) == 0
 
 
 def routes(directory: Path) -> list[tuple[str, str, str | None]]:
-    """Method, path and scope of every route."""
+    """Return method, path and scope of every route."""
     settings = {"database": str(directory / "in-process.sqlite"), "slots": 0, "warm_up": False}
-    found = []
+    rows = []
     for route in every_route(create_app(Settings.load(**settings)).routes):
         path = route.path.replace("{verb}", "cancel").replace(":job}", "}")
-        found += [(method, path, scope_of(route)) for method in sorted(route.methods or ())]
-    return found
+        rows += [(method, path, scope_of(route)) for method in sorted(route.methods or ())]
+    return rows
 
 
 @pytest.mark.parametrize("scope", ["agent", "read"])

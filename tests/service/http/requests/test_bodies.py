@@ -33,15 +33,15 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Any:
         opened = in_process(tmp_path_factory.mktemp("bodies"), max_body_bytes=LIMIT_BYTES)
         client = runner.run(opened.__aenter__())
 
-        def ask(method: str, path: str, **given: Any) -> httpx.Response:
-            return runner.run(_awaited(client.request, method, path, **given))
+        def ask(method: str, path: str, **options: Any) -> httpx.Response:
+            return runner.run(_awaited(client.request, method, path, **options))
 
         yield ask
         runner.run(opened.__aexit__(None, None, None))
 
 
-async def _awaited(call: Callable[..., Awaitable[httpx.Response]], *args: Any, **given: Any) -> httpx.Response:
-    return await call(*args, **given)
+async def _awaited(call: Callable[..., Awaitable[httpx.Response]], *args: Any, **options: Any) -> httpx.Response:
+    return await call(*args, **options)
 
 
 @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
@@ -54,7 +54,7 @@ def test_a_compressed_body_is_the_same_body(ask: Ask, coding: str, pack: Callabl
 
 
 def _gigabyte() -> bytes:
-    """A gigabyte of zeros as one gzip stream, without compressing more than two megabytes of it."""
+    """Return a gigabyte of zeros as one gzip stream, without compressing more than two megabytes of it."""
     packer = zlib.compressobj(9, wbits=31)
     first, repeated = (packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     return first + repeated * 1000 + packer.flush()
@@ -184,12 +184,12 @@ def test_bodies_under_way_hold_no_more_together_than_they_may(tmp_path: Path) ->
 
 
 def test_a_tenant_holds_half_at_most() -> None:
-    held = HeldBytes(1000)
-    assert [held.grow("a", 0, FREE_BYTES), held.grow("a", FREE_BYTES, FREE_BYTES + 500)] == [0, 500]
+    counter = HeldBytes(1000)
+    assert [counter.grow("a", 0, FREE_BYTES), counter.grow("a", FREE_BYTES, FREE_BYTES + 500)] == [0, 500]
     with pytest.raises(TooMuchHeld):
-        held.grow("a", 0, FREE_BYTES + 1)
-    assert held.grow("b", 0, FREE_BYTES + 500) == 500
+        counter.grow("a", 0, FREE_BYTES + 1)
+    assert counter.grow("b", 0, FREE_BYTES + 500) == 500
     with pytest.raises(TooMuchHeld):
-        held.grow("c", 0, FREE_BYTES + 1)
-    held.release("a", 500)
-    assert held.grow("c", 0, FREE_BYTES + 1) == 1
+        counter.grow("c", 0, FREE_BYTES + 1)
+    counter.release("a", 500)
+    assert counter.grow("c", 0, FREE_BYTES + 1) == 1

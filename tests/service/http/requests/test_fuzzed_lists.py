@@ -35,13 +35,13 @@ def _fuzz(directory: Path) -> Findings:
 @pytest.mark.tier("nightly")
 def test_no_long_list_holds_the_service_or_is_answered_at_length(tmp_path: Path):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # without the objects of other tests
-        found = alone.submit(_fuzz, tmp_path).result()
-    assert len(found.paths) >= 15
-    assert found.answers[422] > COUNT / 2
-    assert found.cut > COUNT / 10, "lists of few faults are not long"
-    assert found.slowest[0] < MOST_S, found.slowest
-    assert found.longest[0] <= MOST_BYTES, found.longest
-    assert not [status for status in found.answers if status >= 500]
+        findings = alone.submit(_fuzz, tmp_path).result()
+    assert len(findings.paths) >= 15
+    assert findings.answers[422] > COUNT / 2
+    assert findings.cut > COUNT / 10, "lists of few faults are not long"
+    assert findings.slowest[0] < MOST_S, findings.slowest
+    assert findings.longest[0] <= MOST_BYTES, findings.longest
+    assert not [status for status in findings.answers if status >= 500]
 
 
 def test_the_first_faults_are_listed_and_the_others_counted():
@@ -67,7 +67,7 @@ def test_a_large_body_is_the_same_document():
 
 
 def reported_by_comparison(errors: list[dict[str, Any]]) -> list[str]:
-    """The pointers of what is told, each fault compared with every other one."""
+    """Return the pointers of reported faults, by comparing each fault with every other one."""
     pointers = ["".join(f"/{step}" for step in error["loc"]) for error in errors]
     return [
         pointer

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from in_process import in_process
-from killed_between import BEFORE_COMMIT, REQUESTS, doubled, made, post_and_die, service, without_processes
+from killed_between import BEFORE_COMMIT, REQUESTS, created_ids, doubled, post_and_die, service, without_processes
 
 from penstock.examples.tiny import tiny_plan_file, tiny_profile, tiny_request, tiny_sweep
 from penstock.schemas.errors import Conflict
@@ -30,7 +30,7 @@ def database(engine_url: str) -> Any:
 
 
 def begun(keys: Idempotency, tenant: str, request: str) -> Doing:
-    """A request with key ``k`` that is to be done now."""
+    """Begin a request with key ``k``, which the caller has to handle."""
     doing = keys.begin(tenant, "k", request)
     assert isinstance(doing, Doing)
     return doing
@@ -103,10 +103,10 @@ def test_what_was_made_is_answered_with_and_never_made_again(database: Database)
     assert not keys.renew(doing), "what was made needs no lease"
     age(database, 3_600_000)
     keys.forget(doing)
-    found = keys.begin("a", "k", "one")
-    assert isinstance(found, Creation)
-    assert found.id == "made"
-    keys.keep(found.doing, KEPT)
+    created = keys.begin("a", "k", "one")
+    assert isinstance(created, Creation)
+    assert created.id == "made"
+    keys.keep(created.doing, KEPT)
     keys.keep(doing, Kept(500, {}, b"too late"))
     assert keys.begin("a", "k", "one") == KEPT
 
@@ -172,7 +172,7 @@ def test_nothing_is_done_twice_when_the_service_is_killed_between_commit_and_ans
 def test_what_was_killed_before_it_made_anything_is_done_within_a_lease(tmp_path: Path, path: str):
     url = f"sqlite:///{tmp_path / 'killed.sqlite'}"
     post_and_die(tmp_path, url, path, "k", BEFORE_COMMIT, lease_s=1)
-    assert made(url, path) == []
+    assert created_ids(url, path) == []
 
     async def again() -> tuple[list[int], str]:
         statuses = []
@@ -186,4 +186,4 @@ def test_what_was_killed_before_it_made_anything_is_done_within_a_lease(tmp_path
                 await asyncio.sleep(0.05)
 
     _, made_id = asyncio.run(again())
-    assert made(url, path) == [made_id]
+    assert created_ids(url, path) == [made_id]

@@ -43,8 +43,10 @@ async def _ask(directory: Path, engine_url: str) -> None:
                 answer = await client.get(path.replace("{}", quote(odd, safe="")))
                 assert answer.status_code in (200, 404, 422), (path, odd, answer.text)
         for odd in ODD:
-            asked = await client.post("/v1/plans", json=tiny_request() | {"planner": "gpipe"}, params={"tag": odd})
-            assert asked.status_code in (202, 422), (odd, asked.text)
+            answer_to_plan = await client.post(
+                "/v1/plans", json=tiny_request() | {"planner": "gpipe"}, params={"tag": odd}
+            )
+            assert answer_to_plan.status_code in (202, 422), (odd, answer_to_plan.text)
             kept = await client.post("/v1/profiles", json=tiny_profile() | {"name": odd})
             assert kept.status_code == 201, (odd, kept.text)
         names = {item["name"] for item in (await client.get("/v1/profiles")).json()["items"]}

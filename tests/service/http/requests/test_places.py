@@ -24,9 +24,9 @@ def test_a_tenant_that_holds_all_places_keeps_no_other_one_waiting() -> None:
     async def run() -> None:
         places = Places(2, wait_s=60)
         order: list[str] = []
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(places.place("a"))
-            await held.enter_async_context(places.place("a"))
+        async with AsyncExitStack() as occupied:
+            await occupied.enter_async_context(places.place("a"))
+            await occupied.enter_async_context(places.place("a"))
             tasks = await _turns(places, "aab", order)
             await tasks[2]
             assert order == ["b"]

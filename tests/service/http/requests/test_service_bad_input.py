@@ -1,4 +1,4 @@
-"""Nothing that a client can send gives a 500, and every refusal says what, where, which values and what to do."""
+"""Tests that no input of a client gives a 500, and every refusal says what, where, which values and what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def shared_server(own_server: Server) -> Server:
-    """What it may have made of mutated documents is left to nobody."""
+    """A separate server: objects that it created from mutated documents affect no other test."""
     return own_server
 
 
@@ -32,7 +32,7 @@ def http(client: Client) -> httpx.Client:
 
 
 def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """The document with one field set; ``path`` is a JSON pointer."""
+    """Return the document with one field set; ``path`` is a JSON pointer."""
     document = json.loads(json.dumps(document))
     *steps, last = path.strip("/").split("/")
     here: Any = document
@@ -215,14 +215,14 @@ def test_a_plan_with_faults(http: httpx.Client, path: str, value: Any):
 
 
 def leaves(document: Any, path: str = "") -> list[str]:
-    """Pointers to all values of a document."""
-    found = [path] if path else []
+    """Return pointers to all values of a document."""
+    pointers = [path] if path else []
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
     for key, value in items:
-        found += leaves(value, f"{path}/{key}")
-    return found
+        pointers += leaves(value, f"{path}/{key}")
+    return pointers
 
 
 ODD = st.one_of(

@@ -1,4 +1,4 @@
-"""Streams of stories: what they tell, and how seldom those that wait look into the database."""
+"""Event streams: what they send, and how seldom a waiting stream reads the database."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.service.db.notifier import Notifier
-from penstock.service.http.requests import events as stories
+from penstock.service.http.requests import events as events_route
 
 pytestmark = pytest.mark.tier("quick")
 
 
-def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:
-    """What a stream sends within so many heartbeats, and how often it looked; ``told``: events before a beat."""
-    monkeypatch.setattr(stories, "HEARTBEAT_S", 0.01)
+def story(monkeypatch: pytest.MonkeyPatch, scheduled: dict[int, list[str]], beats: int) -> tuple[list[bytes], int]:
+    """Return what a stream sends within ``beats`` heartbeats, and how often it read; ``scheduled``: events before a
+    beat.
+    """
+    monkeypatch.setattr(events_route, "HEARTBEAT_S", 0.01)
     events: list[Any] = []
     looks = 0
     notifier = Notifier()
@@ -31,9 +33,9 @@ def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: in
     async def read() -> list[bytes]:
         notifier.bind()
         sent: list[bytes] = []
-        async with aclosing(stories._stream(SimpleNamespace(notifier=notifier), "job:1", page, 0)) as stream:
+        async with aclosing(events_route._stream(SimpleNamespace(notifier=notifier), "job:1", page, 0)) as stream:
             while sum(piece.startswith(b":") for piece in sent) < beats:
-                for text in told.pop(sum(piece.startswith(b":") for piece in sent), []):
+                for text in scheduled.pop(sum(piece.startswith(b":") for piece in sent), []):
                     number = len(events) + 1
                     events.append(
                         SimpleNamespace(sequence=number, kind="state", model_dump_json=lambda text=text: text)
@@ -46,8 +48,8 @@ def story(monkeypatch: pytest.MonkeyPatch, told: dict[int, list[str]], beats: in
 
 
 def test_a_stream_that_waits_looks_once_in_many_heartbeats(monkeypatch: pytest.MonkeyPatch):
-    sent, looks = story(monkeypatch, {}, 3 * stories.BEATS)
-    assert len(sent) == 3 * stories.BEATS
+    sent, looks = story(monkeypatch, {}, 3 * events_route.BEATS)
+    assert len(sent) == 3 * events_route.BEATS
     assert looks == 3
 
 

@@ -19,21 +19,21 @@ LAYOUT = "tensor=2,pipeline=2,micro-batch=2"
 
 
 @pytest.fixture(scope="module")
-def asked() -> PlanRequest:
+def request_of_tests() -> PlanRequest:
     profile, topology = find_profile("gpt2-small"), find_topology("1x4xA100")
     return PlanRequest(profile=profile, topology=topology, global_batch_size=16, planner="even")
 
 
 @pytest.fixture
-def answered(client: Client, asked: PlanRequest) -> JobOut:
+def answered(client: Client, request_of_tests: PlanRequest) -> JobOut:
     """A job with a plan at a tensor degree of 2; 4 would have been allowed."""
     client.wait_until_ready()
-    return client.plans.create(asked.model_copy(update={"degrees": (Degrees(tensor=2), Degrees(tensor=4))}))
+    return client.plans.create(request_of_tests.model_copy(update={"degrees": (Degrees(tensor=2), Degrees(tensor=4))}))
 
 
 @pytest.mark.tier("nightly")
-def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, asked: PlanRequest) -> None:
-    request = with_open_degrees(asked)
+def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, request_of_tests: PlanRequest) -> None:
+    request = with_open_degrees(request_of_tests)
     rows = client.compare(CompareRequest(request=request, planners=("even",), layouts=(LAYOUT,)))
     assert [row.planner for row in rows] == ["yours", "even", "even"]
     assert rows[0].layout == "TP2 PP2 DP1, micro-batch 2"
@@ -55,18 +55,20 @@ def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, aske
     ],
 )
 def test_a_layout_that_cannot_be_judged(
-    client: Client, asked: PlanRequest, layout: str, error: type[PenstockError], words: str
+    client: Client, request_of_tests: PlanRequest, layout: str, error: type[PenstockError], words: str
 ) -> None:
     with pytest.raises(error, match=re.escape(words)):
-        client.compare(CompareRequest(request=with_open_degrees(asked), planners=("even",), layouts=(layout,)))
+        client.compare(
+            CompareRequest(request=with_open_degrees(request_of_tests), planners=("even",), layouts=(layout,))
+        )
 
 
 @pytest.mark.tier("nightly")
 def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answered: JobOut) -> None:
-    found = client.explain({"plan": client.jobs.hash_of(answered.id), "why_not": ["tensor=1"]})
-    said = penstock.explain(client.plans.file(answered.id), what_if=(), why_not=["tensor=1"])
-    assert found.why_not == said.why_not
-    (other,) = found.why_not
+    there = client.explain({"plan": client.jobs.hash_of(answered.id), "why_not": ["tensor=1"]})
+    here = penstock.explain(client.plans.file(answered.id), what_if=(), why_not=["tensor=1"])
+    assert there.why_not == here.why_not
+    (other,) = there.why_not
     assert other.time_ns is not None
     ours = sum(part.ours_ns for part in other.differences)
     assert abs(other.time_ns - ours - sum(p.theirs_ns - p.ours_ns for p in other.differences)) <= len(other.differences)

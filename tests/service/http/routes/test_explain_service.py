@@ -30,13 +30,13 @@ def test_the_service_says_what_the_python_api_says(client: Client, file: PlanFil
     other = OtherLayout(cuts=("block1",), num_micro_batches=2)
     heard: list[str] = []
     question = ExplainRequest(plan=file, what_if=("bandwidth=2", "devices=+1"), layout=other)
-    found = client.explain(question, on_progress=heard.append)
+    explanation = client.explain(question, on_progress=heard.append)
     assert "the critical path" in heard
     layout = penstock.Layout(("block1",), num_micro_batches=2)
-    assert found == penstock.explain(file, what_if=["bandwidth=2", "devices=+1"], layout=layout)
-    assert [row.name for row in found.what_ifs] == ["", "bandwidth=2", "devices=+1"]
-    assert found.layout is not None
-    assert found.layout.fits
+    assert explanation == penstock.explain(file, what_if=["bandwidth=2", "devices=+1"], layout=layout)
+    assert [row.name for row in explanation.what_ifs] == ["", "bandwidth=2", "devices=+1"]
+    assert explanation.layout is not None
+    assert explanation.layout.fits
 
 
 @pytest.mark.cases(2)

@@ -44,12 +44,12 @@ def test_several_files_come_as_an_archive_that_is_always_the_same(
     settings = LaunchSettings.parse(JOB)
     assert client.plans.export(planned.id, "sbatch", settings) == answer.content
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
-        found = {
+        contents = {
             entry.filename: (archive.read(entry).decode(), entry.external_attr >> 16) for entry in archive.infolist()
         }
-    made = make(client.plans.file(planned.id), "sbatch", settings)
-    assert {name: text for name, (text, _) in found.items()} == {each.name: each.text for each in made}
-    assert stat.S_IMODE(found["job.sbatch"][1]) == 0o755
+    exported = make(client.plans.file(planned.id), "sbatch", settings)
+    assert {name: text for name, (text, _) in contents.items()} == {each.name: each.text for each in exported}
+    assert stat.S_IMODE(contents["job.sbatch"][1]) == 0o755
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_bad_parameters_are_named(http: httpx.Client, planned: Any, query: dict[
 
 
 def test_the_clients_error_is_the_services(client: Client, planned: Any) -> None:
-    with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`") as told:
+    with pytest.raises(InvalidDocument, match="sbatch needs `model` and `steps`") as caught:
         client.plans.export(planned.id, "sbatch")
-    assert told.value.remedy == "--set model=… --set steps=…; over HTTP &model=…&steps=… in the query"
+    assert caught.value.remedy == "--set model=… --set steps=…; over HTTP &model=…&steps=… in the query"
 
 
 def test_a_plan_for_nodes_that_are_gone(client: Client, planned: Any) -> None:

@@ -25,10 +25,10 @@ OPTIONS = ImportOptions(devices=("H100",), devices_per_node=8, only="n[0-2]")
 
 @pytest.mark.tier("nightly")
 def test_an_import_is_kept_under_its_hash(client: Client, http: httpx.Client) -> None:
-    found = client.import_topology(TopologyImport(sources=(SOURCE,), options=OPTIONS))
-    assert found.hash == found.topology.content_hash()
-    assert client.topologies.get(found.hash) == found.topology
-    assert [(group.nodes, group.why) for group in found.left_out] == [("n3", "it was not asked for")]
+    imported = client.import_topology(TopologyImport(sources=(SOURCE,), options=OPTIONS))
+    assert imported.hash == imported.topology.content_hash()
+    assert client.topologies.get(imported.hash) == imported.topology
+    assert [(group.nodes, group.why) for group in imported.left_out] == [("n3", "it was not asked for")]
     other = OPTIONS.model_copy(update={"name": "not kept"})
     apart = client.import_topology(TopologyImport(sources=(SOURCE,), options=other, store=False))
     assert apart.hash is None
@@ -43,15 +43,17 @@ def test_living_agents_are_a_source(
     for player in players:
         player.sync()
     options = ImportOptions(fabric="bus", fabric_bytes_per_s=10**9, nic_bytes_per_s=10**8)
-    found = client.import_topology(TopologyImport(sources=(SOURCE,), options=options, agents=True))
-    assert [node.name for node in found.topology.nodes] == ["n0", "n1"]
-    assert {device.kind for node in found.topology.nodes for device in node.devices} == {"cpu"}
-    assert [(group.nodes, group.why) for group in found.left_out] == [("n[2-3]", "no source says which devices it has")]
-    made = tmp_path / "agents.json"
-    said = ["--fabric", "bus", "--fabric-bandwidth", "1GB/s", "--nic", "1Gbit/s", "-o", str(made)]
-    assert main(["import", "topology", "--agents", shared_server.url, *said]) == 0
+    imported = client.import_topology(TopologyImport(sources=(SOURCE,), options=options, agents=True))
+    assert [node.name for node in imported.topology.nodes] == ["n0", "n1"]
+    assert {device.kind for node in imported.topology.nodes for device in node.devices} == {"cpu"}
+    assert [(group.nodes, group.why) for group in imported.left_out] == [
+        ("n[2-3]", "no source says which devices it has")
+    ]
+    target = tmp_path / "agents.json"
+    options_of_command = ["--fabric", "bus", "--fabric-bandwidth", "1GB/s", "--nic", "1Gbit/s", "-o", str(target)]
+    assert main(["import", "topology", "--agents", shared_server.url, *options_of_command]) == 0
     assert f"the agents of {shared_server.url}" in " ".join(capsys.readouterr().out.split())
-    assert [node["name"] for node in json.loads(made.read_text())["nodes"]] == ["n0", "n1"]
+    assert [node["name"] for node in json.loads(target.read_text())["nodes"]] == ["n0", "n1"]
     for player in players:
         player.sync(leaving=True)
         player.http.close()
@@ -59,7 +61,7 @@ def test_living_agents_are_a_source(
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
-    ("change", "pointer", "said"),
+    ("change", "pointer", "words"),
     [
         ({"sources": []}, None, "no source"),
         ({"sources": [{"text": "SwitchName=a Nodes=n[0-"}]}, "line 1, column ", "topology.conf"),
@@ -73,12 +75,12 @@ def test_living_agents_are_a_source(
     ],
 )
 def test_bad_input_is_a_problem_and_no_error(
-    http: httpx.Client, change: dict[str, Any], pointer: Any, said: str
+    http: httpx.Client, change: dict[str, Any], pointer: Any, words: str
 ) -> None:
     answer = http.post(PATH, json=tiny_import() | change)
     assert answer.status_code == 422
     problem = answer.json()
-    assert said in answer.text
+    assert words in answer.text
     if pointer is not None:
         assert any(fault["pointer"].startswith(pointer) for fault in problem["errors"])
 
@@ -91,11 +93,11 @@ def test_the_client_raises_what_the_service_refuses(client: Client) -> None:
 def test_the_command_has_a_service_do_it(
     shared_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, made = tmp_path / "topology.conf", tmp_path / "cluster.json"
+    file, target = tmp_path / "topology.conf", tmp_path / "cluster.json"
     file.write_text(TREE)
-    said = ["--device-kind", "H100", "--devices-per-node", "8", "--server", shared_server.url]
-    assert main(["import", "topology", str(file), *said, "-o", str(made)]) == 0
+    options_of_command = ["--device-kind", "H100", "--devices-per-node", "8", "--server", shared_server.url]
+    assert main(["import", "topology", str(file), *options_of_command, "-o", str(target)]) == 0
     shown = capsys.readouterr().out
     address = f"sha256:{shown.rpartition('sha256:')[2].strip()}"
-    assert json.loads(made.read_text())["name"] == "cluster"
+    assert json.loads(target.read_text())["name"] == "cluster"
     assert shared_server.client.topologies.get(address).name == "cluster"

@@ -24,16 +24,16 @@ PATH = "/v1/layouts:import"
 
 
 def test_a_layout_is_judged_beside_the_best(client: Client, http: httpx.Client) -> None:
-    asked = LayoutRequest.parse(tiny_layout() | {"compare": True})
-    found = client.import_layout(asked)
-    assert (found.fits, found.faults) == (True, ())
-    assert [rival.choice for rival in found.rivals] == ["within what deepspeed can express", "without limits"]
-    assert found.plan.prediction is not None
-    assert all(rival.time_ns <= found.plan.prediction.time_per_global_batch_ns for rival in found.rivals)  # type: ignore[operator]
-    profile = client.profiles.create(asked.request.profile)  # type: ignore[arg-type]
-    topology = client.topologies.create(asked.request.topology)  # type: ignore[arg-type]
+    layout_request = LayoutRequest.parse(tiny_layout() | {"compare": True})
+    imported = client.import_layout(layout_request)
+    assert (imported.fits, imported.faults) == (True, ())
+    assert [rival.choice for rival in imported.rivals] == ["within what deepspeed can express", "without limits"]
+    assert imported.plan.prediction is not None
+    assert all(rival.time_ns <= imported.plan.prediction.time_per_global_batch_ns for rival in imported.rivals)  # type: ignore[operator]
+    profile = client.profiles.create(layout_request.request.profile)  # type: ignore[arg-type]
+    topology = client.topologies.create(layout_request.request.topology)  # type: ignore[arg-type]
     by_hash = tiny_layout() | {"request": tiny_request() | {"profile": profile.hash, "topology": topology.hash}}
-    assert http.post(PATH, json=by_hash).json()["plan"] == found.plan.model_dump(mode="json")
+    assert http.post(PATH, json=by_hash).json()["plan"] == imported.plan.model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_the_command_asks_a_service(shared_server: Server, tmp_path: Path, capsy
     request, layout, plan = tmp_path / "request.json", tmp_path / "parts.json", tmp_path / "plan.json"
     request.write_text(json.dumps(tiny_request()))
     layout.write_text(tiny_layout()["layout"])
-    given = ["import", "layout", str(layout), "--from", "deepspeed", "--request", str(request), "--alone"]
-    assert main([*given, "--server", shared_server.url, "-o", str(plan)]) == 0
+    command = ["import", "layout", str(layout), "--from", "deepspeed", "--request", str(request), "--alone"]
+    assert main([*command, "--server", shared_server.url, "-o", str(plan)]) == 0
     assert "per global batch" in capsys.readouterr().out
     assert plan.stat().st_size > 0
     layout.write_text('{"parts": [0, 2]}')
-    assert main([*given, "--server", shared_server.url]) == InvalidDocument.exit_code
+    assert main([*command, "--server", shared_server.url]) == InvalidDocument.exit_code
     assert "from 0 to 2" in capsys.readouterr().err
 
 
@@ -109,8 +109,8 @@ def test_a_script_that_stands_for_too_much_is_refused(http: httpx.Client) -> Non
     lines = ["A0=x", *(f"A{i}=$A{i - 1}$A{i - 1}" for i in range(1, 29))]
     script = "\n".join([*lines, "torchrun pretrain_gpt.py --pipeline-model-parallel-size $A28"])
     request = {"model": "gpt2-small", "cluster": "4x1xV100", "global_batch_size": 8}
-    asked = {"schema_version": 1, "format": "megatron", "layout": script, "request": request, "compare": False}
-    refused = http.post(PATH, json=asked)
+    body = {"schema_version": 1, "format": "megatron", "layout": script, "request": request, "compare": False}
+    refused = http.post(PATH, json=body)
     assert refused.status_code == 422
     assert "the layout takes more than 200,000 steps to read" in refused.text
 

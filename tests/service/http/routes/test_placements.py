@@ -29,34 +29,34 @@ GATE = "penstock.dev/placement"
 
 
 def test_the_service_places_as_python_does(client: Client) -> None:
-    asked = PlacementRequest.parse(_with_job(planner="gpipe"))
-    found = client.place(asked)
-    assert found == answer(asked)
-    assert found.choices[0].hostlist
+    placement = PlacementRequest.parse(_with_job(planner="gpipe"))
+    there = client.place(placement)
+    assert there == answer(placement)
+    assert there.choices[0].hostlist
     by_hash = _with_job(planner="gpipe") | {
         "topology": client.topologies.create(ClusterTopology.parse(tiny_topology())).hash
     }
     by_hash["jobs"][0]["profile"] = client.profiles.create(ModelProfile.parse(tiny_profile())).hash
-    assert client.place(PlacementRequest.parse(by_hash)) == found
+    assert client.place(PlacementRequest.parse(by_hash)) == there
 
     async def elsewhere() -> Any:
         async with AsyncClient(str(client._http.base_url)) as other:
-            return await other.place(asked)
+            return await other.place(placement)
 
-    assert asyncio.run(elsewhere()) == found
+    assert asyncio.run(elsewhere()) == there
 
 
 def test_a_placement_tells_how_far_it_is(client: Client, http: httpx.Client) -> None:
-    asked = PlacementRequest.parse(tiny_placement())
+    placement = PlacementRequest.parse(tiny_placement())
     heard: list[PlacementProgress] = []
-    found = client.place(asked, on_progress=heard.append)
-    assert found == answer(asked)
+    there = client.place(placement, on_progress=heard.append)
+    assert there == answer(placement)
     settled = [progress.settled for progress in heard]
     assert settled == sorted(settled)
     assert 0 < settled[-1] <= heard[-1].considered
-    assert heard[-1].time_per_global_batch_ns == found.choices[0].time_per_global_batch_ns
+    assert heard[-1].time_per_global_batch_ns == there.choices[0].time_per_global_batch_ns
     with pytest.raises(InvalidDocument, match="'free' names 1 node that the topology"):
-        client.place(asked.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
+        client.place(placement.model_copy(update={"free": ("node9",)}), on_progress=heard.append)
     events = http.post("/v1/placements", json=tiny_placement(), headers={"Accept": "text/event-stream"})
     assert events.headers["content-type"].startswith("text/event-stream")
     names = [line.removeprefix("event: ") for line in events.text.splitlines() if line.startswith("event: ")]
@@ -93,15 +93,15 @@ def _with_job(**fields: Any) -> dict[str, Any]:
 def test_what_cannot_be_placed_is_refused_with_what_to_do(
     http: httpx.Client, body: dict[str, Any], status: int, words: str
 ) -> None:
-    told = http.post("/v1/placements", json=body)
-    assert told.status_code == status, told.text
-    assert words in json.dumps(told.json(), ensure_ascii=False)
+    refused = http.post("/v1/placements", json=body)
+    assert refused.status_code == status, refused.text
+    assert words in json.dumps(refused.json(), ensure_ascii=False)
 
 
 @pytest.mark.tier("nightly")
 def test_a_job_that_fits_nowhere_is_an_answer_with_the_bytes_that_are_missing(http: httpx.Client) -> None:
-    told = http.post("/v1/placements", json=_with_job(memory={"headroom_bytes": 15_999_000_000})).json()
-    (choice,) = told["choices"]
+    placed = http.post("/v1/placements", json=_with_job(memory={"headroom_bytes": 15_999_000_000})).json()
+    (choice,) = placed["choices"]
     assert choice["status"] == "infeasible"
     assert "bytes) are missing" in choice["why"][0]
 
@@ -130,13 +130,13 @@ class _Answers(BaseHTTPRequestHandler):
             self._say(404, {"kind": "Status", "code": 404})
 
     def do_POST(self) -> None:
-        made = self._body()
-        assert len(json.dumps(made)) < 1 << 20
-        if made["metadata"]["name"] in self.server.refused:
+        body = self._body()
+        assert len(json.dumps(body)) < 1 << 20
+        if body["metadata"]["name"] in self.server.refused:
             self._say(403, {"kind": "Status", "code": 403, "message": "exceeded quota"})
             return
-        self.server.maps[made["metadata"]["name"]] = made
-        self._say(201, made)
+        self.server.maps[body["metadata"]["name"]] = body
+        self._say(201, body)
 
     def do_PATCH(self) -> None:
         assert self.headers["Content-Type"] == "application/merge-patch+json"
@@ -165,7 +165,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def _node(name: str, *, ready: bool = True, gpus: int = 2, **spec: Any) -> dict[str, Any]:
@@ -175,9 +175,12 @@ def _node(name: str, *, ready: bool = True, gpus: int = 2, **spec: Any) -> dict[
 
 
 def _pods(job: str, profile: str, count: int, born: str, **annotations: str) -> list[dict[str, Any]]:
-    """What Kubernetes makes of the example's Job."""
+    """Return the pods that Kubernetes creates for the example's Job."""
     template = yaml.safe_load((EXAMPLE / "job.yaml").read_text())["spec"]["template"]
-    known = template["metadata"]["annotations"] | {"penstock.dev/profile": profile, "penstock.dev/pods": str(count)}
+    annotations_of_pod = template["metadata"]["annotations"] | {
+        "penstock.dev/profile": profile,
+        "penstock.dev/pods": str(count),
+    }
     return [
         {
             "metadata": {
@@ -189,7 +192,7 @@ def _pods(job: str, profile: str, count: int, born: str, **annotations: str) -> 
                     {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job + born, "controller": True}
                 ],
                 "labels": {"batch.kubernetes.io/job-name": job},
-                "annotations": known | {"penstock.dev/global-batch-size": "16"} | annotations,
+                "annotations": annotations_of_pod | {"penstock.dev/global-batch-size": "16"} | annotations,
             },
             "spec": json.loads(json.dumps(template["spec"])),
             "status": {"phase": "Pending"},
@@ -200,7 +203,7 @@ def _pods(job: str, profile: str, count: int, born: str, **annotations: str) -> 
 
 @pytest.fixture
 def controller_of(client: Client) -> Iterator[Any]:
-    """Makes a controller for an API server, which it starts."""
+    """A function that makes a controller for an API server, which it starts."""
     module = runpy.run_path(str(EXAMPLE / "controller.py"))
     uniform = tiny_topology()["uniform"] | {"nodes": 4}
     topology = client.topologies.create(ClusterTopology.parse(tiny_topology() | {"uniform": uniform}).expanded()).hash
@@ -289,7 +292,7 @@ def test_a_job_of_kubernetes_that_is_not_complete_or_not_well_described_waits(
     server.refused.add("forbidden-plan")
     assert controller.once() == 0
     assert server.maps == {}
-    said = caplog.text
-    assert "the annotation penstock.dev/global-batch-size of wordy-0 is not a number: 'many'" in said
-    assert "unknown: Penstock answers 404" in said
-    assert "exceeded quota" in said, "and those before it did not keep it from being tried"
+    log = caplog.text
+    assert "the annotation penstock.dev/global-batch-size of wordy-0 is not a number: 'many'" in log
+    assert "unknown: Penstock answers 404" in log
+    assert "exceeded quota" in log, "and those before it did not keep it from being tried"

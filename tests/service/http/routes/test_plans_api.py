@@ -22,14 +22,14 @@ from penstock.service.settings import Settings
 
 
 def documented_bodies() -> list[Any]:
-    """Every POST of the OpenAPI document that has an example."""
+    """Return every POST of the OpenAPI document that has an example."""
     paths = create_app(Settings(database="unused.sqlite")).openapi()["paths"]
-    found = []
+    cases = []
     for path, methods in paths.items():
         body = methods.get("post", {}).get("requestBody")
         if body is not None:
-            found.append(pytest.param(path, body["content"]["application/json"]["example"], id=path))
-    return found
+            cases.append(pytest.param(path, body["content"]["application/json"]["example"], id=path))
+    return cases
 
 
 @pytest.mark.cases(2)
@@ -62,10 +62,10 @@ def test_a_new_request_is_a_job_and_a_known_one_an_answer(http: httpx.Client):
     done = http.get(first.headers["location"], headers={"Prefer": "wait=60"}).json()
     assert done["state"] == "succeeded"
     assert done["result"]["status"] in ("optimal", "feasible")
-    known = http.post("/v1/plans", json=body)
-    assert known.status_code == 200
-    assert known.headers["cache-status"] == "penstock; hit"
-    assert known.json() == done
+    repeated = http.post("/v1/plans", json=body)
+    assert repeated.status_code == 200
+    assert repeated.headers["cache-status"] == "penstock; hit"
+    assert repeated.json() == done
 
 
 @pytest.mark.tier("nightly")
@@ -90,9 +90,9 @@ def test_hashes_stand_for_the_documents(client: Client, http: httpx.Client, plan
 
 
 def test_a_document_is_planned_as_it_stands(client: Client, planned: Any):
-    said = PlanRequest.parse(tiny_request())
-    assert planned.request_hash == said.content_hash()
-    assert client.plans.file(planned.result.plan_hash).request == said
+    request = PlanRequest.parse(tiny_request())
+    assert planned.request_hash == request.content_hash()
+    assert client.plans.file(planned.result.plan_hash).request == request
 
 
 def test_numbers_that_are_equal_are_the_same_request(http: httpx.Client, planned: Any):
@@ -184,8 +184,8 @@ def test_a_plan_with_faults_is_described_not_refused(client: Client, http: httpx
 
 
 def test_validate_says_whether_an_answer_is_known(client: Client, planned: Any):
-    known = client.plans.validate(PlanRequest.parse(tiny_request()))
-    assert (known.request_hash, known.cached) == (planned.request_hash, True)
+    checked = client.plans.validate(PlanRequest.parse(tiny_request()))
+    assert (checked.request_hash, checked.cached) == (planned.request_hash, True)
     assert not client.plans.validate(PlanRequest.parse(tiny_request() | {"global_batch_size": 28})).cached
 
 

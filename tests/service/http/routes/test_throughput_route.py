@@ -17,10 +17,10 @@ PATH = "/v1/profiles:calibrate-throughput"
 
 def test_the_service_says_what_python_says(client: Client, http: httpx.Client) -> None:
     file = PlanFile.parse(tiny_plan_file())
-    found = client.calibrate_throughput(ThroughputRequest(plan_file=file, step_ns=400_000_000, show=(file,)))
-    assert found == calibrate_throughput(file, step_ns=400_000_000, show=[file])
-    assert found.run.after_ns == pytest.approx(400_000_000, rel=1e-3)
-    assert http.post(PATH, json=tiny_throughput()).json()["factor"] == found.factor
+    there = client.calibrate_throughput(ThroughputRequest(plan_file=file, step_ns=400_000_000, show=(file,)))
+    assert there == calibrate_throughput(file, step_ns=400_000_000, show=[file])
+    assert there.run.after_ns == pytest.approx(400_000_000, rel=1e-3)
+    assert http.post(PATH, json=tiny_throughput()).json()["factor"] == there.factor
 
 
 def test_refusals_name_the_numbers(client: Client, http: httpx.Client) -> None:
