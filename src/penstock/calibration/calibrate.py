@@ -61,8 +61,8 @@ class Compared:
 class Calibration:
     """The calibrated profile and topology, and how well they explain the runs.
 
-    ``unaccounted``: the factor over all computation beyond what instructions took. ``issue_ns``: time per operation for
-    issuing messages and releasing them; it is part of the layers' times.
+    ``unaccounted``: the factor over all computation beyond the instructions' own time. ``issue_ns``: time per operation
+    for issuing messages and releasing them; it is part of the layers' times.
     """
 
     profile: ModelProfile
@@ -206,13 +206,13 @@ def _fitted(profile: ModelProfile, problem: Problem, seen: Sequence[Observations
     for one in (stage for each in seen for stage in each.stages):
         source, speed = problem.kind_source[one.device_kind]
         stages[source, one.rows].append(one._replace(device_kind=source, time_ns=one.time_ns * speed))
-    found = {key: _fitted_layers(problem, key, times) for key, times in stages.items()}
+    fitted = {key: _fitted_layers(problem, key, times) for key, times in stages.items()}
     measurements = list(profile.measurements)
-    for kind in {kind for kind, _ in found}:
-        factors = {rows: costs for (own, rows), costs in found.items() if own == kind}
+    for kind in {kind for kind, _ in fitted}:
+        factors = {rows: costs for (source_kind, rows), costs in fitted.items() if source_kind == kind}
         measurements = [one if one.device_kind != kind else _moved(one, factors, problem) for one in measurements]
-        known = {one.micro_batch_size for one in measurements if one.device_kind == kind}
-        for rows in sorted(set(factors) - known):
+        sizes = {one.micro_batch_size for one in measurements if one.device_kind == kind}
+        for rows in sorted(set(factors) - sizes):
             measurements.append(_measurement(problem, profile, kind, rows, factors[rows]))
     update_ns = _fitted_updates(problem, [step for each in seen for step in each.steps])
     layers = tuple(
@@ -248,38 +248,38 @@ def _fitted_layers(problem: Problem, key: tuple[str, int], times: Sequence[Stage
     return costs[:count], costs[count : 2 * count], costs[2 * count :]
 
 
-def _moved(given: Measurement, found: dict[int, Layers], problem: Problem) -> Measurement:
+def _moved(measurement: Measurement, layers_by_rows: dict[int, Layers], problem: Problem) -> Measurement:
     """Return a measurement with each layer scaled as at the nearest number of rows that was observed."""
-    rows = min(found, key=lambda seen: abs(log(seen / given.micro_batch_size)))
-    before = _layers_of(problem, given.device_kind, rows)
+    rows = min(layers_by_rows, key=lambda seen: abs(log(seen / measurement.micro_batch_size)))
+    before = _layers_of(problem, measurement.device_kind, rows)
     forward, inputs, weight = (
-        after / np.maximum(own, 1.0) if own.any() else np.ones_like(own)
-        for own, after in zip(before, found[rows], strict=True)
+        after / np.maximum(prior, 1.0) if prior.any() else np.ones_like(prior)
+        for prior, after in zip(before, layers_by_rows[rows], strict=True)
     )
     layers = []
-    for i, layer in enumerate(given.layers):
+    for i, layer in enumerate(measurement.layers):
         part = layer.weight_ns
         times = layer.forward_ns * forward[i], (layer.backward_ns - part) * inputs[i], part * weight[i]
-        if given.micro_batch_size == rows:
-            times = tuple(float(each[i]) for each in found[rows])  # type: ignore[assignment]
+        if measurement.micro_batch_size == rows:
+            times = tuple(float(each[i]) for each in layers_by_rows[rows])  # type: ignore[assignment]
         layers.append(with_times(layer, *times))
-    return given.model_copy(update={"layers": tuple(layers)})
+    return measurement.model_copy(update={"layers": tuple(layers)})
 
 
-def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, found: Layers) -> Measurement:
-    """Return the measurement of a size that the profile lacks; its memory is what the profile scales to that size."""
+def _measurement(problem: Problem, profile: ModelProfile, kind: str, rows: int, fitted: Layers) -> Measurement:
+    """Return the measurement of a size that the profile lacks; its memory is scaled from the profile's."""
     costs = problem.costs(kind, rows)
     kept = np.diff(costs.stash_bytes)
     template = next(one for one in profile.measurements if one.device_kind == kind)
     layers = []
     for i, layer in enumerate(template.layers):
         sizes = {"stash_bytes": int(kept[i]), "workspace_bytes": int(costs.workspace_bytes[i])}
-        layers.append(with_times(layer.model_copy(update=sizes), *(float(each[i]) for each in found)))
+        layers.append(with_times(layer.model_copy(update=sizes), *(float(each[i]) for each in fitted)))
     return template.model_copy(update={"micro_batch_size": rows, "layers": tuple(layers)})
 
 
 def _fitted_updates(problem: Problem, steps: Sequence[StepTime]) -> list[int]:
-    """Return ``update_ns`` of each layer; where the profile has none, in proportion to the parameters."""
+    """Return ``update_ns`` of each layer; where the profile has no times, in proportion to the parameters."""
     before = np.diff(problem.update_ns).astype(np.float64)
     if not steps:
         return [int(each) for each in before]

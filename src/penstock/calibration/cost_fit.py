@@ -26,10 +26,10 @@ def fit(parts: np.ndarray, totals_ns: np.ndarray, prior_ns: np.ndarray) -> np.nd
     costs: np.ndarray = prior_ns.astype(np.float64)
     empty = (parts @ costs == 0) & (totals_ns > 0)
     costs = np.where((costs == 0) & (parts[empty].sum(axis=0) > 0), 1.0, costs)
-    known = parts @ costs
-    if not known.any():
+    explained = parts @ costs
+    if not explained.any():
         return costs
-    costs = costs * (totals_ns.sum() / known.sum())
+    costs = costs * (totals_ns.sum() / explained.sum())
     for _ in range(PASSES):
         costs = np.maximum(_nearest(parts, totals_ns, costs), _LEAST * costs)
     return costs
@@ -43,6 +43,6 @@ def _nearest(parts: np.ndarray, totals_ns: np.ndarray, costs: np.ndarray) -> np.
     rows = np.vstack((parts[:, used] * unit * scale[:, None], np.eye(len(unit))))
     wanted = np.concatenate(((totals_ns - parts @ costs) * scale, np.zeros(len(unit))))
     moved, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
-    found = costs.copy()
-    found[used] += unit * moved
-    return found
+    moved_costs = costs.copy()
+    moved_costs[used] += unit * moved
+    return moved_costs

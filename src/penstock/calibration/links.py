@@ -74,21 +74,21 @@ def _change(path: Path, messages: Sequence[MessageTime]) -> Change:
     for message in messages:
         times[message.bytes].append(message.time_ns)
     sizes = np.array(sorted(times), dtype=np.float64)
-    taken = np.array([median(times[int(size)]) for size in sizes])
+    times_ns = np.array([median(times[int(size)]) for size in sizes])
     if sizes[-1] >= SIZES_APART * sizes[0]:
-        weighted = np.column_stack((np.ones_like(sizes), sizes)) / taken[:, None]
-        (latency_ns, slope), *_ = np.linalg.lstsq(weighted, np.ones_like(taken), rcond=None)
+        weighted = np.column_stack((np.ones_like(sizes), sizes)) / times_ns[:, None]
+        (latency_ns, slope), *_ = np.linalg.lstsq(weighted, np.ones_like(times_ns), rcond=None)
         if latency_ns >= 0 and slope > 0:
             return Change(path, 1e9 / slope / path.bandwidth_bytes_per_s, float(latency_ns), len(messages))
     planned = path.latency_ns + 1e9 * sizes / path.bandwidth_bytes_per_s
-    factor = float(np.median(taken / np.maximum(planned, 1.0)))
+    factor = float(np.median(times_ns / np.maximum(planned, 1.0)))
     return Change(path, 1 / factor, factor * path.latency_ns, len(messages))
 
 
-def changed(topology: ClusterTopology, found: Sequence[Change]) -> ClusterTopology:
+def changed(topology: ClusterTopology, changes: Sequence[Change]) -> ClusterTopology:
     """Return the topology with the changes; each element of a path takes its share of the latency."""
     by_kind: dict[str, dict[Any, Change]] = defaultdict(dict)
-    for change in found:
+    for change in changes:
         by_kind[change.path.kind][change.path.key] = change
     updates: dict[str, Any] = {}
     if topology.uniform is not None:
@@ -119,18 +119,18 @@ def _numbers(bandwidth_bytes_per_s: int, change: Change) -> dict[str, int]:
     }
 
 
-def _widest(link: Any, found: Iterable[Change]) -> Change | None:
+def _widest(link: Any, changes: Iterable[Change]) -> Change | None:
     """Return the change of the path on which a link was fastest: on the others something else was the bottleneck."""
-    over = [change for change in found if frozenset((link.a, link.b)) in change.path.key]  # type: ignore[operator]
+    over = [change for change in changes if frozenset((link.a, link.b)) in change.path.key]  # type: ignore[operator]
     return max(over, key=lambda change: change.bandwidth_factor, default=None)
 
 
-def _matrix(matrix: Any, found: dict[Any, Change]) -> Any:
+def _matrix(matrix: Any, changes: dict[Any, Change]) -> Any:
     number = {name: i for i, name in enumerate(matrix.devices)}
     bandwidth = [list(row) for row in matrix.bandwidth_bytes_per_s]
     latency = [list(row) for row in matrix.latency_ns or [[0] * len(number)] * len(number)]
 
-    for names, change in found.items():
+    for names, change in changes.items():
         u, v = number[names[0]], number[names[1]]
         numbers = _numbers(bandwidth[u][v], change)
         bandwidth[u][v], latency[u][v] = numbers["bandwidth_bytes_per_s"], numbers["latency_ns"]

@@ -92,14 +92,14 @@ def observe(trace: Trace, problem: Problem, allocation: Allocation) -> Observati
     for step in steps:
         for event, extra_ns in _with_issues(step.events):
             stage, timed = allocation.stages[event[0]], event[3]
-            taken = timed.end_ns - timed.start_ns
+            time_ns = timed.end_ns - timed.start_ns
             if event[1] == "STEP":
                 sharers = stage.replicas if problem.memory.shard_states else 1
-                updates[StepTime(stage.first, stage.last, sharers, 0)].append(taken)
+                updates[StepTime(stage.first, stage.last, sharers, 0)].append(time_ns)
                 continue
             key = _operation(step, event, problem, allocation)
             if key.rows:
-                busy[key].append(taken + extra_ns)
+                busy[key].append(time_ns + extra_ns)
                 issued.append(extra_ns)
     return Observations(
         tuple(key._replace(time_ns=median(times)) for key, times in busy.items()),
@@ -182,11 +182,11 @@ def _messages(steps: list[_Step], problem: Problem, allocation: Allocation) -> I
             if other is None:
                 continue
             for reader, at_ns in arrivals[step.trace.step, other, word[-1], micro_batch]:
-                taken = at_ns - timed.start_ns
+                transit_ns = at_ns - timed.start_ns
                 unsure = step.trace.clock_error_ns + reader.trace.clock_error_ns
                 size = _bytes(step.device, reader.device, (stage, other), micro_batch, problem, allocation)
-                if size and taken > 4 * unsure:
-                    yield MessageTime(step.device, reader.device, size, taken)
+                if size and transit_ns > 4 * unsure:
+                    yield MessageTime(step.device, reader.device, size, transit_ns)
 
 
 def _bytes(

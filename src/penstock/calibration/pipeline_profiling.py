@@ -103,22 +103,22 @@ def _measurements(
 ) -> tuple[PipelineStageMeasurement, ...]:
     """Return the measurement of each stage: measured computation, simulated transfers, memory by the price list."""
     assert judgement.allocation is not None
-    found = []
+    measurements = []
     for number, stage in enumerate(judgement.allocation.pipelines[0].stages):
         compute_ns, curve = measured[number]
-        held = static_bytes(judgement.problem, stage)
-        found.append(
+        static = static_bytes(judgement.problem, stage)
+        measurements.append(
             PipelineStageMeasurement(
                 compute_ns=compute_ns,
                 send_ns=transfers[0][number],
                 receive_ns=transfers[1][number],
                 utilisation=curve,
-                model_bytes=held.parameters + held.gradients,
-                optimizer_bytes=held.optimizer,
+                model_bytes=static.parameters + static.gradients,
+                optimizer_bytes=static.optimizer,
                 activation_bytes=activation_bytes(judgement.problem, stage, judgement.plan.micro_batch_size),
             )
         )
-    return tuple(found)
+    return tuple(measurements)
 
 
 def transfer_times(transfers: Transfers, stages: int) -> tuple[list[int], list[int]]:
@@ -178,9 +178,9 @@ def compute_spans(events: Sequence[dict[str, Any]]) -> tuple[int, Spans]:
     """Return the stage of a rank's trace, and the intervals in which it computed."""
     stage, spans = 0, []
     for event in events:
-        found = _COMPUTES.fullmatch(event["instruction"])
-        if found is not None:
-            stage = int(found[1])
+        match = _COMPUTES.fullmatch(event["instruction"])
+        if match is not None:
+            stage = int(match[1])
             spans.append((event["start_ns"], event["end_ns"]))
     return stage, spans
 

@@ -11,7 +11,7 @@ AnyCost = TypeVar("AnyCost", bound=LayerMeasurement)
 
 
 class Factors(NamedTuple):
-    """Of forward, of input gradients and of weight gradients."""
+    """Factors on forward, on input gradients and on weight gradients."""
 
     forward: float
     inputs: float
@@ -19,7 +19,7 @@ class Factors(NamedTuple):
 
 
 def scaled(profile: ModelProfile, kind: str, factor: float) -> ModelProfile:
-    """The profile with all computation on devices of ``kind`` multiplied; updates and communication stay."""
+    """Return the profile with all computation on devices of ``kind`` multiplied; updates and communication stay."""
     alike = Factors(factor, factor, factor)
     measurements = tuple(
         one
@@ -27,12 +27,14 @@ def scaled(profile: ModelProfile, kind: str, factor: float) -> ModelProfile:
         else one.model_copy(update={"layers": tuple(with_factors(layer, alike) for layer in one.layers)})
         for one in profile.measurements
     )
-    found = profile.model_copy(update={"measurements": measurements})
-    return _divided(found, lambda own: [alike] * len(own.layers) if own.device_kind == kind else None)
+    result = profile.model_copy(update={"measurements": measurements})
+    return _divided(
+        result, lambda measurement: [alike] * len(measurement.layers) if measurement.device_kind == kind else None
+    )
 
 
 def with_kind(profile: ModelProfile, kind: str, source: str, speed: float) -> ModelProfile:
-    """The profile with costs of ``kind``: those of ``source``, ``speed`` times faster."""
+    """Return the profile with costs of ``kind``, which are the costs of ``source``, ``speed`` times faster."""
     if kind in profile.device_kinds:
         return profile
     added = [one.model_copy(update={"device_kind": kind}) for one in profile.measurements if one.device_kind == source]
@@ -47,33 +49,33 @@ def _with_kind(variant: Variant, kind: str, source: str) -> Variant:
 
 
 def followed(before: ModelProfile, after: ModelProfile) -> ModelProfile:
-    """``after``, its costs at degrees changed as those of the same layers at degree 1 have been.
+    """Return ``after`` with its costs at degrees changed as the costs of the same layers at degree 1.
 
     A size that ``before`` lacks at degree 1 takes the factors of the nearest one.
     """
     classes = after.classes or ()
 
-    def factors(own: DividedMeasurement) -> list[Factors] | None:
-        sizes = [one.micro_batch_size for one in before.measurements if one.device_kind == own.device_kind]
+    def factors(measurement: DividedMeasurement) -> list[Factors] | None:
+        sizes = [one.micro_batch_size for one in before.measurements if one.device_kind == measurement.device_kind]
         if not sizes:
             return None
-        size = min(sizes, key=lambda each: abs(each - own.micro_batch_size))
+        size = min(sizes, key=lambda each: abs(each - measurement.micro_batch_size))
         layers = [
             next(
                 one.layers
                 for one in profile.measurements
-                if (one.device_kind, one.micro_batch_size) == (own.device_kind, size)
+                if (one.device_kind, one.micro_batch_size) == (measurement.device_kind, size)
             )
             for profile in (before, after)
         ]
-        members = [[i for i, each in enumerate(classes) if each == number] for number in range(len(own.layers))]
-        return [_ratios(*([own[i] for i in each] for own in layers)) for each in members]
+        members = [[i for i, each in enumerate(classes) if each == number] for number in range(len(measurement.layers))]
+        return [_ratios(*([measurement[i] for i in each] for measurement in layers)) for each in members]
 
     return _updated(before, _divided(after, factors))
 
 
 def _ratios(before: Sequence[LayerMeasurement], after: Sequence[LayerMeasurement]) -> Factors:
-    """Of the sums of several layers; 1 where nothing was."""
+    """Return the ratios of the sums of several layers; 1 where the sum was 0."""
 
     def parts(layers: Sequence[LayerMeasurement]) -> Factors:
         weight = sum(layer.weight_ns for layer in layers)
@@ -84,13 +86,13 @@ def _ratios(before: Sequence[LayerMeasurement], after: Sequence[LayerMeasurement
 
 
 def _updated(before: ModelProfile, after: ModelProfile) -> ModelProfile:
-    """``after``, with updates at degrees changed as at degree 1."""
+    """Return ``after`` with updates at degrees changed as at degree 1."""
     if after.variants is None or after.classes is None:
         return after
     totals = [[0, 0] for _ in range(max(after.classes) + 1)]
-    for own, old, new in zip(after.classes, before.layers, after.layers, strict=True):
-        totals[own][0] += old.update_ns
-        totals[own][1] += new.update_ns
+    for number, old, new in zip(after.classes, before.layers, after.layers, strict=True):
+        totals[number][0] += old.update_ns
+        totals[number][1] += new.update_ns
     variants = []
     for variant in after.variants:
         layers = (
@@ -102,29 +104,31 @@ def _updated(before: ModelProfile, after: ModelProfile) -> ModelProfile:
 
 
 def _divided(profile: ModelProfile, factors: Callable[[DividedMeasurement], Sequence[Factors] | None]) -> ModelProfile:
-    """The profile with the costs at degrees multiplied, by class of layers; None leaves a measurement as it is."""
+    """Return the profile with the costs at degrees multiplied by class of layers; None changes nothing."""
     if profile.variants is None:
         return profile
     variants = []
     for variant in profile.variants:
         measurements = []
-        for own in variant.measurements:
-            found = factors(own)
-            if found is not None:
-                layers = (_divided_cost(layer, each) for layer, each in zip(own.layers, found, strict=True))
-                own = own.model_copy(update={"layers": tuple(layers)})
-            measurements.append(own)
+        for measurement in variant.measurements:
+            factors_by_class = factors(measurement)
+            if factors_by_class is not None:
+                layers = (
+                    _divided_cost(layer, each) for layer, each in zip(measurement.layers, factors_by_class, strict=True)
+                )
+                measurement = measurement.model_copy(update={"layers": tuple(layers)})
+            measurements.append(measurement)
         variants.append(variant.model_copy(update={"measurements": tuple(measurements)}))
     return profile.model_copy(update={"variants": tuple(variants)})
 
 
 def _divided_cost(cost: DividedCost, factors: Factors) -> DividedCost:
-    """What computation hides of collectives, and recomputed modules, change with the pass that they are in."""
+    """Multiply a cost; the hidden time of collectives, and recomputed modules, change with their pass."""
     backward = (cost.backward_ns - cost.weight_ns) * factors.inputs + cost.weight_ns * factors.weight
     by_phase = {"forward": factors.forward, "backward": backward / cost.backward_ns if cost.backward_ns else 1.0}
     collectives = tuple(
-        made.model_copy(update={"hidden_ns": round(made.hidden_ns * by_phase.get(made.phase, 1.0))})
-        for made in cost.collectives
+        collective.model_copy(update={"hidden_ns": round(collective.hidden_ns * by_phase.get(collective.phase, 1.0))})
+        for collective in cost.collectives
     )
     modules = None
     if cost.modules is not None:
@@ -135,16 +139,19 @@ def _divided_cost(cost: DividedCost, factors: Factors) -> DividedCost:
 
 
 def with_factors(layer: AnyCost, factors: Factors) -> AnyCost:
-    """A layer's times, multiplied."""
-    own = layer.weight_ns
+    """Return a layer with its times multiplied."""
+    weight_ns = layer.weight_ns
     return with_times(
-        layer, layer.forward_ns * factors.forward, (layer.backward_ns - own) * factors.inputs, own * factors.weight
+        layer,
+        layer.forward_ns * factors.forward,
+        (layer.backward_ns - weight_ns) * factors.inputs,
+        weight_ns * factors.weight,
     )
 
 
 def with_times(layer: AnyCost, forward: float, inputs: float, weight: float) -> AnyCost:
-    """A layer with other times, in ns."""
-    own = round(weight)
+    """Return a layer with other times, in ns."""
+    weight_ns = round(weight)
     return layer.model_copy(
-        update={"forward_ns": round(forward), "backward_ns": round(inputs) + own, "backward_weight_ns": own}
+        update={"forward_ns": round(forward), "backward_ns": round(inputs) + weight_ns, "backward_weight_ns": weight_ns}
     )

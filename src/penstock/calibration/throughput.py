@@ -1,8 +1,8 @@
 """``penstock.calibrate_throughput``: fold the pace of one run into the computation of one kind of device.
 
-One figure cannot tell more than one number: all computation on the plan's kind of device is multiplied by one factor,
-found with the judge, such that the plan takes the time that was measured. Communication and updates stay as they were
-predicted, so the factor also takes up what they are wrong by.
+One figure determines only one number: all computation on the plan's kind of device is multiplied by one factor, found
+with the judge, such that the plan takes the measured time. Communication and updates stay as predicted, so the factor
+also takes up their errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.solvers.model.timeline import Timeline
 from penstock.solvers.verify.verifier import check_allocation, check_rows, check_rule
 
 PRECISION = 1e-4
-"""How near the prediction comes to the measured time, as a part of it."""
+"""The part of the measured time by which the prediction may differ."""
 _MOST_FACTOR = 1e4
 _ROUNDS = 60
 
@@ -43,18 +43,18 @@ class _Run(NamedTuple):
 
     @property
     def profile(self) -> ModelProfile:
-        """That of its request, with costs of the kind."""
+        """The profile of the request, with costs of the kind."""
         profile, topology = self.file.request.profile, self.file.request.topology
         assert isinstance(profile, ModelProfile)
         assert isinstance(topology, ClusterTopology)
         return _with_costs(profile, topology, self.kind)
 
     def time_ns(self, factor: float = 1.0) -> int:
-        """The plan's time with all computation multiplied."""
+        """Return the plan's time with all computation multiplied."""
         return _simulated(self.file, scaled(self.profile, self.kind, factor))[1].time_per_global_batch_ns
 
     def pace(self, time_ns: int) -> float | None:
-        """Tokens per second and GPU in use; None where the length of a sample is not known."""
+        """Return tokens per second and GPU in use; None where the length of a sample is not known."""
         shape = self.profile.shape
         if shape is None:
             return None
@@ -82,24 +82,24 @@ def calibrate_throughput(
     show: Sequence[PlanFile] = (),
     any_factor: bool = False,
 ) -> ThroughputOut:
-    """Multiply the computation of the plan's kind of device such that the plan takes the time that was measured.
+    """Multiply the computation of the plan's kind of device such that the plan takes the measured time.
 
     Parameters
     ----------
     plan
         The plan that was run, with its request: one of ``penstock plan``, or ``even_layout(…).file``.
     tokens_per_s_per_gpu, step_ns
-        How fast it was: one of the two.
+        The measured pace: one of the two.
     profile
-        What the factor is applied to; None: the plan's own profile. It may be of another shape.
+        The profile that is multiplied by the factor; None: the plan's own profile. It may be of another shape.
     show
         Plans that use devices of the same kind, predicted before and after.
     any_factor
         Accept a factor beyond ``LARGEST_FACTOR``, which the profile then states.
 
     Raises InvalidDocument for no figure or two, or where tokens cannot be counted; InvalidPlan for a plan that does not
-    verify; UnsupportedRequest for devices of several kinds, for a time below that of communication alone, and for too
-    large a factor.
+    verify. Raises UnsupportedRequest for devices of several kinds, for a time below the time of communication alone,
+    and for too large a factor.
     """
     run = _run_of(plan)
     measured_ns = _measured_ns(run, tokens_per_s_per_gpu, step_ns)
@@ -114,7 +114,7 @@ def calibrate_throughput(
     factor = _factor(run, measured_ns, before_ns)
     if not any_factor:
         refuse_large(factor, measured_ns, before_ns, None)
-    target = run.profile if profile is None else _known(profile, run)
+    target = run.profile if profile is None else _with_costs_of_run(profile, run)
     return ThroughputOut(
         profile=with_factor_stated(_calibrated(target, run, factor, measured_ns), factor),
         device_kind=run.kind,
@@ -127,9 +127,9 @@ def calibrate_throughput(
 
 
 def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
-    """A plan whose devices in use are all of one kind; ``kind``: one that has to be among them.
+    """Return a plan whose devices in use are all of one kind; ``kind`` is one that has to be among them.
 
-    Whether it fits into memory is not asked: it was run.
+    Its memory is not checked, since the plan was run.
     """
     problem, timeline = _simulated(file)
     used = [gpu for device in timeline.uses for gpu in problem.gpus(device)]
@@ -148,22 +148,22 @@ def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
 
 
 def _with_costs(profile: ModelProfile, topology: ClusterTopology, kind: str) -> ModelProfile:
-    """The profile with the kind's costs written out, where its topology scales them from another kind."""
+    """Return the profile with the kind's costs written out, where its topology scales them from another kind."""
     source = topology.costed_from(kind, profile.device_kinds)
     return profile if source is None or source[0] == kind else with_kind(profile, kind, *source)
 
 
-def _known(profile: ModelProfile, run: _Run) -> ModelProfile:
-    """Another profile, with costs of the run's kind."""
+def _with_costs_of_run(profile: ModelProfile, run: _Run) -> ModelProfile:
+    """Return another profile with costs of the run's kind."""
     topology = run.file.request.topology
     assert isinstance(topology, ClusterTopology)
-    found = _with_costs(profile, topology, run.kind)
-    if run.kind not in found.device_kinds:
+    ready = _with_costs(profile, topology, run.kind)
+    if run.kind not in ready.device_kinds:
         raise InvalidDocument(
-            f"the profile {profile.name!r} has costs of {', '.join(found.device_kinds)}, and the run was on {run.kind}",
+            f"the profile {profile.name!r} has costs of {', '.join(ready.device_kinds)}, and the run was on {run.kind}",
             remedy=f"`penstock profile --analytic {run.kind}` computes those of a known model",
         )
-    return found
+    return ready
 
 
 def _measured_ns(run: _Run, tokens_per_s_per_gpu: float | None, step_ns: int | None) -> int:
@@ -184,7 +184,10 @@ def _measured_ns(run: _Run, tokens_per_s_per_gpu: float | None, step_ns: int | N
 
 
 def _simulated(file: PlanFile, profile: ModelProfile | None = None) -> tuple[Problem, Timeline]:
-    """The plan's problem and timeline, under the costs of another profile if one is given. Raises InvalidPlan."""
+    """Return the plan's problem and timeline, under the costs of another profile if there is one.
+
+    Raises InvalidPlan.
+    """
     plan, request = file.plan, file.request
     if plan.request_hash != request.content_hash():
         raise InvalidPlan(
@@ -205,7 +208,10 @@ def _simulated(file: PlanFile, profile: ModelProfile | None = None) -> tuple[Pro
 
 
 def _factor(run: _Run, measured_ns: int, before_ns: int) -> float:
-    """By bisection, from a bracket that doubles; orders are fixed, so more computation never takes less time in sum."""
+    """Find the factor by bisection, from a bracket that doubles.
+
+    Orders are fixed, so more computation never takes less time in sum.
+    """
     low, high = (1.0, 1.0) if before_ns == measured_ns else (0.0, 1.0) if before_ns > measured_ns else (1.0, 2.0)
     while before_ns < measured_ns and run.time_ns(high) < measured_ns:
         low, high = high, 2 * high
@@ -217,10 +223,10 @@ def _factor(run: _Run, measured_ns: int, before_ns: int) -> float:
             )
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        found = run.time_ns(middle)
-        if math.isclose(found, measured_ns, rel_tol=PRECISION):
+        time_ns = run.time_ns(middle)
+        if math.isclose(time_ns, measured_ns, rel_tol=PRECISION):
             return middle
-        low, high = (middle, high) if found < measured_ns else (low, middle)
+        low, high = (middle, high) if time_ns < measured_ns else (low, middle)
     return (low + high) / 2
 
 
@@ -237,7 +243,10 @@ def _predicted(run: _Run, factor: float) -> PredictedPlan:
 
 
 def _calibrated(profile: ModelProfile, run: _Run, factor: float, measured_ns: int) -> ModelProfile:
-    """One figure corrects the level of a kind, not what tells plans apart: the expected error stays."""
+    """Return the profile with the factor applied and stated.
+
+    One figure corrects the level of a kind, not the differences between plans: the expected error stays.
+    """
     pace = run.pace(measured_ns)
     figure = duration(measured_ns) + ("" if pace is None else f" ({pace:,.0f} tokens/s per GPU)")
     plan = run.file.plan.content_hash()[:15]
@@ -248,10 +257,10 @@ def _calibrated(profile: ModelProfile, run: _Run, factor: float, measured_ns: in
             f"{run.profile.name} that took {figure} per global batch; before: {profile.source.description}",
         }
     )
-    said = (
+    assumption = (
         f"computation of {run.kind} takes {factor:.4g} times what it was predicted to, so that one run takes {figure} "
         "per global batch as measured; communication and updates are as predicted, and what they are wrong by is in it"
     )
     return scaled(profile, run.kind, factor).model_copy(
-        update={"source": source, "assumptions": (*profile.assumptions, said)}
+        update={"source": source, "assumptions": (*profile.assumptions, assumption)}
     )

@@ -33,7 +33,7 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES
 
 
 def to_plan(problem: Problem, request: PlanRequest, candidate: JudgedPlan, bounds: tuple[Bound, ...]) -> wire.Plan:
-    """The plan document of a judged candidate; its numbers are the timeline's."""
+    """Build the plan document of a judged candidate; its numbers are the timeline's."""
     profile, _ = inline_documents(request)
     allocation = candidate.allocation
     return wire.Plan(
@@ -157,9 +157,9 @@ def _prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -> 
 
 
 def _expected_error(problem: Problem, profile: ModelProfile, timeline: Timeline) -> float:
-    """Return the profile's stated error, or a larger one of computed costs.
+    """Return the profile's stated error, or a larger one for computed costs.
 
-    Kinds whose efficiencies are another's have it, and experts that many GPUs or several nodes hold.
+    Kinds with another kind's efficiencies have the larger error, and experts on many GPUs or several nodes.
     """
     error = profile.source.expected_error
     if profile.source.method != "analytic":
@@ -187,10 +187,10 @@ def _pace(problem: Problem, profile: ModelProfile, timeline: Timeline) -> dict[s
     gpus = [gpu for d in timeline.uses for gpu in problem.gpus(d)]
     seconds = timeline.time_per_global_batch_ns / 1e9
     tokens = problem.batch_samples * profile.shape.sequence_length
-    found = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
+    pace = {"tokens_per_s_per_gpu": tokens / seconds / len(gpus)}
     if (share := problem.peak_share(gpus, timeline.time_per_global_batch_ns)) is not None:
-        found["model_flops_utilisation"] = share
-    return found
+        pace["model_flops_utilisation"] = share
+    return pace
 
 
 def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
@@ -202,14 +202,14 @@ def _cost_per_sample(problem: Problem, timeline: Timeline) -> float | None:
 
 
 def certificates_of(candidate: JudgedPlan, bounds: Iterable[Bound]) -> tuple[wire.Certificate, ...]:
-    """The bounds that say anything, as documents."""
+    """Return the bounds above 0 as documents."""
     return tuple(_certificate(bound, candidate) for bound in bounds if bound.bound_ns > 0)
 
 
 def _certificate(bound: Bound, candidate: JudgedPlan) -> wire.Certificate:
-    """The bound with what it covers and the gap that the plan leaves.
+    """Build the certificate of a bound: the plans that it covers, and the gap that the plan leaves.
 
-    The time of a periodic plan is a mean over some rounds, which can be below what no longer run can keep up: where
+    The time of a periodic plan is a mean over some rounds. It can be below the time that every longer run takes: where
     a bound says so, the plan states no more than its time.
     """
     value = candidate.value_ns
@@ -227,7 +227,7 @@ def _certificate(bound: Bound, candidate: JudgedPlan) -> wire.Certificate:
 
 
 def _assumptions(problem: Problem, request: PlanRequest, candidate: JudgedPlan) -> tuple[str, ...]:
-    """Those of profile and topology, and what ranks do that the judge does not time."""
+    """Return the assumptions of profile and topology, and of work by ranks that the judge does not time."""
     profile, topology = inline_documents(request)
     scaled = tuple(
         f"times on {kind} are those of {source}, divided by {speed:g}"
@@ -235,9 +235,9 @@ def _assumptions(problem: Problem, request: PlanRequest, candidate: JudgedPlan) 
         if kind != source
     )
     left_out = tuple(each.sentence for each in untimed(problem, candidate.allocation, candidate.update_rule))
-    said = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
-    own = (*_without_bf16(problem, profile, candidate), *_refused_by_ranks(problem, candidate))
-    return said + gradients_of_target(problem, request) + _of_cells(problem) + left_out + own
+    assumptions = profile.assumptions + topology.assumptions + scaled + _measured_collectives(topology)
+    further = (*_without_bf16(problem, profile, candidate), *_refused_by_ranks(problem, candidate))
+    return assumptions + gradients_of_target(problem, request) + _of_cells(problem) + left_out + further
 
 
 def _without_bf16(problem: Problem, profile: ModelProfile, candidate: JudgedPlan) -> tuple[str, ...]:
@@ -257,33 +257,35 @@ def _without_bf16(problem: Problem, profile: ModelProfile, candidate: JudgedPlan
 
 
 def _of_cells(problem: Problem) -> tuple[str, ...]:
-    """That the meshes of a cell share each micro-batch evenly, and which GPUs fill no cell."""
+    """Return sentences on the meshes of a GPU group, which share micro-batches evenly, and on GPUs outside groups."""
     if problem.real is None or problem.choice is None:
         return ()
-    degrees, said = problem.choice.degrees, []
+    degrees, sentences = problem.choice.degrees, []
     if problem.choice.in_one_stage:
         moves = {"parameters": "parameters are gathered and gradients summed", "gradients": "gradients are summed"}
-        said.append(
+        sentences.append(
             f"the {problem.samples_per_row} replicas of the one stage run equally many samples of a micro-batch; "
             f"{moves[problem.choice.sharding or 'parameters']} layer by layer, while a neighbouring layer computes, as "
             "if collectives of other groups took none of their links"
         )
     elif degrees.meshes > 1:
-        said.append(f"the {degrees.meshes_in_words} of a cell at {degrees} run equally many samples of a micro-batch")
+        sentences.append(
+            f"the {degrees.meshes_in_words} of a cell at {degrees} run equally many samples of a micro-batch"
+        )
     used = {gpu for cell in problem.cells for gpu in cell}
     idle = [gpu.name for number, gpu in enumerate(problem.real.devices) if number not in used]
     if idle:
         shown = f"{idle[0]} … {idle[-1]}" if len(idle) > 2 else " and ".join(idle)
-        said.append(f"{len(idle)} GPUs that fill no cell of {degrees.cell} stay idle: {shown}")
-    return tuple(said)
+        sentences.append(f"{len(idle)} GPUs that fill no cell of {degrees.cell} stay idle: {shown}")
+    return tuple(sentences)
 
 
 def _refused_by_ranks(problem: Problem, candidate: JudgedPlan) -> tuple[str, ...]:
-    """What `penstock run` would refuse the plan for; plans are made for other trainers, too."""
-    found = untrained(problem, candidate.allocation, candidate.update_rule, candidate.schedule)
-    if found is None:
+    """Return the reason why `penstock run` would refuse the plan; plans are made for other trainers, too."""
+    refusal = untrained(problem, candidate.allocation, candidate.update_rule, candidate.schedule)
+    if refusal is None:
         return ()
-    return (f"`penstock run` refuses this plan, which may be exported: {found.why} (remedy: {found.remedy})",)
+    return (f"`penstock run` refuses this plan, which may be exported: {refusal.why} (remedy: {refusal.remedy})",)
 
 
 def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
@@ -299,11 +301,11 @@ def _measured_collectives(topology: ClusterTopology) -> tuple[str, ...]:
 
 
 def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ...]:
-    """How wide the gradients of 16-bit parameters are counted, against what keeps them, with bytes per parameter.
+    """Return a sentence on the width of the gradients of 16-bit parameters, with bytes per parameter.
 
-    What keeps them is the target, else the trainer whose kernels the profile has, else Penstock. None for a trainer
-    without a width of its own, and for parameters in fp32, whose gradients are as wide; of eager torch's kernels where
-    the request says fp32, as FSDP2 has it.
+    The width is compared with the target's, else with the width of the trainer whose kernels the profile has, else with
+    Penstock's. The result is empty for a trainer without a fixed width, and for parameters in fp32, whose gradients are
+    as wide. Eager torch's kernels count as FSDP2 where the request says fp32.
     """
     profile, _ = inline_documents(request)
     wide = problem.memory.gradient_factor == 2
@@ -312,28 +314,30 @@ def gradients_of_target(problem: Problem, request: PlanRequest) -> tuple[str, ..
     if profile.parameter_dtype == "fp32" or keeper not in ("FSDP2", "Penstock", *FP32_GRADIENTS):
         return ()
     rules = problem.memory
-    held, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor
-    shared = f"{held} bytes per parameter and {states} shared out over its replicas"
-    said = shared if rules.shard_states else f"{held + states} bytes per parameter"
+    kept_bytes, states = 2 + 2 * rules.gradient_factor, 2 * rules.state_factor
+    shared = f"{kept_bytes} bytes per parameter and {states} shared out over its replicas"
+    bytes_text = shared if rules.shard_states else f"{kept_bytes + states} bytes per parameter"
     if wide:
-        return (f"{keeper} keeps gradients in fp32: {said}",)
-    return (f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {keeper}'s fp32: {said}",)
+        return (f"{keeper} keeps gradients in fp32: {bytes_text}",)
+    return (
+        f"gradients in the parameters' {profile.parameter_dtype}, as requested, not in {keeper}'s fp32: {bytes_text}",
+    )
 
 
 def _uncounted(candidate: JudgedPlan) -> tuple[str, ...]:
-    """What ranks hold, of which no profile says how much, so that no prediction of memory has it."""
-    found = []
+    """Return sentences on memory that ranks hold and no profile states, so that no prediction has it."""
+    sentences = []
     if WEIGHT in kinds_of(candidate.schedule):
-        found.append(
+        sentences.append(
             "memory has a stash until the weight half of its backward, and not the gradients that wait between the "
             "halves, which the profile does not have"
         )
     if any(first == 0 for stage in candidate.allocation.stages for first, _last in stage.recompute):
-        found.append(
+        sentences.append(
             "memory does not have the samples that the first layers are recomputed from, whose size the profile does "
             "not have"
         )
-    return tuple(found)
+    return tuple(sentences)
 
 
 @cache
@@ -346,7 +350,7 @@ def _versions() -> dict[str, str]:
 
 
 def to_result(problem: Problem, request: PlanRequest, result: Result) -> ResultOut:
-    """A planner's result as a document."""
+    """Build the document of a planner's result."""
     if result.choice is not None:
         problem = contract(problem, result.choice)
     plan = to_plan(problem, request, result.best, result.bounds) if result.best is not None else None

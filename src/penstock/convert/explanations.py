@@ -25,7 +25,7 @@ from penstock.solvers.model.result import JudgedPlan
 MAX_SEGMENTS = 500
 SHOWN_OPERATIONS = 6
 LEAST = 0.0005
-"""Parts of the time below this share are no reason."""
+"""The share of the time below which a part is no reason."""
 
 BECAUSE: dict[Because, str] = {
     "start": "nothing comes before",
@@ -40,8 +40,8 @@ BECAUSE: dict[Because, str] = {
 
 
 def to_path(problem: Problem, plan: JudgedPlan, path: CriticalPath) -> wire.Path:
-    """The chain, its neighbouring links on one device taken together."""
-    found = list(_segments(problem, plan.allocation, path))
+    """Build the path, with neighbouring links on one device taken together."""
+    segments = list(_segments(problem, plan.allocation, path))
     return wire.Path(
         span=path.span,
         global_batches=path.rounds,
@@ -51,7 +51,7 @@ def to_path(problem: Problem, plan: JudgedPlan, path: CriticalPath) -> wire.Path
             wire.PathShare(what=s.what, stage=s.place, length_ns=s.length_ns, share=s.length_ns / path.length_ns)
             for s in path.shares()
         ),
-        segments=tuple(found[:MAX_SEGMENTS]),
+        segments=tuple(segments[:MAX_SEGMENTS]),
     )
 
 
@@ -97,7 +97,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def to_idle(problem: Problem, plan: JudgedPlan, idle: Idle) -> wire.IdleOut:
-    """One entry of the split bubble."""
+    """Build one entry of the split bubble."""
     parts = idle._asdict()
     parts["num_gpus"] = len(parts.pop("gpus"))
     mixed = parts["num_gpus"] < sum(len(problem.gpus(device)) for device in idle.devices)
@@ -107,16 +107,20 @@ def to_idle(problem: Problem, plan: JudgedPlan, idle: Idle) -> wire.IdleOut:
     return wire.IdleOut(whole_ns=last - first, global_batches=plan.timeline.window_rounds, **parts)
 
 
-def to_sensitivity(plan: JudgedPlan, found: Sensitivity) -> wire.SensitivityOut:
-    """One sensitivity, relative to the plan's time."""
-    ratio = found.time_ns / plan.value_ns
+def to_sensitivity(plan: JudgedPlan, sensitivity: Sensitivity) -> wire.SensitivityOut:
+    """Build one sensitivity, relative to the plan's time."""
+    ratio = sensitivity.time_ns / plan.value_ns
     return wire.SensitivityOut(
-        thing=found.thing, sentence=found.sentence, time_ns=found.time_ns, ratio=ratio, how=found.how
+        thing=sensitivity.thing,
+        sentence=sensitivity.sentence,
+        time_ns=sensitivity.time_ns,
+        ratio=ratio,
+        how=sensitivity.how,
     )
 
 
 def to_what_if(plan: JudgedPlan, row: Row) -> wire.WhatIf:
-    """One row of the table."""
+    """Build one row of the table."""
     best = row.plan
     return wire.WhatIf(
         name=row.name,
@@ -132,7 +136,7 @@ def to_what_if(plan: JudgedPlan, row: Row) -> wire.WhatIf:
 
 
 def shape(plan: JudgedPlan) -> str:
-    """A plan in a few words: stages, replicas, micro-batches, schedule."""
+    """Describe a plan in a few words: stages, replicas, micro-batches, schedule."""
     stages = plan.allocation.stages
     shown = in_words([len(stage.devices) for stage in stages])
     again = sum(1 for stage in stages if stage.recomputes)
@@ -142,13 +146,13 @@ def shape(plan: JudgedPlan) -> str:
 
 
 def to_layout(problem: Problem, ours: JudgedPlan, compared: Compared) -> wire.LayoutComparison:
-    """Both layouts side by side."""
+    """Build the comparison of both layouts side by side."""
     theirs, bound = compared.reordered.plan, compared.bound
-    own = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
+    our_bound_ns = schedule_bound(problem, ours.allocation, ours.schedule, ours.update_rule).bound_ns
     return wire.LayoutComparison(
         fits=compared.reordered.fits,
         sentence=compared.sentence,
-        ours=_side(problem, ours, own),
+        ours=_side(problem, ours, our_bound_ns),
         theirs=None if theirs is None or bound is None else _side(problem, theirs, bound.bound_ns),
         differences=tuple(
             wire.DifferenceOut(name=d.name, theirs_ns=d.theirs_ns, ours_ns=d.ours_ns) for d in compared.differences
@@ -175,12 +179,12 @@ def _side(problem: Problem, plan: JudgedPlan, bound_ns: int) -> wire.LayoutSide:
     )
 
 
-def to_why_not(asked: str, planner: str, theirs: Planned, ours: Planned, bound_ns: int) -> wire.WhyNot:
-    """Another choice's plan compared with ours."""
+def to_why_not(question: str, planner: str, theirs: Planned, ours: Planned, bound_ns: int) -> wire.WhyNot:
+    """Compare another choice's plan with ours."""
     ratio = theirs.plan.value_ns / ours.plan.value_ns
     parts = differences(theirs, ours)
     return wire.WhyNot(
-        asked=asked,
+        asked=question,
         choice=str(theirs.problem.choice),
         planner=planner,
         sentence=f"{theirs.problem.choice} {_pace(ratio, parts, ours.plan.value_ns)}",
@@ -194,7 +198,7 @@ def to_why_not(asked: str, planner: str, theirs: Planned, ours: Planned, bound_n
 
 
 def _pace(ratio: float, parts: Sequence[Difference], whole_ns: int) -> str:
-    """How much longer or less it takes, and by which parts most."""
+    """Describe how much longer or less it takes, and the parts that cause most of it."""
     if ratio == 1:
         return "takes exactly as long"
     side = [part for part in parts if (part.more_ns > 0) == (ratio > 1) and abs(part.more_ns) > LEAST * whole_ns]
@@ -230,15 +234,17 @@ class Gain(NamedTuple):
 REALISTIC = ("bandwidth=2", "memory=2", "devices=", "micro-batches=", "recompute=")
 
 
-def most_helpful(plan: JudgedPlan, rows: Sequence[Row], found: Sequence[Sensitivity]) -> str:
-    """The feasible change that helps most: of the what-ifs, or of a link, memory or a stage."""
+def most_helpful(plan: JudgedPlan, rows: Sequence[Row], sensitivities: Sequence[Sensitivity]) -> str:
+    """Return the feasible change that helps most: a what-if, or a change of a link, memory or a stage."""
     gains = [
         Gain(f"{row.sentence} ({row.how})", row.plan.value_ns)
         for row in rows
         if row.plan is not None and row.name.startswith(REALISTIC)
     ]
     gains += [
-        Gain(f"{s.sentence} ({s.how})", s.time_ns) for s in found if s.thing in ("link", "cut", "memory", "stage")
+        Gain(f"{s.sentence} ({s.how})", s.time_ns)
+        for s in sensitivities
+        if s.thing in ("link", "cut", "memory", "stage")
     ]
     best = min(gains, key=lambda gain: gain.time_ns, default=None)
     if best is None or best.time_ns >= plan.value_ns:

@@ -1,4 +1,4 @@
-"""Which layers of a profile are what transformer trainers call embedding, transformer layers and head."""
+"""Roles of a profile's layers for transformer trainers: embedding, transformer layers and head."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from penstock.schemas.request import PlanRequest
 
 EMBEDDING = ("embed", "wte", "wpe")
 MTP = ("mtp", "multi_token", "multi-token", "nextn")
-"""Multi-token prediction."""
+"""Words in the names of layers of multi-token prediction."""
 HEAD = ("head", "logit", "loss", "classifier", "prediction", "lm_output", "norm", "linear")
 OPTION = "transformer"
-"""The planners' option that says it (FIRST-LAST)."""
+"""The planners' option that states the transformer layers (FIRST-LAST)."""
 
 
 class Roles(NamedTuple):
     """Transformer layers ``first`` to ``last``; before them is the embedding, ``after`` layers come after them.
 
-    ``mtp``: how many of those after are multi-token prediction, the first ones; the others are head and loss.
+    ``mtp`` is the number of layers of multi-token prediction, which come first after them. The other layers after them
+    are head and loss.
     """
 
     first: int
@@ -31,28 +32,32 @@ class Roles(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Transformer layers."""
+        """The number of transformer layers."""
         return self.last - self.first + 1
 
 
 def roles_of(profile: ModelProfile, stated: str = "") -> Roles | None:
-    """The roles as ``stated`` (``FIRST-LAST``), or by kinds and names; None where these do not say it.
+    """Return the roles as ``stated`` (``FIRST-LAST``), or by kinds and names; None where these do not determine them.
 
-    Raises InvalidDocument for a range that the chain has not, or that leaves no embedding or no head.
+    Raises InvalidDocument for a range outside the chain, or one that leaves no embedding or no head.
     """
     if stated:
         return _stated(profile, stated)
-    said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
-    first = next((i for i, words in enumerate(said) if not any(word in words for word in EMBEDDING)), len(said))
-    after = next((i for i in range(first, len(said)) if _is_mtp(said[i]) or _is_head(said[i])), len(said))
-    head = next((i for i in range(after, len(said)) if not _is_mtp(said[i])), len(said))
-    if not 0 < first < after < len(said) or head == len(said) or any(not _is_head(words) for words in said[head:]):
+    labels = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers]
+    first = next((i for i, words in enumerate(labels) if not any(word in words for word in EMBEDDING)), len(labels))
+    after = next((i for i in range(first, len(labels)) if _is_mtp(labels[i]) or _is_head(labels[i])), len(labels))
+    head = next((i for i in range(after, len(labels)) if not _is_mtp(labels[i])), len(labels))
+    if (
+        not 0 < first < after < len(labels)
+        or head == len(labels)
+        or any(not _is_head(words) for words in labels[head:])
+    ):
         return None
     names = [layer.name for layer in profile.layers]
     return Roles(
         first,
         after - 1,
-        len(said) - after,
+        len(labels) - after,
         f"by their names, layers {first}–{after - 1} ({names[first]} … {names[after - 1]}) are the transformer "
         f"layers, those before them the embedding, those after them "
         + ("head and loss" if head == after else f"{head - after} × multi-token prediction, head and loss"),
@@ -61,7 +66,7 @@ def roles_of(profile: ModelProfile, stated: str = "") -> Roles | None:
 
 
 def transformer_of(request: PlanRequest) -> str:
-    """What a request says of it."""
+    """Return the transformer layers that a request states, no text by default."""
     return str(request.options.get(OPTION, ""))
 
 
@@ -83,6 +88,6 @@ def _stated(profile: ModelProfile, stated: str) -> Roles:
             remedy=f"FIRST-LAST with an embedding before and a head after, such as 1-{most - 1}",
         )
     first, last = int(match[1]), int(match[2])
-    said = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers[last + 1 : -1]]
-    mtp = next((i for i, words in enumerate(said) if not _is_mtp(words)), len(said))
+    labels = [f"{layer.kind} {layer.name}".lower() for layer in profile.layers[last + 1 : -1]]
+    mtp = next((i for i, words in enumerate(labels) if not _is_mtp(words)), len(labels))
     return Roles(first, last, most - last, f"layers {match[1]}–{match[2]} are the transformer layers, as stated", mtp)

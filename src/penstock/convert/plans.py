@@ -1,4 +1,4 @@
-"""Plans in: a plan document of anybody's becomes an allocation and a schedule of the core."""
+"""Plans in: any plan document becomes an allocation and a schedule of the core."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Pattern, PatternOperation, Row, Schedule
 
 HOME = -1
-"""Stands for the one stage that a row's device holds while its text is parsed."""
+"""The number of a row's only stage while its text is parsed."""
 
 
 def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
-    """The core's nouns of a plan document. Raises InvalidPlan naming each unknown device, layer or operation."""
+    """Build allocation and schedule of a plan document.
+
+    Raises InvalidPlan naming each unknown device, layer or operation.
+    """
     faults: list[Fault] = []
     _refuse_several_stages(plan, problem)
     number_of = {device.name: d for d, device in enumerate(problem.devices)}
@@ -61,7 +64,7 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
 
 
 def _refuse_several_stages(plan: wire.Plan, problem: Problem) -> None:
-    """Raise InvalidPlan for several stages under a sharding that is of one."""
+    """Raise InvalidPlan for several stages under a sharding that needs a single one."""
     stages = sum(len(pipeline.stages) for pipeline in plan.pipelines)
     if stages > 1 and problem.choice is not None and problem.choice.in_one_stage:
         what = "parameters would be gathered" if plan.sharding == "parameters" else "gradients would be summed"
@@ -79,9 +82,11 @@ def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, 
     if isinstance(stage.recompute, wire.RecomputedModules):
         unknown = [module for module in stage.recompute.modules if module not in problem.modules]
         if unknown:
-            known = f"those of {', '.join(problem.modules)}" if problem.modules else "those of no module"
+            available = f"those of {', '.join(problem.modules)}" if problem.modules else "those of no module"
             at = problem.choice or Choice()
-            raise InvalidPlan(f"the profile has no costs of recomputing {unknown[0]} at {at.degrees}; it has {known}")
+            raise InvalidPlan(
+                f"the profile has no costs of recomputing {unknown[0]} at {at.degrees}; it has {available}"
+            )
         return (), without_parts(modules_of([stage.recompute.modules]))
     if isinstance(stage.recompute, str):
         return () if stage.recompute == "none" else (stage.layers,), ()
@@ -92,25 +97,25 @@ def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, 
 
 
 def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]) -> tuple[int, ...]:
-    """Return a stage's devices by number; with degrees the cells whose GPUs are named. Raises InvalidPlan."""
+    """Return a stage's devices by number; with degrees the GPU groups that are named. Raises InvalidPlan."""
     if problem.real is None:
         unknown = [name for name in names if name not in number_of]
         if unknown:
             raise InvalidPlan(f"the topology has no device {unknown[0]!r}")
         return tuple(number_of[name] for name in names)
     size = len(problem.cells[0])
-    found = []
+    cells = []
     for at in range(0, len(names), size):
         cell = number_of.get(names[at])
-        own = () if cell is None else problem.names(cell)
-        if own != names[at : at + size]:
+        gpu_names = () if cell is None else problem.names(cell)
+        if gpu_names != names[at : at + size]:
             raise InvalidPlan(
                 f"{', '.join(names[at : at + size])} are not {size} neighbouring GPUs in the topology's order that hold"
                 f" a replica at {problem.choice}"
             )
         assert cell is not None
-        found.append(cell)
-    return tuple(found)
+        cells.append(cell)
+    return tuple(cells)
 
 
 def _batch_faults(plan: wire.Plan, problem: Problem) -> list[Fault]:
@@ -165,7 +170,7 @@ def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: di
 
 
 def _operations(text: str, home: int | None) -> np.ndarray:
-    """A row's operations, (n, 3) int32; a text that many stages share is parsed once."""
+    """Parse a row's operations, (n, 3) int32; a text that many stages share is parsed once."""
     if home is None:
         return np.array(parse_row(text), dtype=np.int32).reshape(-1, 3)
     operations = _parsed(text).copy()
@@ -196,7 +201,7 @@ def _pattern(schedule: wire.PlanSchedule) -> Pattern:
 
 
 def home_stages(allocation: Allocation) -> dict[int, int | None]:
-    """The one stage that a device holds, or None where it holds several."""
+    """Return the only stage of each device, or None for a device with several."""
     homes: dict[int, int | None] = {}
     for number, stage in enumerate(allocation.stages):
         for device in stage.devices:

@@ -30,14 +30,17 @@ from penstock.solvers.model.degrees import (
 from penstock.solvers.model.problem import Problem, frozen, prefix
 
 AUTO: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")
-"""What is tried where all are open: ``parameters_kept`` takes the time of ``optimizer``, and no less memory."""
+"""Shardings that are tried where all are open.
+
+``parameters_kept`` takes the time of ``optimizer``, and no less memory.
+"""
 UNDIVIDED = ((Choice(),), (Choice(sharding="none"),))
-"""Choices of a request whose plans are those of one that says nothing of degrees and sharding."""
+"""Choices of a request that has the same plans as a request without degrees and sharding."""
 
 
-def degrees_of(given: wire.Degrees | None) -> Degrees:
-    """Return degrees of a document; None: 1 each."""
-    return Degrees() if given is None else Degrees(**given.model_dump())
+def degrees_of(document: wire.Degrees | None) -> Degrees:
+    """Return the degrees of a document; None means 1 each."""
+    return Degrees() if document is None else Degrees(**document.model_dump())
 
 
 def to_degrees(degrees: Degrees) -> wire.Degrees:
@@ -46,22 +49,22 @@ def to_degrees(degrees: Degrees) -> wire.Degrees:
 
 
 def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTopology) -> tuple[Choice, ...]:
-    """Return the choices that a request allows; none where it says nothing of them, or degrees of 1 alone.
+    """Return the choices that a request allows; empty where it states none, or degrees of 1 alone.
 
-    Raises InvalidDocument for degrees that the profile has no costs at, and for those of devices that are groups of
-    GPUs already.
+    Raises InvalidDocument for degrees that the profile has no costs at, and for degrees of devices that are already
+    groups of GPUs.
     """
     values = list(_values(request))
     if request.degrees is None and request.sharding is None and values == [()]:
         return ()
-    known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
-    degrees = _asked(request, known)
-    unknown = [(number, each) for number, each in enumerate(degrees) if each not in known]
+    available = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
+    degrees = _degrees_of_request(request, available)
+    unknown = [(number, each) for number, each in enumerate(degrees) if each not in available]
     if unknown:
         raise InvalidDocument(
             f"the profile {profile.name!r} has no costs at {unknown[0][1]}",
             faults=tuple(Fault("/degrees", f"{each} is not in the profile") for _number, each in unknown),
-            remedy=_remedy(profile, known),
+            remedy=_remedy(profile, available),
         )
     if (group := topology.group) is not None:
         if request.degrees != "auto" and degrees != [Degrees()]:
@@ -79,14 +82,14 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
         shardings = AUTO if sharding == "auto" else (sharding,)
     for each in shardings:
         refuse_sharding(profile, each)
-    found = tuple(Choice(*each) for each in product(degrees, shardings, [None], values))
-    return () if found in UNDIVIDED else found
+    choices = tuple(Choice(*each) for each in product(degrees, shardings, [None], values))
+    return () if choices in UNDIVIDED else choices
 
 
 def _values(request: PlanRequest) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield the values of further axes that a request chooses from, one of each axis.
 
-    Raises InvalidDocument for an axis or a value that there is not.
+    Raises InvalidDocument for an unknown axis or value.
     """
     choose = request.choose or {}
     for name in choose.keys() - AXES.keys():
@@ -108,7 +111,7 @@ def _values(request: PlanRequest) -> Iterator[tuple[tuple[str, str], ...]]:
 
 
 def refuse_sharding(profile: ModelProfile, sharding: Sharding | None) -> None:
-    """Raise UnsupportedRequest for a sharding that the trainer whose kernels the profile has does not know."""
+    """Raise UnsupportedRequest for a sharding that the trainer of the profile's kernels does not have."""
     if sharding == "parameters_kept" and profile.framework == "megatron":
         raise UnsupportedRequest(
             f"the profile {profile.name!r} is of megatron, and parameters_kept is a sharding of torch's FSDP2",
@@ -127,26 +130,26 @@ def refuse_several_stages(profile: ModelProfile, sharding: Sharding | None, stag
         )
 
 
-def _asked(request: PlanRequest, known: list[Degrees]) -> list[Degrees]:
+def _degrees_of_request(request: PlanRequest, available: list[Degrees]) -> list[Degrees]:
     if request.degrees is None:
         return [Degrees()]
     if request.degrees == "auto":
-        return known
-    given = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
-    return list(dict.fromkeys(degrees_of(each) for each in given))
+        return available
+    requested = request.degrees if isinstance(request.degrees, tuple) else (request.degrees,)
+    return list(dict.fromkeys(degrees_of(each) for each in requested))
 
 
 def degrees_with(degrees: Iterable[Degrees], named: Mapping[str, int]) -> list[Degrees]:
-    """Return those of some degrees that have the named values; what is not named is free."""
+    """Return the degrees that have the named values; unnamed ones are free."""
     return [each for each in degrees if all(getattr(each, name) == value for name, value in named.items())]
 
 
 def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int] | str]) -> str | list[dict[str, int]]:
     """Return the ``degrees`` of a request that names values of some degrees, each a list or ``auto``.
 
-    They are those that the profile has costs at and that have the named values; what is not named is free. Values that
-    it knows nothing of are among them all the same, for ``choices_of`` to refuse. Of a profile named by hash they are
-    all products, with 1 for what is not listed.
+    They are the degrees that the profile has costs at, with the named values; unnamed ones are free. Values that the
+    profile does not have are included, for ``choices_of`` to refuse. For a profile named by hash they are all products,
+    with 1 for unlisted degrees.
     """
     listed = {name: tuple(values) for name, values in named.items() if not isinstance(values, str)}
     if not listed:
@@ -154,23 +157,23 @@ def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int]
     products = [dict(zip(listed, values, strict=True)) for values in product(*listed.values())]
     if isinstance(profile, str):
         return products
-    known = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
+    available = [Degrees(), *(degrees_of(variant.degrees) for variant in profile.variants or ())]
     single = ({name: value} for name, values in listed.items() for value in values)
-    unknown = [each for each in single if not degrees_with(known, each)]
-    found = [
+    unknown = [each for each in single if not degrees_with(available, each)]
+    matching = [
         {name: value for name, value in each._asdict().items() if value > 1}
         for values in products
-        for each in degrees_with(known, values)
+        for each in degrees_with(available, values)
     ]
-    return unknown + found or products[:1]
+    return unknown + matching or products[:1]
 
 
-def _remedy(profile: ModelProfile, known: list[Degrees]) -> str:
-    return f"it has them at {wire.listed(map(to_degrees, known))}" if len(known) > 1 else WITH_DEGREES
+def _remedy(profile: ModelProfile, available: list[Degrees]) -> str:
+    return f"it has them at {wire.listed(map(to_degrees, available))}" if len(available) > 1 else WITH_DEGREES
 
 
 def choice_of(plan: Plan) -> Choice | None:
-    """Return the choice that a plan states; None where it states none."""
+    """Return the choice that a plan states; None where it states no choice."""
     if plan.degrees is None and plan.sharding is None and plan.chosen is None:
         return None
     return Choice(degrees_of(plan.degrees), plan.sharding, None, tuple(sorted((plan.chosen or {}).items())))
@@ -189,8 +192,8 @@ def refuse_divided(plan: Plan, what: str) -> None:
 def at_choice_of(problem: Problem, plan: Plan) -> Problem:
     """Return the problem at the degrees and the sharding of a plan.
 
-    A plan without a kind of devices is one of the other devices where its cells are none of all devices. Raises
-    InvalidPlan where the request does not allow them, UnsupportedRequest where no cells can be made.
+    A plan that uses no device of one kind belongs to the other devices, if its GPU groups are no groups of all devices.
+    Raises InvalidPlan where the request does not allow the choice, UnsupportedRequest where no groups can be made.
     """
     choice = choice_of(plan)
     if choice is None:
@@ -217,7 +220,7 @@ def at_choice_of(problem: Problem, plan: Plan) -> Problem:
 def variants_of(profile: ModelProfile, modules: Set[Module]) -> tuple[Variant, ...]:
     """Return the model at each of the degrees that the profile has costs at besides 1.
 
-    ``modules``: what plans may recompute by itself.
+    ``modules`` are the modules that plans may recompute by themselves.
     """
     return tuple(_variant(profile, variant, modules) for variant in profile.variants or ())
 
@@ -225,17 +228,21 @@ def variants_of(profile: ModelProfile, modules: Set[Module]) -> tuple[Variant, .
 def _variant(profile: ModelProfile, variant: ProfileVariant, modules: Set[Module]) -> Variant:
     assert profile.classes is not None
     classes = np.asarray(profile.classes)
-    held = [variant.layers[number] for number in profile.classes]
+    layers = [variant.layers[number] for number in profile.classes]
     trainable = [layer.trainable for layer in profile.layers]
     degrees = degrees_of(variant.degrees)
     lanes = degrees.mesh if variant.boundary == "sharded" else degrees.context
     points = sorted(variant.measurements, key=lambda each: each.micro_batch_size)
     return Variant(
         degrees=degrees,
-        parameter_bytes=prefix(each.parameter_bytes + (each.copied_bytes or 0) for each in held),
-        trainable_bytes=prefix(each.parameter_bytes * own for each, own in zip(held, trainable, strict=True)),
-        expert_bytes=prefix((each.expert_bytes or 0) * own for each, own in zip(held, trainable, strict=True)),
-        update_ns=prefix(each.update_ns for each in held),
+        parameter_bytes=prefix(each.parameter_bytes + (each.copied_bytes or 0) for each in layers),
+        trainable_bytes=prefix(
+            each.parameter_bytes * is_trainable for each, is_trainable in zip(layers, trainable, strict=True)
+        ),
+        expert_bytes=prefix(
+            (each.expert_bytes or 0) * is_trainable for each, is_trainable in zip(layers, trainable, strict=True)
+        ),
+        update_ns=prefix(each.update_ns for each in layers),
         boundary_tensors=tuple(
             tuple((t.name, -(-t.bytes_per_sample // lanes), -(-t.gradient_bytes_per_sample // lanes)) for t in cut)
             for cut in profile.boundaries
@@ -245,24 +252,24 @@ def _variant(profile: ModelProfile, variant: ProfileVariant, modules: Set[Module
             kind: tuple(_measured(each, classes, modules) for each in points if each.device_kind == kind)
             for kind in profile.device_kinds
         },
-        copied_bytes=copied_bytes(held),
+        copied_bytes=copied_bytes(layers),
     )
 
 
 def copied_bytes(layers: Sequence[Layer | DividedLayer]) -> np.ndarray | None:
-    """Return prefix sums (L + 1,) of the copies of layers' parameters; None where there are none."""
+    """Return prefix sums (L + 1,) of the copies of layers' parameters; None without copies."""
     sizes = [layer.copied_bytes or 0 for layer in layers]
     return prefix(sizes) if any(sizes) else None
 
 
-def _measured(given: DividedMeasurement, classes: np.ndarray, modules: Set[Module]) -> CellMeasured:
+def _measured(measurement: DividedMeasurement, classes: np.ndarray, modules: Set[Module]) -> CellMeasured:
     """Return a measurement with an entry for each layer instead of each class."""
-    rows, layers = given.micro_batch_size, given.layers
+    rows, layers = measurement.micro_batch_size, measurement.layers
 
     def every(values: Iterable[int]) -> np.ndarray:
         return frozen(np.fromiter(values, dtype=np.int64)[classes])
 
-    known = {each.module for number in set(classes.tolist()) for each in layers[number].modules or ()}
+    present = {each.module for number in set(classes.tolist()) for each in layers[number].modules or ()}
     collectives = [tuple(_collective(each, rows) for each in layer.collectives) for layer in layers]
     return CellMeasured(
         rows=rows,
@@ -272,21 +279,23 @@ def _measured(given: DividedMeasurement, classes: np.ndarray, modules: Set[Modul
         stash_bytes=every(layer.stash_bytes for layer in layers),
         workspace_bytes=every(layer.workspace_bytes for layer in layers),
         collectives=tuple(collectives[number] for number in classes),
-        modules={module: _module(layers, module, rows, classes) for module in sorted(known & modules)},
+        modules={module: _module(layers, module, rows, classes) for module in sorted(present & modules)},
     )
 
 
 def _module(layers: Sequence[DividedCost], module: Module, rows: int, classes: np.ndarray) -> CellModule:
-    """Return what recomputing a module costs in each layer; nothing in those that do not have it."""
-    own = [next((each for each in layer.modules or () if each.module == module), None) for layer in layers]
-    moved = [tuple(_collective(made, rows) for made in each.collectives) if each else () for each in own]
+    """Return the costs of recomputing a module in each layer; 0 in layers without the module."""
+    costs = [next((each for each in layer.modules or () if each.module == module), None) for layer in layers]
+    moved = [tuple(_collective(one, rows) for one in each.collectives) if each else () for each in costs]
     return CellModule(
-        forward_ns=frozen(each.forward_ns if each else 0 for each in own)[classes],
-        freed_bytes=frozen(each.freed_bytes if each else 0 for each in own)[classes],
+        forward_ns=frozen(each.forward_ns if each else 0 for each in costs)[classes],
+        freed_bytes=frozen(each.freed_bytes if each else 0 for each in costs)[classes],
         collectives=tuple(moved[number] for number in classes),
     )
 
 
-def _collective(given: wire.Collective, rows: int) -> Collective:
-    moved = given.bytes_per_sample * (1 if given.phase == "step" else rows)
-    return Collective(given.phase, given.operation, given.over, moved, given.count, given.hidden_ns)
+def _collective(collective: wire.Collective, rows: int) -> Collective:
+    moved = collective.bytes_per_sample * (1 if collective.phase == "step" else rows)
+    return Collective(
+        collective.phase, collective.operation, collective.over, moved, collective.count, collective.hidden_ns
+    )

@@ -1,4 +1,4 @@
-"""Requests in: a profile, a topology and the way of training become one frozen ``Problem``."""
+"""Requests in: a profile, a topology and the options of training become one frozen ``Problem``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from penstock.solvers.model.problem import (
 def to_problem(request: PlanRequest, *, any_modules: bool = False) -> Problem:
     """Freeze a request whose profile and topology stand inline. Raises InvalidDocument where they do not fit.
 
-    ``any_modules``: to judge plans made for several targets, whatever these recompute; not to be planned.
+    ``any_modules`` is for judging plans of several targets, whatever modules these recompute; such a problem cannot be
+    planned.
     """
     profile, topology = inline_documents(request)
     topology = topology.expanded()
@@ -110,7 +111,7 @@ def _collective(each: wire.MeasuredCollective) -> MeasuredCollective:
 
 
 def _peak_ns(profile: ModelProfile, devices: tuple[Device, ...]) -> dict[str, float]:
-    """Return how long a sample's FLOPs take on a GPU of each kind at its peak, where both are known."""
+    """Return the time that a sample's FLOPs take on a GPU of each kind at its peak, where both are known."""
     if profile.shape is None or profile.parameter_dtype != "bf16":
         return {}
     from penstock.facts.device_table import DEVICES
@@ -144,7 +145,7 @@ def _pins(request: PlanRequest, devices: tuple[Device, ...]) -> tuple[Pin, ...]:
 
 
 def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopology]:
-    """The request's profile and topology. Raises InvalidDocument where it names them by hash only."""
+    """Return the request's profile and topology. Raises InvalidDocument where it names them by hash only."""
     if isinstance(request.profile, str) or isinstance(request.topology, str):
         missing = [f for f in ("profile", "topology") if isinstance(getattr(request, f), str)]
         raise InvalidDocument(
@@ -156,7 +157,7 @@ def inline_documents(request: PlanRequest) -> tuple[ModelProfile, ClusterTopolog
 
 
 def _measured(profile: ModelProfile, modules: Set[Module]) -> dict[str, tuple[Measured, ...]]:
-    """Return the measurements by kind; ``modules``: what plans may recompute by itself."""
+    """Return the measurements by kind; ``modules`` are the modules that plans may recompute by themselves."""
     by_kind: dict[str, list[Measured]] = {kind: [] for kind in profile.device_kinds}
     for m, alone in zip(profile.measurements, _modules_alone(profile, modules), strict=True):
         by_kind[m.device_kind].append(_one_measurement(m, alone))
@@ -164,7 +165,7 @@ def _measured(profile: ModelProfile, modules: Set[Module]) -> dict[str, tuple[Me
 
 
 def _modules_alone(profile: ModelProfile, modules: Set[Module]) -> Sequence[Known]:
-    """Return the times (L,) of each module and what it frees, for each measurement."""
+    """Return, for each measurement, the times (L,) of each module and the bytes that it frees."""
     if not modules or profile.shape is None:
         return [{}] * len(profile.measurements)
     from penstock.shapes.profiles import modules_alone
@@ -207,7 +208,10 @@ def _pipeline_run(profile: PipelineProfile) -> PipelineRun:
 
 
 def _refuse_overflow(profile: ModelProfile, kinds: Set[str], global_batch_size: int) -> None:
-    """Times and sizes of a whole step have to stay exact on the kinds that are there: below 2^53, as on the wire."""
+    """Raise InvalidDocument where times and sizes of a whole step would not stay exact: below 2^53, as on the wire.
+
+    Only the kinds of the topology are checked.
+    """
     for index, m in enumerate(profile.measurements):
         if m.device_kind not in kinds:
             continue
@@ -234,14 +238,14 @@ def _refuse_overflow(profile: ModelProfile, kinds: Set[str], global_batch_size: 
 
 
 def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str, tuple[str, float]]:
-    """Where each device kind's times come from: (kind in the profile, how many times faster)."""
-    known = profile.device_kinds
+    """Return the source of each device kind's times: (kind in the profile, how many times faster)."""
+    profiled = profile.device_kinds
     sources: dict[str, tuple[str, float]] = {}
     faults: dict[str, Fault] = {}
     for n, node in enumerate(topology.nodes):
         for d, device in enumerate(node.devices):
             kind = device.kind
-            if (source := topology.costed_from(kind, known)) is not None:
+            if (source := topology.costed_from(kind, profiled)) is not None:
                 sources[kind] = source
             elif kind not in faults:
                 where = f"/topology/nodes/{n}/devices/{d}/kind"
@@ -250,17 +254,17 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
         unknown = next(iter(faults))
         costs = "computed" if profile.source.method == "analytic" else profile.source.method
         raise InvalidDocument(
-            f"the profile {profile.name!r} has {costs} costs of {', '.join(map(repr, known))} only",
+            f"the profile {profile.name!r} has {costs} costs of {', '.join(map(repr, profiled))} only",
             faults=tuple(faults.values()),
-            remedy=f"a topology with {' or '.join(map(repr, known))} devices (`penstock probe` writes one of this "
+            remedy=f"a topology with {' or '.join(map(repr, profiled))} devices (`penstock probe` writes one of this "
             "machine), a profile of that kind (`penstock profile`), or its costs from a known one: "
-            f"topology.kinds: [{{name: {unknown}, {_nearest_kind(unknown, known)}}}]",
+            f"topology.kinds: [{{name: {unknown}, {_nearest_kind(unknown, profiled)}}}]",
         )
     return sources
 
 
 def _nearest_kind(kind: str, kinds: Sequence[str]) -> str:
-    """Return the known kind that an unkinds one may be scaled from, by its peak or its name, and how fast it is."""
+    """Return the known kind that an unknown one may be scaled from, by its peak or its name, and its speed."""
     from penstock.facts.device_table import DEVICES
 
     peaks = {each: DEVICES[each].peak_flops_per_s["bf16"] for each in (kind, *kinds) if each in DEVICES}
@@ -272,9 +276,9 @@ def _nearest_kind(kind: str, kinds: Sequence[str]) -> str:
 
 
 def _memory_rules(memory: MemoryModel, profile: ModelProfile) -> MemoryRules:
-    """Optimizer states and gradients as multiples of the parameters' bytes (ALGORITHMS 1.7).
+    """Build the rules of optimizer states and gradients, as multiples of the parameters' bytes (ALGORITHMS 1.7).
 
-    FSDP2 shards the fp32 parameters that are among the states, and Megatron's FSDP those of 16 bits besides them.
+    FSDP2 shards the fp32 parameters that are among the states. Megatron's FSDP shards 16-bit parameters besides them.
     """
     half_width = profile.parameter_dtype != "fp32"
     in_fp32 = memory.precision == "mixed" and half_width
@@ -304,7 +308,7 @@ def _codec_speeds(profile: ModelProfile, asked_for: bool) -> dict[str, CodecSpee
 
 
 def _encodable(profile: ModelProfile) -> tuple[tuple[int, int], ...]:
-    """Bytes of a sample and number of the fp32 tensors of each cut: those that have a gradient of their own size."""
+    """Return bytes per sample and number of each cut's fp32 tensors whose gradient has the same size."""
     if profile.parameter_dtype != "fp32":
         return ((0, 0),) * len(profile.boundaries)
     sizes = [
@@ -315,18 +319,18 @@ def _encodable(profile: ModelProfile) -> tuple[tuple[int, int], ...]:
 
 
 def devices_of(topology: ClusterTopology) -> tuple[Device, ...]:
-    """The devices of a topology that is written out, numbered node by node."""
+    """Return the devices of an expanded topology, numbered node by node."""
     return tuple(_device(n, device) for n, node in enumerate(topology.nodes) for device in node.devices)
 
 
-def _device(node: int, given: wire.Device) -> Device:
-    taken = given.communicators
-    each = (0, 0) if taken is None else (taken.edge_bytes, taken.group_bytes)
-    return Device(given.id, node, given.kind, given.memory_bytes, given.context_bytes, given.price, *each)
+def _device(node: int, device: wire.Device) -> Device:
+    communicators = device.communicators
+    each = (0, 0) if communicators is None else (communicators.edge_bytes, communicators.group_bytes)
+    return Device(device.id, node, device.kind, device.memory_bytes, device.context_bytes, device.price, *each)
 
 
 def network_of(topology: ClusterTopology) -> Network:
-    """Its network. Raises InvalidDocument where it falls into parts."""
+    """Build the network of a topology. Raises InvalidDocument where it is not connected."""
     ids = tuple(device.id for node in topology.nodes for device in node.devices)
     node_of = tuple(n for n, node in enumerate(topology.nodes) for _ in node.devices)
     bandwidth = latency = None
@@ -358,7 +362,7 @@ def network_of(topology: ClusterTopology) -> Network:
 
 
 def _inside(node: Node, widest: Link | None) -> Inside | None:
-    """A node's fabric, else a lane of its widest link, over which its devices reach each other."""
+    """Return a node's fabric, else a channel of its widest link, over which its devices reach each other."""
     fabric = node.fabric
     if fabric is not None:
         return Inside(fabric.form, fabric.bandwidth_bytes_per_s, fabric.latency_ns, fabric.duplex == "full")
@@ -370,9 +374,9 @@ def _inside(node: Node, widest: Link | None) -> Inside | None:
 
 
 def _are_joined_by_leaders(network: Network) -> bool:
-    """Return whether the first device is joined to the first one of every node, and these to the others of theirs.
+    """Return whether the first device is joined to every node's first one, and that one to its node's others.
 
-    Then all devices are connected; else they may be in another way.
+    If so, all devices are connected. If not, they may be connected in another way.
     """
     if network.matrix_bytes_per_s is not None:
         return bool(((network.matrix_bytes_per_s[0, 1:] > 0) & (network.matrix_bytes_per_s[1:, 0] > 0)).all())

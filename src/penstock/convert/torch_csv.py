@@ -2,9 +2,9 @@
 
 One line per rank, one cell per operation (``2F0``: stage 2, forward, micro-batch 0; kinds F, B, I, W); an empty cell is
 an idle step. torchtitan takes such a file as ``parallelism.pipeline_parallel_schedule_csv``,
-``_PipelineScheduleRuntime`` by ``_load_csv``. Of replicas each pipeline rank has one line, which all of them run; what
-recomputes is the model's own affair: neither is in the file, and ``remarks`` says them. PyTorch reads the last
-stage's losses in the order in which its forwards run, so these have to be in ascending order.
+``_PipelineScheduleRuntime`` by ``_load_csv``. Each pipeline rank has one line, which all its replicas run, and the
+model itself decides what it recomputes. Neither is in the file, and ``remarks`` has sentences on both. PyTorch reads
+the last stage's losses in the order in which its forwards run, so these have to be in ascending order.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penstock.solvers.model.allocation import Allocation, single_pipeline
 from penstock.solvers.model.schedule import Orders, Row
 
 NAME = "torch-csv"
-"""What an imported schedule is called."""
+"""The name of an imported schedule."""
 _CELL = re.compile(r"(0|[1-9][0-9]{0,8})([FBIW])(0|[1-9][0-9]{0,8})")
 _TORCH_ONLY = re.compile(r"\(.*\)OVERLAP_F_B|[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)[0-9]*")
 
 
 def to_csv(allocation: Allocation, orders: Orders) -> str:
-    """One line per rank, ranks in the order of the devices' indices; of replicas that of the first.
+    """Write one line per rank, ranks in the order of the devices' indices; replicas share the first one's line.
 
     Raises UnsupportedRequest where PyTorch's runtime would not train this plan, or would train something else.
     """
@@ -62,7 +62,7 @@ def _refuse(allocation: Allocation) -> None:
                 f"{number} take whole micro-batches in turn",
                 remedy="a plan whose replicas share micro-batches by rows",
             )
-        shared = next((d for d in stage.devices if any(d in own for own in groups - {stage.devices})), None)
+        shared = next((d for d in stage.devices if any(d in group for group in groups - {stage.devices})), None)
         if shared is not None:
             raise UnsupportedRequest(
                 f"a PyTorch schedule has each stage on one rank and its replicas; a device of stage {number} is in two "
@@ -72,17 +72,17 @@ def _refuse(allocation: Allocation) -> None:
 
 
 def remarks(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
-    """Return what belongs to the plan and has no place in a schedule of PyTorch: replicas and recomputation."""
-    said = []
+    """Return sentences on parts of the plan that a schedule of PyTorch has no place for: replicas and recomputation."""
+    sentences = []
     counts = [stage.replicas for stage in allocation.stages]
     if len(set(counts)) > 1:
         listed = ", ".join(f"{count} of stage {s}" for s, count in enumerate(counts))
-        said.append(
+        sentences.append(
             f"a line is of all replicas of its rank, and these differ in number ({listed}): PyTorch's meshes replicate "
             "every stage equally, so these replicas need groups and transfers of one's own"
         )
     elif counts[0] > 1:
-        said.append(
+        sentences.append(
             f"each line is of {counts[0]} replicas, which share a micro-batch by rows: the mesh next to the pipeline "
             "(data parallelism) has them, and sums their gradients"
         )
@@ -90,10 +90,12 @@ def remarks(allocation: Allocation, orders: Orders) -> tuple[str, ...]:
         f"stage {s} layers {_ranges(stage.recompute)}" for s, stage in enumerate(allocation.stages) if stage.recompute
     ]
     if recomputing:
-        said.append(f"recomputed are {'; '.join(recomputing)}: torch.utils.checkpoint around these layers in the model")
+        sentences.append(
+            f"recomputed are {'; '.join(recomputing)}: torch.utils.checkpoint around these layers in the model"
+        )
     if any((row.operations[:, 0] == RECOMPUTE).any() for row in orders.rows):
-        said.append("the plan recomputes ahead of its backwards (R); PyTorch recomputes within them")
-    return tuple(said)
+        sentences.append("the plan recomputes ahead of its backwards (R); PyTorch recomputes within them")
+    return tuple(sentences)
 
 
 def _ranges(segments: Sequence[tuple[int, int]]) -> str:
@@ -106,11 +108,11 @@ def _some(numbers: list[int]) -> str:
 
 
 def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
-    """The schedule on the devices that hold its stages, and the allocation with as many micro-batches as it runs.
+    """Return the schedule on the devices that hold its stages, and the allocation with its number of micro-batches.
 
-    Replicas of a stage all run its rank's row. Raises InvalidDocument where a cell is no whole operation, operations
-    are missing, doubled, out of order or wait for each other in a circle, a stage is on two ranks, and where ranks and
-    devices do not hold the same stages: line, column and operation are named. UnsupportedRequest for cells that only
+    Replicas of a stage all run its rank's row. Raises InvalidDocument, naming line, column and operation, where a cell
+    is no whole operation, operations are missing, doubled, out of order or wait for each other in a circle, a stage is
+    on two ranks, and where ranks and devices do not hold the same stages. Raises UnsupportedRequest for cells that only
     PyTorch's lowered schedules have, and for several pipelines.
     """
     if len(allocation.pipelines) > 1:
@@ -130,14 +132,14 @@ def onto(text: str, allocation: Allocation) -> tuple[Allocation, Orders]:
 
 
 class _Rank(NamedTuple):
-    """Return a line's operations, (n, 3) int32, and their columns; both count from 0."""
+    """A line's operations, (n, 3) int32, and their columns; both count from 0."""
 
     line: int
     operations: np.ndarray
     columns: tuple[int, ...]
 
     def cell(self, at: int) -> str:
-        """Where an operation stands."""
+        """Return the place of an operation."""
         return f"line {self.line + 1}, column {self.columns[at] + 1}"
 
 
@@ -146,18 +148,18 @@ def _read(text: str) -> list[_Rank]:
         lines = list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
         raise InvalidDocument(f"the schedule is not CSV: {error}") from None
-    found = []
+    ranks = []
     for line, cells in enumerate(lines):
         used = [(column, cell.strip()) for column, cell in enumerate(cells) if cell.strip()]
         operations = [_operation(cell, line, column) for column, cell in used]
-        made = np.array(operations, dtype=np.int32).reshape(-1, 3)
-        found.append(_Rank(line, made, tuple(column for column, _cell in used)))
-    if not any(len(rank.operations) for rank in found):
+        rows = np.array(operations, dtype=np.int32).reshape(-1, 3)
+        ranks.append(_Rank(line, rows, tuple(column for column, _cell in used)))
+    if not any(len(rank.operations) for rank in ranks):
         raise InvalidDocument(
             "the schedule is empty; expected a line per rank with an operation in each cell",
             remedy="0F0,0F1,0B0,0B1 is a rank that runs two micro-batches through stage 0",
         )
-    return found
+    return ranks
 
 
 def _operation(cell: str, line: int, column: int) -> tuple[int, int, int]:
@@ -181,7 +183,7 @@ Place = tuple[_Rank, int]
 
 
 def _check(ranks: list[_Rank]) -> None:
-    """Every micro-batch once through every stage, each stage on one rank, in an order that can run."""
+    """Check that every micro-batch passes every stage once, each stage on one rank, in an order that can run."""
     rank_of: dict[int, _Rank] = {}
     places: dict[tuple[int, int, int], Place] = {}
     for rank in ranks:
@@ -229,7 +231,7 @@ def _check_complete(rank_of: dict[int, _Rank], places: dict[tuple[int, int, int]
 
 
 def _check_order(places: dict[tuple[int, int, int], Place]) -> None:
-    """F before B or I, I before W."""
+    """Check that F comes before B or I, and I before W."""
     for operation, (rank, at) in places.items():
         kind, stage, m = operation
         before = (INPUT if kind == WEIGHT else FORWARD, stage, m)
@@ -240,7 +242,7 @@ def _check_order(places: dict[tuple[int, int, int], Place]) -> None:
 
 
 def _check_circles(ranks: list[_Rank], places: dict[tuple[int, int, int], Place], stages: int) -> None:
-    """Run what can run; where ranks are left, follow who waits for whom."""
+    """Run all operations that can run; where ranks are left, raise the circle in which they wait."""
     done: set[tuple[int, int, int]] = set()
     reached = dict.fromkeys((rank.line for rank in ranks), 0)
     waiting = {rank.line: rank for rank in ranks}
@@ -296,7 +298,7 @@ def _at(rank: _Rank, at: int) -> tuple[int, int, int]:
 def _needed(
     operation: tuple[int, int, int], places: dict[tuple[int, int, int], Place], stages: int
 ) -> tuple[int, int, int] | None:
-    """What another operation has to make first; None for a first stage's forward and for weight gradients."""
+    """Return the operation that has to run first; None for a first stage's forward and for weight gradients."""
     kind, stage, m = operation
     if kind == FORWARD:
         return (FORWARD, stage - 1, m) if stage > 0 else None
@@ -306,19 +308,19 @@ def _needed(
 
 
 def _devices(allocation: Allocation, rank: _Rank) -> tuple[int, ...]:
-    """The devices that hold exactly the stages of a rank."""
-    own = sorted(set(rank.operations[:, 1].tolist()))
+    """Return the devices that hold exactly the stages of a rank."""
+    stages = sorted(set(rank.operations[:, 1].tolist()))
     count = len(allocation.stages)
-    if own[-1] >= count:
+    if stages[-1] >= count:
         raise InvalidDocument(
-            f"line {rank.line + 1} runs stage {own[-1]}, but the plan has {count} stages",
+            f"line {rank.line + 1} runs stage {stages[-1]}, but the plan has {count} stages",
             remedy="a plan with the schedule's number of stages",
         )
-    devices: tuple[int, ...] = allocation.stages[own[0]].devices
-    held = [s for s, stage in enumerate(allocation.stages) if set(stage.devices) & set(devices)]
-    if own != held or any(allocation.stages[s].devices != devices for s in own):
+    devices: tuple[int, ...] = allocation.stages[stages[0]].devices
+    on_devices = [s for s, stage in enumerate(allocation.stages) if set(stage.devices) & set(devices)]
+    if stages != on_devices or any(allocation.stages[s].devices != devices for s in stages):
         raise InvalidDocument(
-            f"line {rank.line + 1} runs stages {own}, but the devices of stage {own[0]} hold stages {held}",
+            f"line {rank.line + 1} runs stages {stages}, but the devices of stage {stages[0]} hold stages {on_devices}",
             remedy="a plan whose devices hold the stages as the ranks of the schedule do",
         )
     return devices

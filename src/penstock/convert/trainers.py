@@ -19,7 +19,7 @@ from penstock.solvers.model.trainer_limits import Method, Span, Within
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One trainer. ``orders``: our schedules by the name that the trainer has for them; ``rounds`` as in ``Within``."""
+    """A trainer, with our schedules by the name that it has for them in ``orders``; ``rounds`` is as in ``Within``."""
 
     name: str
     orders: dict[str, str]
@@ -72,8 +72,8 @@ MODULES: dict[str, dict[Module, str]] = {
 def recomputable(target: Target | None, *, is_divided: bool) -> frozenset[Module]:
     """Return the modules that plans may recompute by themselves, of layers that GPUs share or of whole ones.
 
-    Without a target these are what ranks recompute, of layers at degrees. One that is recomputed alone has no others
-    beside it: bounds take modules for parts that do not overlap.
+    Without a target these are the modules that ranks recompute, of layers at degrees. A module that is recomputed alone
+    has no other modules beside it, since bounds assume that modules do not overlap.
     """
     if target is not None:
         return frozenset(MODULES.get(target, {}))
@@ -105,5 +105,5 @@ def within_of(target: str, profile: ModelProfile, stated: str = "") -> Within:
 
 
 def _may_end(layer: int, roles: Roles | None) -> bool:
-    """Whether a stage may end with a layer; embedding, multi-token prediction and head of Megatron are one piece."""
+    """Return whether a stage may end with a layer; Megatron keeps embedding, multi-token prediction and head whole."""
     return roles is None or roles.first - 1 <= layer <= roles.last or layer == roles.last + roles.mtp

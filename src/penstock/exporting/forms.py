@@ -29,11 +29,15 @@ class Form:
     media_type: str
     ending: str
     help: str
-    """What it is and for whom, in a line."""
+    """A line on the file and its readers."""
     make: Callable[[PlanFile], bytes | Noted]
-    """Raises InvalidPlan for a plan that it cannot be made from, UnsupportedRequest for what the form has no word."""
+    """The function that writes the file.
+
+    Raises InvalidPlan for a plan that it cannot be made from, UnsupportedRequest for a plan that the form has no words
+    for.
+    """
     of_release: Callable[[str], Form] | None = None
-    """The form as a release of its trainer reads it; raises UnsupportedRequest for one that is not known."""
+    """The form for a release of its trainer; raises UnsupportedRequest for an unknown release."""
 
     @property
     def takes(self) -> frozenset[str]:
@@ -66,8 +70,8 @@ def _chrome_trace(file: PlanFile) -> bytes:
 def _csv(file: PlanFile) -> Noted:
     from penstock.planning.plan_schedules import schedule_csv
 
-    made = schedule_csv(file)
-    return Noted(made.text.encode(), made.remarks)
+    schedule = schedule_csv(file)
+    return Noted(schedule.text.encode(), schedule.remarks)
 
 
 def _svg(file: PlanFile) -> bytes:
@@ -95,9 +99,11 @@ def _torchtitan(release: str) -> Form:
     from penstock.exporting.layouts import layout_text
     from penstock.layouts.torchtitan.torchtitan import release_of
 
-    found = release_of(release)
-    kind = ("application/toml", "toml") if found == "0.2" else ("text/x-python", "py")
-    return Form(kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", found).encode())
+    known_release = release_of(release)
+    kind = ("application/toml", "toml") if known_release == "0.2" else ("text/x-python", "py")
+    return Form(
+        kind[0], f"torchtitan.{kind[1]}", "", lambda file: layout_text(file, "torchtitan", known_release).encode()
+    )
 
 
 FORMS: dict[str, Form] = {
@@ -136,7 +142,7 @@ FORMS: dict[str, Form] = {
 EXPORTS: dict[str, str] = {name: form.help for name, form in FORMS.items()} | {
     name: target.help for name, target in TARGETS.items()
 }
-"""All that a plan can be exported to, with what it is in a line."""
+"""All exports of a plan, each with a line on it."""
 
 MEDIA_TYPES = {
     ".json": "application/json",
@@ -147,7 +153,7 @@ MEDIA_TYPES = {
     "": "text/plain",
     ".service": "text/plain",
 }
-"""Of the files of manifests, by their endings."""
+"""Media types of the files of manifests, by their endings."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ class Written:
     body: bytes
     is_executable: bool = False
     notes: tuple[str, ...] = ()
-    """What of the plan it has no place for, in sentences."""
+    """Sentences on parts of the plan that the file has no place for."""
 
 
 def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> tuple[Written, ...]:
@@ -170,13 +176,13 @@ def written(file: PlanFile, to: str, settings: LaunchSettings | None = None) -> 
     settings = settings or LaunchSettings()
     if to in TARGETS:
         return tuple(
-            Written(made.name, MEDIA_TYPES[PurePath(made.name).suffix], made.text.encode(), made.is_executable)
-            for made in make(file, to, settings)
+            Written(each.name, MEDIA_TYPES[PurePath(each.name).suffix], each.text.encode(), each.is_executable)
+            for each in make(file, to, settings)
         )
     refuse_settings(to, settings, FORMS[to].takes)
     form = _form(to, settings)
-    made = form.make(file)
-    body, notes = made if isinstance(made, Noted) else Noted(made, ())
+    content = form.make(file)
+    body, notes = content if isinstance(content, Noted) else Noted(content, ())
     return (Written(f"{_stem(file)}.{form.ending}", form.media_type, body, notes=notes),)
 
 
@@ -189,14 +195,14 @@ def one_file(file: PlanFile, to: str, files: Sequence[Written]) -> Written:
     """Return the only file, or several as one zip archive whose bytes depend only on theirs."""
     if len(files) == 1:
         return files[0]
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for each in files:
             entry = zipfile.ZipInfo(each.name)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o100755 if each.is_executable else 0o100644) << 16
             archive.writestr(entry, each.body)
-    return Written(f"{_stem(file)}.{to}.zip", "application/zip", held.getvalue())
+    return Written(f"{_stem(file)}.{to}.zip", "application/zip", buffer.getvalue())
 
 
 def unpacked(to: str, body: bytes, settings: LaunchSettings | None = None) -> tuple[Written, ...]:

@@ -34,13 +34,13 @@ WRITERS: dict[str, Callable[[Expressed], str]] = {
     "deepspeed": deepspeed.write,
 }
 TRAINER_OF = {"megatron-bridge": "megatron"}
-"""Of forms that are not called as their trainer."""
+"""The trainer of each form with another name than its trainer."""
 
 
 def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
-    """The plan's stages, order and batch as the trainer reads them; ``ranges``: for any.
+    """Write the plan's stages, order and batch as the trainer reads them; ``ranges`` is for any trainer.
 
-    ``release`` of torchtitan, whose releases read different files; else the newest.
+    ``release`` is torchtitan's, whose releases read different files; the default is the newest.
 
     Raises InvalidPlan for a plan that does not verify, UnsupportedRequest where the trainer cannot express it: which
     stage, and why.
@@ -77,7 +77,7 @@ def expressible(file: PlanFile, judgement: Judgement) -> dict[str, str]:
 
 
 def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
-    """The plan as a trainer sees it. Raises UnsupportedRequest as ``layout_text``."""
+    """Build the plan as a trainer sees it. Raises UnsupportedRequest as ``layout_text``."""
     profile, topology, problem = file.request.profile, file.request.topology, judgement.problem
     allocation, schedule = judgement.allocation, judgement.schedule
     assert isinstance(profile, ModelProfile)
@@ -135,13 +135,13 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
 
 
 def _sharding(problem: Problem) -> Sharding:
-    """What replicas share out, by the choice, else by the memory rules."""
+    """Return the sharding over replicas, by the choice, else by the memory rules."""
     stated = None if problem.choice is None else problem.choice.sharding
     return stated or ("optimizer" if problem.memory.shard_states else "none")
 
 
 def _nodes(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[str, int], ...]:
-    """The nodes in the order of ranks, with the GPUs that are used on each."""
+    """Return the nodes in the order of ranks, with the GPUs that are used on each."""
     real = problem if problem.real is None else problem.real
     cells = [problem.cells[device] if problem.real is not None else (device,) for s in stages for device in s.devices]
     used = [real.devices[gpu].node for cell in cells for gpu in cell]
@@ -149,7 +149,7 @@ def _nodes(problem: Problem, stages: Sequence[Stage]) -> tuple[tuple[str, int], 
 
 
 def _context_kind(profile: ModelProfile, plan: Plan) -> ContextKind | None:
-    """How the GPUs that share a sequence see all keys, by what the profile's layers exchange forward; None: alone."""
+    """Return how GPUs that share a sequence see all keys, by the profile's forward exchanges; None for one GPU."""
     degrees = degrees_of(plan.degrees)
     if degrees.context == 1:
         return None

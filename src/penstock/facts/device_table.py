@@ -1,6 +1,6 @@
-"""What devices can do, for analytic profiles: peaks from data sheets, efficiencies stated.
+"""Rates of devices for analytic profiles: peaks from data sheets, efficiencies stated.
 
-What they hold and how they are joined is the table of ``penstock.importers.cluster.hardware``.
+The table of ``penstock.importers.cluster.hardware`` has their memory and their links.
 
 Peaks are dense (no sparsity), without TensorFloat-32 for fp32, as PyTorch multiplies matrices by default:
 
@@ -19,13 +19,13 @@ Efficiency is the part of a peak that training reaches in a large layer; it is s
 fp32 on a V100: DAPPLE's own profile of BERT-48 (2.69 ms for one layer's forward of 2 × 528 tokens, 28.9 GFLOP) is
 0.68 of the peak, PipeDream's of VGG-16 0.56. Tensor cores reach 0.35 to 0.55 of theirs in published training runs
 (Megatron-LM on A100: 0.44 to 0.52; LLaMA 3, section 3.3, on H100: 0.38 to 0.43). Memory: about 0.8 of the peak, as in
-STREAM-like kernels. On B200 both are what SimuMax (release 1.2, Apache-2.0) measured of single kernels: 0.51 of the
-peak in matrix products (0.47 is what its whole steps show), 0.67 in element-wise ones. Predictions made from the table
+STREAM-like kernels. On B200 both are SimuMax's (release 1.2, Apache-2.0) measurements of single kernels: 0.51 of the
+peak in matrix products (its whole steps show 0.47), 0.67 in element-wise ones. Predictions made from the table
 are stated to be within 35 %, and within 40 % for a kind without measurements that is taken to be like another one.
 
-Those are the level ``runs``. The level ``kernels`` is what kernels reach that are measured one by one, for the kinds
-of which that is known. Where nothing is said, a kind has the level that published runs in 16 bits of the framework are
-nearer to (`usual_level`; docs/benchmarks.md has the errors of both). H100's is our measurement
+These efficiencies are the level ``runs``. The level ``kernels`` has the efficiencies of kernels measured one by one,
+for the kinds with such measurements. By default a kind has the level that is nearer to published runs in 16 bits of the
+framework (`usual_level`; docs/benchmarks.md has the errors of both). H100's is our measurement
 (``benchmarks/measured``, docs/benchmarks.md), fp16 taken to be as quick as bf16. H200 has the same processors, so that
 kernels bound by arithmetic are as quick; those bound by memory are taken to reach the same part of its bandwidth.
 
@@ -45,14 +45,14 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 CPU = "cpu"
 """The kind of a processor, of which the table has no facts."""
 Level = Literal["runs", "kernels"]
-"""What efficiencies are of: whole training runs, or kernels measured one by one."""
+"""The scope of efficiencies: whole training runs, or kernels measured one by one."""
 
 LEVELS: tuple[Level, ...] = ("runs", "kernels")
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
 ANALYTIC_EXPECTED_ERROR = 0.35
 """The error within which 80 % of published runs in 16 bits lie, those with many experts apart (docs/benchmarks.md)."""
 EXTRAPOLATED_EXPECTED_ERROR = 0.4
-"""Of kinds that are taken to be like another one."""
+"""The error of kinds that are taken to be like another one."""
 MANY_EXPERTS_EXPECTED_ERROR = 0.65
 """The error of experts in several nodes, or on more than `MOST_EXPERT_GPUS`: such published runs took up to 2.6 times
 as long as predicted."""
@@ -65,7 +65,7 @@ _TERA = 10**12
 class DeviceFacts:
     """One kind of device. ``compute_efficiency`` and ``memory_efficiency`` are parts of the peaks, in (0, 1].
 
-    ``like``: the kind whose efficiencies these are, where nothing is known of its own.
+    ``like``: the kind whose efficiencies these are, where the kind has no measurements.
     """
 
     kind: str
@@ -79,27 +79,27 @@ class DeviceFacts:
 
     @property
     def expected_error(self) -> float:
-        """How far off predictions are stated to be."""
+        """The error of predictions as stated."""
         return ANALYTIC_EXPECTED_ERROR if self.like is None else EXTRAPOLATED_EXPECTED_ERROR
 
     def flops_per_s(self, dtype: Dtype) -> float:
-        """Floating-point operations a second that a large layer reaches."""
+        """Return the floating-point operations a second that a large layer reaches."""
         return self.peak_flops_per_s[dtype] * self.compute_efficiency[dtype]
 
     def bytes_per_s(self) -> float:
-        """Bytes of device memory read or written a second that a large kernel reaches."""
+        """Return the bytes of device memory a second that a large kernel reads or writes."""
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
 def usual_level(kind: str, framework: Framework) -> Level:
-    """Return the level of a kind that published runs of a framework in 16 bits are nearer to."""
+    """Return the level that is nearer to published 16-bit runs of a framework on a kind."""
     return "kernels" if framework == "megatron" and kind in _RUN_AS_MEASURED else "runs"
 
 
 def device_facts(kind: str, level: Level | None = None, framework: Framework = "torch") -> DeviceFacts:
-    """Return the device called ``kind``, at the usual level of the framework where none is named.
+    """Return the device called ``kind``, at the usual level of the framework where no level is named.
 
-    Raises UnknownName naming the kinds that exist, or those that have the level.
+    Raises UnknownName naming the kinds that exist, or the kinds that have the level.
     """
     level = level or usual_level(kind, framework)
     if kind in DEVICES and level == "kernels":
@@ -127,21 +127,21 @@ def is_other_hardware(planned: str, kind: str) -> bool:
 
 
 def assumed_level(kinds: Sequence[str], level: Level | None, framework: Framework = "torch") -> tuple[str, ...]:
-    """Return what a profile assumes whose times are of another level than that of whole runs."""
+    """Return the assumptions of a profile whose times are not at the level of whole runs."""
     measured = [kind for kind in kinds if (level or usual_level(kind, framework)) == "kernels"]
     if not measured:
         return ()
     ratios = [
         device_facts(kind, "kernels").flops_per_s("bf16") / DEVICES[kind].flops_per_s("bf16") for kind in measured
     ]
-    said = [f"{ratio:.2f} times as quick on {kind}" for ratio, kind in zip(ratios, measured, strict=True)]
+    pace = [f"{ratio:.2f} times as quick on {kind}" for ratio, kind in zip(ratios, measured, strict=True)]
     why = (
         "and what runs lose besides is not in them"
         if level is not None
         else "as published runs of Megatron-Core are nearer to these"
     )
     return (
-        f"times are of kernels measured one by one: large products are {', '.join(said)} as in the table of whole runs,"
+        f"times are of kernels measured one by one: large products are {', '.join(pace)} as in the table of whole runs,"
         f" {why}",
     )
 
@@ -165,16 +165,16 @@ def _facts(
 
 
 def _of_kernels(facts: DeviceFacts) -> DeviceFacts:
-    """What kernels reach on one H100 or, taken to be like it, on a kind of the same processors."""
+    """Return facts with kernels' efficiencies on one H100, for it or for a kind of the same processors."""
     efficiency: dict[Dtype, float] = {"fp32": 0.78, "bf16": 0.83, "fp16": 0.83}
     return replace(facts, compute_efficiency=efficiency, memory_efficiency=0.9, launch_ns=3_000)
 
 
-def _like(known: DeviceFacts, kind: str, *, tera: tuple[float, float, float], bandwidth_gb_per_s: int) -> DeviceFacts:
-    """A kind with peaks of its own and the efficiencies of another one."""
+def _like(source: DeviceFacts, kind: str, *, tera: tuple[float, float, float], bandwidth_gb_per_s: int) -> DeviceFacts:
+    """Return a kind with separate peaks and the efficiencies of another one."""
     bandwidth = bandwidth_gb_per_s * 10**9
     return replace(
-        known, kind=kind, like=known.kind, peak_flops_per_s=_peaks(tera), memory_bandwidth_bytes_per_s=bandwidth
+        source, kind=kind, like=source.kind, peak_flops_per_s=_peaks(tera), memory_bandwidth_bytes_per_s=bandwidth
     )
 
 
@@ -213,7 +213,7 @@ MEASURED: dict[str, DeviceFacts] = {
         *(DEVICES[kind] for kind in ("B200", "B300", "GB200", "GB300")),
     )
 }
-"""What kernels of a kind reach, measured one by one; the plain facts of B200 and its kin are these already."""
+"""Facts at the level of kernels measured one by one; B200 and its kin have the same in ``DEVICES``."""
 _RUN_AS_MEASURED = ("H100", "H200")
 """Kinds on which Megatron-Core's published runs are nearer to the level ``kernels``."""
 PROFILED = ("GTX1080Ti", "V100", "A100", "H100", "H200", "B200")

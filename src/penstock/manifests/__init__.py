@@ -55,9 +55,20 @@ _PODS = _RANKS | {
 class Target:
     """A scheduler or launcher that starts ranks.
 
-    ``then``: the next command to type, given the first file and its folder. ``takes``: settings that have an effect;
-    ``needs``: the required ones. ``nodes``: the nodes that it can run on, its default first. ``steps``: assumed
-    where none are given. ``only``: the name of its file, where there is always exactly one.
+    Attributes
+    ----------
+    then
+        The next command to type, given the first file and its folder.
+    takes
+        Settings that have an effect.
+    needs
+        Settings that are required.
+    nodes
+        The nodes that it can run on, its default first.
+    steps
+        The number of steps where the settings have no number.
+    only
+        The name of its file, where there is always exactly one.
     """
 
     help: str
@@ -193,11 +204,11 @@ def check(to: str, target: Target, settings: LaunchSettings) -> bool:
 
 
 def refuse_settings(to: str, settings: LaunchSettings, takes: frozenset[str]) -> None:
-    """Raise InvalidDocument naming settings that were given and would have no effect."""
+    """Raise InvalidDocument naming settings that would have no effect."""
     idle = sorted(settings.model_fields_set - takes)
     if idle:
-        known = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
-        raise InvalidDocument(f"{', '.join(idle)} would have no effect on {to}; {known}", remedy="leave it out")
+        accepted = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+        raise InvalidDocument(f"{', '.join(idle)} would have no effect on {to}; {accepted}", remedy="leave it out")
 
 
 __all__ = ["BUNDLE", "TARGETS", "File", "LaunchSettings", "Target", "check", "make", "refuse_settings"]

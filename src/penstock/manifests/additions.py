@@ -36,12 +36,12 @@ def container_additions(text: str | None) -> Manifest:
     return _free(text, "container", OWN_OF_CONTAINERS)
 
 
-def refuse_others(additions: Mapping[str, Any], setting: str, known: frozenset[str], to: str) -> None:
+def refuse_others(additions: Mapping[str, Any], setting: str, possible: frozenset[str], to: str) -> None:
     """Raise InvalidDocument naming additions that the target has no place for."""
-    idle = sorted(additions.keys() - known)
+    idle = sorted(additions.keys() - possible)
     if idle:
         raise InvalidDocument(
-            f"{to} cannot add {', '.join(idle)} to a {setting}; it can add {', '.join(sorted(known))}",
+            f"{to} cannot add {', '.join(idle)} to a {setting}; it can add {', '.join(sorted(possible))}",
             faults=tuple(Fault(f"/{setting}/{key}", f"{to} has no place for it") for key in idle),
             remedy="have the runtime say it, or another form, such as `--to jobset`",
         )
@@ -64,13 +64,13 @@ def merged(base: Any, more: Any) -> Any:
     return more
 
 
-def _free(text: str | None, setting: str, own: Mapping[str, str]) -> Manifest:
+def _free(text: str | None, setting: str, reserved: Mapping[str, str]) -> Manifest:
     additions: Manifest = {} if text is None else json.loads(text)
-    taken = [key for key in additions if key in own]
-    if taken:
+    refused = [key for key in additions if key in reserved]
+    if refused:
         raise InvalidDocument(
             f"the setting `{setting}` cannot change what starts the ranks",
-            faults=tuple(Fault(f"/{setting}/{key}", own[key]) for key in taken),
+            faults=tuple(Fault(f"/{setting}/{key}", reserved[key]) for key in refused),
         )
     return additions
 

@@ -131,7 +131,7 @@ class Job:
 
 
 def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, steps: int | None = None) -> Job:
-    """Lower a plan for ``settings``, and for ``steps`` where the settings have none.
+    """Lower a plan for ``settings``, and for ``steps`` where the settings state no steps.
 
     Raises InvalidPlan or UnsupportedRequest for a plan that no ranks can run.
     """

@@ -29,11 +29,11 @@ TRAINJOB_CONTAINERS = frozenset(("env", "resources", "securityContext", "volumeM
 def make_trainjob(job: Job) -> list[File]:
     """Make a TrainJob of a torch runtime. Raises UnsupportedRequest where nodes differ in their numbers of ranks."""
     group = pods.only_group(job)
-    for setting, additions, known in (
+    for setting, additions, possible in (
         ("pod", pod_additions(job.settings.pod), TRAINJOB_PODS),
         ("container", container_additions(job.settings.container), TRAINJOB_CONTAINERS),
     ):
-        refuse_others(additions, setting, known, job.to)
+        refuse_others(additions, setting, possible, job.to)
     container = pods.container(job, group, pods.CONTAINER, pods.command(job, LAUNCHER), {})
     trainer: Manifest = {
         "numNodes": len(group.nodes),

@@ -18,13 +18,13 @@ def legal(name: str, longest: int) -> str:
 
     A name that was changed or shortened gets a hash of the original as suffix, so that names stay distinct.
     """
-    made = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if not made or not made[0].isalpha():
-        made = f"job-{made}".rstrip("-")
-    if made == name and len(made) <= longest:
-        return made
+    result = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not result or not result[0].isalpha():
+        result = f"job-{result}".rstrip("-")
+    if result == name and len(result) <= longest:
+        return result
     digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS_OF_HASH]
-    return f"{made[: longest - _DIGITS_OF_HASH - 1].rstrip('-')}-{digest}"
+    return f"{result[: longest - _DIGITS_OF_HASH - 1].rstrip('-')}-{digest}"
 
 
 def refuse_hosts(names: Iterable[str], to: str) -> None:

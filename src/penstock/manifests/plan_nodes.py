@@ -64,10 +64,10 @@ class Layout:
     @property
     def groups(self) -> tuple[Group, ...]:
         """Return nodes with equal counts together, in the order of their first nodes; one group where all are equal."""
-        found: dict[tuple[int, int], list[NodeUse]] = {}
+        by_counts: dict[tuple[int, int], list[NodeUse]] = {}
         for node in self.nodes:
-            found.setdefault((len(node.ranks), node.num_gpus), []).append(node)
-        return tuple(Group(ranks, gpus, tuple(nodes)) for (ranks, gpus), nodes in found.items())
+            by_counts.setdefault((len(node.ranks), node.num_gpus), []).append(node)
+        return tuple(Group(ranks, gpus, tuple(nodes)) for (ranks, gpus), nodes in by_counts.items())
 
     @property
     def slice_size(self) -> int | None:
@@ -125,9 +125,9 @@ def _gpus(node: Node, used: set[str]) -> int:
 def _switches(topology: ClusterTopology) -> dict[str, str]:
     """Return the switch at the other end of each node's first link to one."""
     switches = set(topology.switches)
-    found: dict[str, str] = {}
+    switch_of: dict[str, str] = {}
     for link in topology.links:
         for node, other in ((link.a, link.b), (link.b, link.a)):
             if other in switches and node not in switches:
-                found.setdefault(node, other)
-    return found
+                switch_of.setdefault(node, other)
+    return switch_of

@@ -44,17 +44,17 @@ class _Written(yaml.SafeDumper):
 
 
 def name_of(job: Job) -> str:
-    """Return the job's name, legal in Kubernetes, with space for what controllers append."""
+    """Return the job's name, legal in Kubernetes, with space for the controllers' suffixes."""
     return legal(job.asked_name, LONGEST_NAME)
 
 
 def metadata(job: Job, *, labels: dict[str, str] | None = None, name: str | None = None) -> Manifest:
     """Return name, namespace, labels, and the plan's hash as an annotation."""
-    made: Manifest = {"name": name or name_of(job)}
+    manifest: Manifest = {"name": name or name_of(job)}
     if job.settings.namespace is not None:
-        made["namespace"] = job.settings.namespace
+        manifest["namespace"] = job.settings.namespace
     notes = {**asked_annotations(job), "penstock/plan": job.plan_hash}
-    return made | {"labels": pod_labels(job) | (labels or {}), "annotations": notes}
+    return manifest | {"labels": pod_labels(job) | (labels or {}), "annotations": notes}
 
 
 def own_labels(job: Job) -> dict[str, str]:
@@ -81,9 +81,13 @@ def written(job: Job, *manifests: Manifest) -> list[File]:
 
 def config_map(job: Job) -> Manifest:
     """Return the bundle's ConfigMap, compressed when it is large. Raises UnsupportedRequest when still too large."""
-    made: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name=_config_map_name(job))}
+    manifest: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, name=_config_map_name(job)),
+    }
     if not _is_compressed(job):
-        return made | {"immutable": True, "data": {BUNDLE: job.bundle}}
+        return manifest | {"immutable": True, "data": {BUNDLE: job.bundle}}
     packed = gzip.compress(job.bundle.encode(), mtime=0)
     if len(packed) > LARGEST_CONFIG_MAP_BYTES:
         raise UnsupportedRequest(
@@ -91,7 +95,7 @@ def config_map(job: Job) -> Manifest:
             f"{amount(LARGEST_CONFIG_MAP_BYTES)}",
             remedy="`penstock export PLAN --to bundle -o …` to where the pods see it, and --set bundle_path=…",
         )
-    return made | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}
+    return manifest | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}
 
 
 def command(job: Job, launcher: list[str], place: str | None = None) -> list[str]:
@@ -116,36 +120,36 @@ def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
     if NODE_NAME in job.variables or any(isinstance(one, dict) and one.get("name") == NODE_NAME for one in added):
         raise InvalidDocument(f"ranks go by {NODE_NAME}, which is set for them", remedy=f"leave {NODE_NAME} out")
     path = "metadata.name" if job.any_nodes else "spec.nodeName"
-    own = [{"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]
-    asked = {name: _literal(value) for name, value in job.variables.items()}
-    return own + [{"name": name, "value": value} for name, value in (more | asked).items()]
+    node_name = [{"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+    variables = {name: _literal(value) for name, value in job.variables.items()}
+    return node_name + [{"name": name, "value": value} for name, value in (more | variables).items()]
 
 
 def resources(job: Job, group: Group) -> Manifest:
     """Return the devices of a node as limits and its CPUs as requests."""
     cpus = job.settings.cpus_per_task
-    made = {"limits": {job.settings.gpu_resource: group.num_gpus}} if group.num_gpus else {}
-    return made | ({"requests": {"cpu": cpus * group.num_ranks}} if cpus is not None else {})
+    manifest = {"limits": {job.settings.gpu_resource: group.num_gpus}} if group.num_gpus else {}
+    return manifest | ({"requests": {"cpu": cpus * group.num_ranks}} if cpus is not None else {})
 
 
 def volumes(job: Job) -> list[Manifest]:
     """Return the volumes: shared memory, the bundle, and the claim for data and checkpoints."""
-    made: list[Manifest] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    result: list[Manifest] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
     if job.settings.bundle_path is None:
-        made.append({"name": "job", "configMap": {"name": _config_map_name(job)}})
+        result.append({"name": "job", "configMap": {"name": _config_map_name(job)}})
     if job.settings.claim is not None:
-        made.append({"name": "data", "persistentVolumeClaim": {"claimName": job.settings.claim}})
-    return made
+        result.append({"name": "data", "persistentVolumeClaim": {"claimName": job.settings.claim}})
+    return result
 
 
 def mounts(job: Job) -> list[Manifest]:
-    """Return where the volumes are mounted."""
-    made: list[Manifest] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    """Return the places where the volumes are mounted."""
+    result: list[Manifest] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     if job.settings.bundle_path is None:
-        made.append({"name": "job", "mountPath": CONFIGURATION, "readOnly": True})
+        result.append({"name": "job", "mountPath": CONFIGURATION, "readOnly": True})
     if job.settings.claim is not None:
-        made.append({"name": "data", "mountPath": job.settings.mount})
-    return made
+        result.append({"name": "data", "mountPath": job.settings.mount})
+    return result
 
 
 def launcher(job: Job, group: Group, number: str) -> tuple[list[str], str | None]:
@@ -177,18 +181,18 @@ def affinity(job: Job, group: Group) -> Manifest:
     Nodes are selected by name, not by the label kubernetes.io/hostname, which may differ or be too long.
     """
     apart = {"labelSelector": {"matchLabels": own_labels(job)}, "topologyKey": "kubernetes.io/hostname"}
-    made: Manifest = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    manifest: Manifest = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     if job.any_nodes:
-        return made
+        return manifest
     refuse_kubernetes_nodes((node.name for node in group.nodes), job.to)
     fields = [{"key": "metadata.name", "operator": "In", "values": [node.name]} for node in group.nodes]
     terms = {"nodeSelectorTerms": [{"matchFields": [field]} for field in fields]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} | made
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} | manifest
 
 
 def container(job: Job, group: Group, name: str, command: list[str], variables: dict[str, str]) -> Manifest:
     """Return the container of a pod, with its additions. Raises InvalidDocument for additions that are not allowed."""
-    made: Manifest = {
+    manifest: Manifest = {
         "name": name,
         "image": job.settings.image,
         "command": command,
@@ -196,8 +200,8 @@ def container(job: Job, group: Group, name: str, command: list[str], variables: 
         "volumeMounts": mounts(job),
         "resources": resources(job, group),
     }
-    made = merged(made, container_additions(job.settings.container))
-    return {key: value for key, value in made.items() if value}
+    manifest = merged(manifest, container_additions(job.settings.container))
+    return {key: value for key, value in manifest.items() if value}
 
 
 def pod_spec(job: Job, group: Group) -> Manifest:
@@ -205,8 +209,8 @@ def pod_spec(job: Job, group: Group) -> Manifest:
 
     Raises UnsupportedRequest for invalid Kubernetes node names, InvalidDocument for additions that are not allowed.
     """
-    made = {"terminationGracePeriodSeconds": GRACE_S, "affinity": affinity(job, group), "volumes": volumes(job)}
-    return dict(merged(made, pod_additions(job.settings.pod)))
+    spec = {"terminationGracePeriodSeconds": GRACE_S, "affinity": affinity(job, group), "volumes": volumes(job)}
+    return dict(merged(spec, pod_additions(job.settings.pod)))
 
 
 def pod_template(
@@ -220,10 +224,10 @@ def pod_template(
 ) -> Manifest:
     """Return the template of such pods. ``name``: of the container. Raises as ``pod_spec`` and ``container`` do."""
     notes = asked_annotations(job) | (annotations or {})
-    held = [container(job, group, name, command, variables or {})]
+    containers = [container(job, group, name, command, variables or {})]
     return {
         "metadata": {"labels": pod_labels(job)} | ({"annotations": notes} if notes else {}),
-        "spec": {"restartPolicy": "Never"} | pod_spec(job, group) | {"containers": held},
+        "spec": {"restartPolicy": "Never"} | pod_spec(job, group) | {"containers": containers},
     }
 
 

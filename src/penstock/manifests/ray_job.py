@@ -1,7 +1,8 @@
-"""Starts the ranks of a plan in a Ray cluster: ``ray job submit --working-dir . -- python ray_job.py``.
+"""The ranks of a plan in a Ray cluster: ``ray job submit --working-dir . -- python ray_job.py``.
 
-``launch.json``, next to it, says what the plan needs: a placement group gets one bundle per node, in the order of the
-stages, and in each bundle the node's ranks run as processes of `penstock rank`. Penstock is needed where ranks run.
+``launch.json``, next to this script, has the nodes and resources of the plan. A placement group gets one bundle per
+node, in the order of the stages, and in each bundle the node's ranks run as processes of `penstock rank`. Penstock is
+needed where ranks run.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 def selectors(launch: dict[str, Any]) -> list[dict[str, str]] | None:
-    """Which node each bundle wants; None where any will do. Ends the script with what is missing."""
+    """Return the node that each bundle wants; None where any node will do. Ends the script with the missing nodes."""
     if launch["any_nodes"]:
         return None
     ids = {node["NodeManagerHostname"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -68,21 +69,21 @@ def selectors(launch: dict[str, Any]) -> list[dict[str, str]] | None:
 
 
 def wanted(nodes: list[dict[str, Any]]) -> str:
-    """How many nodes of which resources, in words."""
+    """Describe how many nodes of which resources the plan needs."""
     kinds = Counter(", ".join(f"{count} {name}" for name, count in node["resources"].items()) for node in nodes)
     return "; ".join(f"{number} times {kind}" for kind, number in kinds.items())
 
 
 def placed(group: Any, nodes: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """Options of a task that has the whole bundle of a node."""
-    held = nodes[number]["resources"]
+    """Return the options of a task that has the whole bundle of a node."""
+    bundle = nodes[number]["resources"]
     strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=number)
-    return {"num_cpus": held["CPU"], "num_gpus": held.get("GPU", 0), "scheduling_strategy": strategy}
+    return {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "scheduling_strategy": strategy}
 
 
 @ray.remote(max_retries=0)
 def meeting_place(port: int | None) -> tuple[str, int]:
-    """Address of this node, and the port that was asked for or one that is free."""
+    """Return the address of this node, and the requested port or a free one."""
     with socket.socket() as probe:
         probe.bind(("", port or 0))
         return get_node_ip_address(), probe.getsockname()[1]
@@ -99,7 +100,7 @@ def run_node(launch: dict[str, Any], number: int, bundle: str, address: tuple[st
         started = {}
         try:
             for local, rank in enumerate(node["ranks"]):
-                own = {
+                variables = {
                     "RANK": str(rank),
                     "LOCAL_RANK": str(local),
                     "LOCAL_WORLD_SIZE": str(len(node["ranks"])),
@@ -107,7 +108,7 @@ def run_node(launch: dict[str, Any], number: int, bundle: str, address: tuple[st
                     "MASTER_ADDR": address[0],
                     "MASTER_PORT": str(address[1]),
                 }
-                started[rank] = subprocess.Popen(command, env=os.environ | launch["environment"] | own)
+                started[rank] = subprocess.Popen(command, env=os.environ | launch["environment"] | variables)
             while any(process.poll() is None for process in started.values()):
                 refuse_failed(started)
                 time.sleep(POLL_S)
@@ -124,7 +125,7 @@ def refuse_failed(started: dict[int, subprocess.Popen[bytes]]) -> None:
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Tell those that still run to save and end, and end them after a while."""
+    """Request running ranks to save and end, and end them after a while."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         process.terminate()

@@ -19,7 +19,7 @@ def preparation(job: Job) -> list[str]:
     """Return lines that set the requested environment, and the requested preparation lines unchanged."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in job.variables.items()]
     if job.settings.setup:
-        # Files that they source, such as those of environment modules, often fail in a strict shell.
+        # Files that they source, such as environment modules, often fail in a strict shell.
         lines += ["set +u", *job.settings.setup, "set -u"]
     return lines
 

@@ -23,7 +23,7 @@ def _unit(job: Job, name: str) -> str:
     lines = [
         f"# Plan {job.plan_hash}. On every node: this file to /etc/systemd/system,",
         f"# {torchrun.SCRIPT} and job.json to {FOLDER}/{name},",
-        *(_told(name) if job.any_nodes else []),
+        *(_rendezvous_line(name) if job.any_nodes else []),
         f"# then: systemctl daemon-reload && systemctl start {name}",
         "[Unit]",
         f"Description=Penstock job {name}",
@@ -51,5 +51,5 @@ def _unit(job: Job, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(name: str) -> list[str]:
+def _rendezvous_line(name: str) -> list[str]:
     return [f"# MASTER_ADDR=… (of node 0) and NODE_RANK=… (of this one, from 0) to {FOLDER}/{name}/environment,"]

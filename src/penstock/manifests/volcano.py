@@ -36,7 +36,7 @@ def make(job: Job) -> list[File]:
 
 
 def _network(job: Job) -> Manifest:
-    """Return the constraint of the whole job to one HyperNode, where its tier differs from that of the partitions."""
+    """Return the constraint of the whole job to one HyperNode, where its tier differs from the partitions' tier."""
     tier = job.settings.highest_tier
     if tier is None or _has_partitions(job):
         return {}
@@ -51,7 +51,7 @@ def _has_partitions(job: Job) -> bool:
 def _task(job: Job, name: str, group: Group, first: str) -> Manifest:
     rendezvous = {"MASTER_ADDR": f"{pods.name_of(job)}-{first}-0.{pods.name_of(job)}", "MASTER_PORT": str(job.port)}
     command = pods.command(job, *pods.launcher(job, group, NUMBER))
-    made: Manifest = {
+    task: Manifest = {
         "name": name,
         "replicas": len(group.nodes),
         "template": pods.pod_template(job, group, command, variables=rendezvous),
@@ -59,8 +59,8 @@ def _task(job: Job, name: str, group: Group, first: str) -> Manifest:
     if _has_partitions(job):
         size = job.layout.slice_size
         assert size is not None
-        made["partitionPolicy"] = {"totalPartitions": len(group.nodes) // size, "partitionSize": size}
+        task["partitionPolicy"] = {"totalPartitions": len(group.nodes) // size, "partitionSize": size}
         if job.settings.highest_tier is not None:
             network = {"mode": "hard", "highestTierAllowed": job.settings.highest_tier}
-            made["partitionPolicy"]["networkTopology"] = network
-    return made
+            task["partitionPolicy"]["networkTopology"] = network
+    return task

@@ -13,7 +13,7 @@ from penstock.schemas.topology import ClusterTopology, Link, MeasuredMatrix, Nod
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Device
 
-MOST_TOLD = 20
+MOST_FAULTS = 20
 
 
 class Cluster:
@@ -28,10 +28,10 @@ class Cluster:
     @cached_property
     def _by_node(self) -> dict[str, list[int]]:
         names = [node.name for node in self.topology.nodes]
-        held: dict[str, list[int]] = {name: [] for name in names}
+        numbers: dict[str, list[int]] = {name: [] for name in names}
         for number, device in enumerate(self.devices):
-            held[names[device.node]].append(number)
-        return held
+            numbers[names[device.node]].append(number)
+        return numbers
 
     def free(self, free: Sequence[str] | None, busy: Sequence[str] | None) -> frozenset[int]:
         """Return the numbers of free devices, from hostlists and device ids.
@@ -39,37 +39,37 @@ class Cluster:
         Raises InvalidDocument for names that the topology lacks, Conflict where no device is free.
         """
         every = frozenset(range(len(self.devices)))
-        found = self._named(free, "free") if free is not None else every - self._named(busy or (), "busy")
-        if not found:
+        numbers = self._named(free, "free") if free is not None else every - self._named(busy or (), "busy")
+        if not numbers:
             raise Conflict(
-                f"no device of {self.topology.name!r} is free: {_said(free, busy)}",
+                f"no device of {self.topology.name!r} is free: {_reason(free, busy)}",
                 remedy="wait until a job has ended, or name the nodes that are free",
             )
-        return found
+        return numbers
 
     def _named(self, texts: Sequence[str], where: str) -> frozenset[int]:
-        found: set[int] = set()
+        numbers: set[int] = set()
         unknown: dict[Fault, str] = {}
         for place, text in enumerate(texts):
             for name in [text] if text in self.number_of else expand(text):
                 if name in self._by_node:
-                    found.update(self._by_node[name])
+                    numbers.update(self._by_node[name])
                 elif name in self.number_of:
-                    found.add(self.number_of[name])
+                    numbers.add(self.number_of[name])
                 else:
                     fault = Fault(f"/{where}/{place}", f"{name!r} is no node and no device", "unknown-node")
                     unknown[fault] = name
         if unknown:
             self._refuse(unknown, where)
-        return frozenset(found)
+        return frozenset(numbers)
 
     def _refuse(self, unknown: Mapping[Fault, str], where: str) -> None:
         count = len(unknown)
         first = self.topology.nodes[0].name
         raise InvalidDocument(
             f"{where!r} names {count} node{'s' if count > 1 else ''} that the topology {self.topology.name!r} lacks"
-            + (f"; the first {MOST_TOLD} follow" if count > MOST_TOLD else ""),
-            faults=tuple(unknown)[:MOST_TOLD],
+            + (f"; the first {MOST_FAULTS} follow" if count > MOST_FAULTS else ""),
+            faults=tuple(unknown)[:MOST_FAULTS],
             remedy=meant(
                 next(iter(unknown.values())),
                 self._by_node,
@@ -96,7 +96,7 @@ class Cluster:
         return node.model_copy(update={"devices": tuple(device for device in node.devices if device.id in wanted)})
 
 
-def _said(free: Sequence[str] | None, busy: Sequence[str] | None) -> str:
+def _reason(free: Sequence[str] | None, busy: Sequence[str] | None) -> str:
     if free is not None:
         return "the list of free nodes is empty"
     return f"all are among the busy ones, {', '.join(map(repr, (busy or ())[:3]))}"

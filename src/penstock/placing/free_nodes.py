@@ -32,18 +32,18 @@ def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
             remedy=WANTED,
         )
     facts = FORMATS[name].reader(name)(text, source)
-    known = {node.name for node in topology.expanded().nodes}
-    found, why = [], {}
+    names = {node.name for node in topology.expanded().nodes}
+    free, why = [], {}
     for node in facts.nodes.values():
-        if node.name not in known:
+        if node.name not in names:
             continue
         if node.usable is False:
             why[node.name] = node.why_not_usable or "not usable"
         elif node.busy_devices:
             why[node.name] = f"{node.busy_devices} of its devices taken" if node.devices else "something runs there"
         else:
-            found.append(node.name)
-    if not found:
+            free.append(node.name)
+    if not free:
         first = [f"{node}: {reason}" for node, reason in list(why.items())[:3]] or ["none of its nodes is named there"]
         raise Conflict(f"no node of {topology.name!r} is free by {source}: {'; '.join(first)}")
-    return found
+    return free

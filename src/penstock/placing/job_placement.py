@@ -35,7 +35,7 @@ from penstock.solvers.placement.joint import shares
 from penstock.solvers.placement.limits import PlacementLimits, price_of
 
 OnProgress = Callable[[PlacementProgress], None]
-"""Called for every set of nodes that is finished."""
+"""A function that is called for every set of nodes that is finished."""
 
 
 class Best(NamedTuple):
@@ -47,7 +47,7 @@ class Best(NamedTuple):
 
 
 OnBest = Callable[[Best], None]
-"""Called whenever there is a better plan, for whoever may end the search."""
+"""A function that is called whenever there is a better plan, for callers that may end the search."""
 
 JOINT_WAYS = 4
 """The number of orders in which nodes are chosen once each job's number of nodes is known."""
@@ -95,10 +95,10 @@ def place(
 ) -> Placement:
     """Choose nodes and a plan for one job. ``more``: fields of PlacementJob (``nodes={"max": 8}``, ``budget=…``).
 
-    Left out, ``degrees`` and ``sharding`` are chosen, and ``time_limit`` is read, as ``penstock.plan`` does.
+    ``degrees`` and ``sharding`` are chosen by default, and ``time_limit`` is read, as ``penstock.plan`` does.
     """
     job = {"name": name, "profile": find_profile(profile), "global_batch_size": global_batch_size, **more}
-    asked = PlacementRequest.parse(
+    request = PlacementRequest.parse(
         {
             "topology": find_topology(topology),
             "jobs": [job],
@@ -109,7 +109,7 @@ def place(
         },
         units=True,
     )
-    return answer(with_open_jobs(asked)).choices[0]
+    return answer(with_open_jobs(request)).choices[0]
 
 
 def with_open_jobs(request: PlacementRequest) -> PlacementRequest:
@@ -126,8 +126,10 @@ def with_open_jobs(request: PlacementRequest) -> PlacementRequest:
 def _inline(request: PlacementRequest) -> ClusterTopology:
     """Return the topology. Raises InvalidDocument where it or a profile is named by hash only."""
     for job in request.jobs:
-        asked = PlanRequest(profile=job.profile, topology=request.topology, global_batch_size=job.global_batch_size)
-        _profile, topology = inline_documents(asked)
+        job_request = PlanRequest(
+            profile=job.profile, topology=request.topology, global_batch_size=job.global_batch_size
+        )
+        _profile, topology = inline_documents(job_request)
     return topology
 
 
@@ -165,26 +167,26 @@ class _Placing:
         """Choose the numbers of hosts for all jobs first, then the hosts."""
         worth = []
         for number, job in enumerate(self.request.jobs):
-            found = self._choice(self._job(number, free))
-            worth.append({hosts: job.weight * job.global_batch_size / time for hosts, time in _times(found).items()})
+            choice = self._choice(self._job(number, free))
+            worth.append({hosts: job.weight * job.global_batch_size / time for hosts, time in _times(choice).items()})
         hosts = {self.cluster.devices[number].node for number in free}
-        given = shares(worth, len(hosts))
-        every, jobs = range(len(given)), self.request.jobs
+        hosts_of = shares(worth, len(hosts))
+        every, jobs = range(len(hosts_of)), self.request.jobs
         orders = {
-            tuple(sorted(every, key=lambda n: -given[n])),
+            tuple(sorted(every, key=lambda n: -hosts_of[n])),
             tuple(sorted(every, key=lambda n: -jobs[n].weight)),
             tuple(every),
         }
-        ways = [self._in_order(free, order, given) for order in sorted(orders)]
+        ways = [self._in_order(free, order, hosts_of) for order in sorted(orders)]
         return max([*ways, self.in_turn(free)], key=self._worth)
 
-    def _in_order(self, free: frozenset[int], order: Sequence[int], given: Sequence[int]) -> list[Placement]:
+    def _in_order(self, free: frozenset[int], order: Sequence[int], hosts_of: Sequence[int]) -> list[Placement]:
         """Choose the nodes themselves, with the number of hosts that each job was given."""
         placements: dict[int, Placement] = {}
         for number in order:
-            wanted = given[number] > 0 and bool(free)
+            wanted = hosts_of[number] > 0 and bool(free)
             placements[number] = (
-                self._placed(number, free, given[number]) if wanted else _nothing_left(self.request.jobs[number])
+                self._placed(number, free, hosts_of[number]) if wanted else _nothing_left(self.request.jobs[number])
             )
             free -= {self.cluster.number_of[name] for name in placements[number].devices}
         return [placements[number] for number in sorted(placements)]
@@ -206,7 +208,7 @@ class _Placing:
     def _job(self, number: int, free: frozenset[int]) -> Job:
         """Return a job. Raises InvalidDocument where too few devices are free for it."""
         job = Job(self.request.jobs[number], self.cluster, free, f"/jobs/{number}")
-        refuse_too_many(job.asked, len(job.site.hosts), f"/jobs/{number}")
+        refuse_too_many(job.spec, len(job.site.hosts), f"/jobs/{number}")
         return job
 
     def _choice(self, job: Job, hosts: int | None = None) -> Choice:
@@ -214,19 +216,19 @@ class _Placing:
         if hosts is not None:
             limits = replace(limits, least=hosts, most=hosts)
 
-        own = Deadline(self.deadline.share_ns(self.left))
+        deadline = Deadline(self.deadline.share_ns(self.left))
         self.left = max(1, self.left - 1)
         return Chooser(
             job.site,
             range(len(job.site.hosts)),
             limits,
             job,
-            own,
+            deadline,
             lambda chooser: self._tell(job, chooser),
         ).run()
 
     def _tell(self, job: Job, chooser: Chooser) -> None:
-        """Say how far the search is, and what a better plan is where there is one."""
+        """Report the progress of the search, and a better plan where there is one."""
         self.on_progress(_progress(job, chooser))
         best = chooser.best
         if best is not None and best is not self._announced:
@@ -237,7 +239,7 @@ class _Placing:
                 return job.file(best)
 
             hosts = fold([job.site.hosts[host].name for host, _count in best.used])
-            self.on_best(Best(job.asked.name, hosts, file))
+            self.on_best(Best(job.spec.name, hosts, file))
 
 
 def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
@@ -253,7 +255,7 @@ def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
 def _progress(job: Job, chooser: Chooser) -> PlacementProgress:
     best = chooser.best
     return PlacementProgress(
-        job=job.asked.name,
+        job=job.spec.name,
         considered=len(chooser.options),
         settled=sum(option.settled for option in chooser.options),
         nodes=None if best is None else len(best.used),
@@ -287,7 +289,7 @@ def _nowhere(job: Job, choice: Choice) -> Placement:
 
 def _common(job: Job, choice: Choice) -> dict[str, Any]:
     return {
-        "job": job.asked.name,
+        "job": job.spec.name,
         "rows": tuple(_rows(job, choice)),
         "considered": len(choice.options),
         "planned": sum(option.result is not None for option in choice.options),
@@ -299,7 +301,7 @@ def _placement(job: Job, choice: Choice) -> Placement:
     best, common = choice.best, _common(job, choice)
     assert best is not None
     assert best.best is not None
-    samples, time_ns = job.asked.global_batch_size, best.best.value_ns
+    samples, time_ns = job.spec.global_batch_size, best.best.value_ns
     cost = choice.limits.cost(time_ns, best.devices_used)
     least = choice.bound_cost
     bound = max(choice.limits.value(cost if least is None else least, samples), choice.limits.value(cost, samples))
@@ -323,15 +325,15 @@ def _placement(job: Job, choice: Choice) -> Placement:
 
 def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
     """Yield a row per number of nodes; the chosen plan is in the row of the number that it uses."""
-    samples, before, best = job.asked.global_batch_size, None, choice.best
-    taken = None if best is None else len(best.used)
+    samples, before, best = job.spec.global_batch_size, None, choice.best
+    chosen_number = None if best is None else len(best.used)
     by_number = choice.by_number()
-    if best is not None and taken is not None:
-        by_number.setdefault(taken, [best])
+    if best is not None and chosen_number is not None:
+        by_number.setdefault(chosen_number, [best])
     for number, options in sorted(by_number.items()):
         most = samples / min(option.bound_ns for option in options) * 1e9
         planned = [(option.best.value_ns, option.devices, option) for option in options if option.best is not None]
-        if not planned and number != taken:
+        if not planned and number != chosen_number:
             results = [option.result for option in options if option.result is not None]
             proven = len(results) == len(options) and all(r.status is Status.INFEASIBLE for r in results)
             devices = max(option.devices for option in options)
@@ -342,7 +344,7 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
                 most_samples_per_s=most,
             )
             continue
-        if number == taken and best is not None and best.best is not None:
+        if number == chosen_number and best is not None and best.best is not None:
             time_ns, devices, option = best.best.value_ns, best.devices_used, best
         else:
             time_ns, devices, option = min(planned, key=lambda each: each[:2])
@@ -356,8 +358,8 @@ def _rows(job: Job, choice: Choice) -> Iterable[PlacementRow]:
             samples_per_s_per_device=speed / devices,
             most_samples_per_s=max(most, speed),
             gain_per_node=None if before is None else (speed - before[1]) / (number - before[0]),
-            price_per_hour=price_of(job.site, option.used if number == taken else option.chosen),
+            price_per_hour=price_of(job.site, option.used if number == chosen_number else option.chosen),
             within_budget=choice.limits.keeps(time_ns),
-            chosen=number == taken,
+            chosen=number == chosen_number,
         )
         before = number, speed

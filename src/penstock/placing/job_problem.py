@@ -28,42 +28,45 @@ class Job:
 
     def __init__(self, job: PlacementJob, cluster: Cluster, free: frozenset[int], where: str) -> None:
         assert isinstance(job.profile, ModelProfile)
-        self.asked, self.cluster, self.profile = job, cluster, job.profile
+        self.spec, self.cluster, self.profile = job, cluster, job.profile
         self._refuse_unplannable(where)
-        known = self._known_kinds()
-        usable = frozenset(number for number in free if cluster.devices[number].kind in known)
+        costed_kinds = self._costed_kinds()
+        usable = frozenset(number for number in free if cluster.devices[number].kind in costed_kinds)
         if not usable:
             kinds = sorted({cluster.devices[number].kind for number in free})
             raise InvalidDocument(
                 f"no free device is of a kind that the profile {job.profile.name!r} was measured on",
-                faults=(Fault(f"{where}/profile", f"it knows {', '.join(known)}; free are {', '.join(kinds)}"),),
+                faults=(Fault(f"{where}/profile", f"it knows {', '.join(costed_kinds)}; free are {', '.join(kinds)}"),),
                 remedy="profile the model on one of these kinds, or cost one with topology.kinds",
             )
         self.left_out = len(free) - len(usable)
         self.site = Site(cluster.devices, cluster.network, usable)
 
     def _refuse_unplannable(self, where: str) -> None:
-        asked = self.asked
+        spec = self.spec
         try:
-            resolve(asked.planner).check(frozenset(asked.update_rules), asked.schedule, asked.options)
+            resolve(spec.planner).check(frozenset(spec.update_rules), spec.schedule, spec.options)
             refuse_unsupported(self._request(self.cluster.topology))
         except UnsupportedRequest as error:
             raise UnsupportedRequest(f"{where}: {error.detail}", remedy=error.remedy) from None
         priced = all(device.price is not None for device in self.cluster.devices)
-        if asked.budget is not None and asked.budget.price_per_hour is not None and not priced:
+        if spec.budget is not None and spec.budget.price_per_hour is not None and not priced:
             raise UnsupportedRequest(
                 f"{where}/budget/price_per_hour: {self.cluster.topology.name!r} has devices without a price",
                 remedy="give each device a price (per hour), or a budget of devices",
             )
 
-    def _known_kinds(self) -> list[str]:
-        own = self.profile.device_kinds
+    def _costed_kinds(self) -> list[str]:
+        profiled = self.profile.device_kinds
         topology = self.cluster.topology
-        return [*own, *(kind.name for kind in topology.kinds if topology.costed_from(kind.name, own) is not None)]
+        return [
+            *profiled,
+            *(kind.name for kind in topology.kinds if topology.costed_from(kind.name, profiled) is not None),
+        ]
 
     def limits(self, objective: Objective) -> PlacementLimits:
         """Return the limits of the job, for the solver."""
-        budget, nodes = self.asked.budget, self.asked.nodes
+        budget, nodes = self.spec.budget, self.spec.nodes
         limits = (
             (None, None, None)
             if budget is None
@@ -74,16 +77,16 @@ class Job:
     @property
     def limited(self) -> bool:
         """Return whether the job limits its planner."""
-        limits = self.asked.termination
+        limits = self.spec.termination
         counted = limits.max_plans is not None or limits.planned_effort != "thorough"
         return counted or limits.time_limit_ns is not None
 
     @cached_property
     def drawn(self) -> bool:
         """Return whether regular plans satisfy the job's constraints."""
-        asked = self.asked
-        plain = asked.planner == "auto" and asked.schedule in ("auto", "early-backward") and not asked.options
-        return plain and "synchronous" in asked.update_rules and asked.target is None
+        spec = self.spec
+        plain = spec.planner == "auto" and spec.schedule in ("auto", "early-backward") and not spec.options
+        return plain and "synchronous" in spec.update_rules and spec.target is None
 
     @cached_property
     def has_choices(self) -> bool:
@@ -96,7 +99,7 @@ class Job:
         return self._request(self.cluster.part(self.site.devices_of(chosen)))
 
     def _request(self, topology: ClusterTopology) -> PlanRequest:
-        fields = {name: getattr(self.asked, name) for name in Training.model_fields}
+        fields = {name: getattr(self.spec, name) for name in Training.model_fields}
         return PlanRequest(profile=self.profile, topology=topology, **fields)
 
     def problem(self, chosen: Chosen) -> Problem:
@@ -104,22 +107,22 @@ class Job:
         return to_problem(self.request(chosen))
 
     def problem_of(self, option: HostSet) -> Problem:
-        """Return the problem of a set's plan: that request at the plan's choice of degrees."""
+        """Return the problem of a set's plan: its request at the plan's choice of degrees."""
         problem = self.problem(option.chosen)
         return problem if option.result is None else choices.problem_of(problem, option.result)
 
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
-        """Solve with the job's own planner, within its limits and the time that is left of the placement's."""
-        asked, own_ns = self.asked, self.asked.termination.time_limit_ns
+        """Solve with the job's own planner, within its limits and the remaining time of the placement."""
+        spec, own_ns = self.spec, self.spec.termination.time_limit_ns
         return (choices.solve if problem.choices else driver.solve)(
             problem,
-            asked.planner,
-            schedule=asked.schedule,
+            spec.planner,
+            schedule=spec.schedule,
             time_limit_ns=left_ns if own_ns is None else min(own_ns, own_ns if left_ns is None else left_ns),
-            max_plans=asked.termination.max_plans,
-            effort=asked.termination.planned_effort,
-            gap=asked.termination.gap,
-            options=asked.options,
+            max_plans=spec.termination.max_plans,
+            effort=spec.termination.planned_effort,
+            gap=spec.termination.gap,
+            options=spec.options,
         )
 
     def file(self, option: HostSet) -> PlanFile:

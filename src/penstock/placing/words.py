@@ -31,21 +31,21 @@ def reasons_without(job: Job, choice: Choice, least: HostSet | None) -> tuple[st
 
 
 def _missing_sentences(job: Job, choice: Choice) -> list[str]:
-    found = [option for option in choice.options if option.best is not None]
-    if found:
-        fastest = min(found, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
+    planned = [option for option in choice.options if option.best is not None]
+    if planned:
+        fastest = min(planned, key=lambda option: (option.best.value_ns if option.best else 0, option.devices))
         assert fastest.best is not None
         allowed = choice.limits.deadline_ns
-        said = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
-        return [f"no plan meets the deadline of {duration(allowed or 0)}: {said}"]
+        closest = f"the fastest that was found takes {duration(fastest.best.value_ns)} on {_size(fastest)}"
+        return [f"no plan meets the deadline of {duration(allowed or 0)}: {closest}"]
     return _memory(job, choice) if choice.options else [_nothing_affordable(job, choice)]
 
 
 def _chosen(job: Job, best: HostSet) -> str:
     assert best.best is not None
-    speed = job.asked.global_batch_size / best.best.value_ns * 1e9
-    held = [[stage.devices for stage in pipeline.stages] for pipeline in best.best.allocation.pipelines]
-    stages = f"{len(held[0])} stages" if len(held) == 1 and len(held[0]) > 1 else shape(held)
+    speed = job.spec.global_batch_size / best.best.value_ns * 1e9
+    devices = [[stage.devices for stage in pipeline.stages] for pipeline in best.best.allocation.pipelines]
+    stages = f"{len(devices[0])} stages" if len(devices) == 1 and len(devices[0]) > 1 else shape(devices)
     choice = None if best.result is None else best.result.choice
     stages += "" if choice is None else f" at {choice}"
     return (
@@ -68,23 +68,23 @@ def _instead(choice: Choice, rows: Sequence[PlacementRow]) -> list[str]:
     at = next((place for place, row in enumerate(planned) if row.chosen), None)
     if at is None:
         return []
-    own, said = planned[at], []
+    base, sentences = planned[at], []
     for row in planned[max(0, at - 1) : at] + planned[at + 1 : at + 2]:
         assert row.samples_per_s is not None
-        assert own.samples_per_s is not None
-        change = row.samples_per_s / own.samples_per_s - 1
-        more = row.nodes - own.nodes
+        assert base.samples_per_s is not None
+        change = row.samples_per_s / base.samples_per_s - 1
+        more = row.nodes - base.nodes
         word = _change(change)
         late = "" if row.within_budget else ", which misses the deadline"
-        said.append(f"with {_nodes(row.nodes)}, {abs(more)} {'more' if more > 0 else 'fewer'}: {word}{late}")
-    others = [option for option in choice.options if option.number == own.nodes and option.best is not None]
+        sentences.append(f"with {_nodes(row.nodes)}, {abs(more)} {'more' if more > 0 else 'fewer'}: {word}{late}")
+    others = [option for option in choice.options if option.number == base.nodes and option.best is not None]
     if len(others) > 1:
         slowest = max(option.best.value_ns for option in others if option.best is not None)
-        best_ns = own.time_per_global_batch_ns or 1
-        said.append(
-            f"of {len(others)} classes of {_nodes(own.nodes)} the slowest takes {percent(slowest / best_ns - 1)} more"
+        best_ns = base.time_per_global_batch_ns or 1
+        sentences.append(
+            f"of {len(others)} classes of {_nodes(base.nodes)} the slowest takes {percent(slowest / best_ns - 1)} more"
         )
-    return said
+    return sentences
 
 
 def _change(share: float) -> str:
@@ -116,12 +116,12 @@ def _busiest_link(job: Job, best: HostSet) -> list[str]:
 
 
 def _proven(job: Job, choice: Choice) -> list[str]:
-    limits, samples = choice.limits, job.asked.global_batch_size
+    limits, samples = choice.limits, job.spec.global_batch_size
     least = choice.bound_cost
     which = "which are all of them" if choice.every_set else "compact, even and mixed ones"
     number = len(choice.options)
     classes = f"{number} class{'es' if number > 1 else ''} of sets examined, {which},"
-    said = []
+    sentences = []
     if least is not None:
         value = limits.value(least, samples)
         unit = {"throughput_per_device": "samples/s per device"}.get(limits.objective, "samples/s")
@@ -130,12 +130,12 @@ def _proven(job: Job, choice: Choice) -> list[str]:
             if limits.cheapest
             else f"can reach more than {value:,.4g} {unit}"
         )
-        said.append(f"proven: no set of the {classes} {limit}, whatever the plan")
+        sentences.append(f"proven: no set of the {classes} {limit}, whatever the plan")
     if choice.cut_short:
-        said.append(f"not all of them were searched for better plans: {choice.cut_short}")
+        sentences.append(f"not all of them were searched for better plans: {choice.cut_short}")
     if choice.unplanned:
-        said.append(f"{choice.unplanned} of the classes have no plan yet and are not proven to be worse")
-    return said
+        sentences.append(f"{choice.unplanned} of the classes have no plan yet and are not proven to be worse")
+    return sentences
 
 
 def _left_out(job: Job) -> list[str]:
@@ -145,7 +145,7 @@ def _left_out(job: Job) -> list[str]:
 
 
 def _nothing_affordable(job: Job, choice: Choice) -> str:
-    """State that the budget does not cover a single device of any set."""
+    """Return the sentence that the budget does not cover a single device of any set."""
     limits = choice.limits
     if limits.price is None or limits.least > 1:
         return f"the budget allows no set of {_nodes(limits.least)} with a device on each"
@@ -155,7 +155,7 @@ def _nothing_affordable(job: Job, choice: Choice) -> str:
 
 
 def _memory(job: Job, choice: Choice) -> list[str]:
-    """State how many bytes are missing on the set that comes nearest."""
+    """Return sentences on the bytes that are missing on the nearest set."""
     tried = [option for option in choice.options if option.result is not None and option.result.shortage is not None]
     if not tried and choice.refuted:
         return list(dict.fromkeys(option.result.sentence for option in choice.options if option.result is not None))
@@ -168,13 +168,13 @@ def _memory(job: Job, choice: Choice) -> list[str]:
     names = [job.cluster.devices[number].name for number in job.site.devices_of(nearest.chosen)]
     whole = sum(job.site.devices[device].memory_bytes for device in job.site.devices_of(nearest.chosen))
     most = f"on {_size(nearest)}, the nearest of {len(tried)} classes of sets ({amount(whole)} in all)"
-    said = (
+    verdict = (
         "the job does not fit in memory on any set"
         if choice.refuted
         else ("no plan was found that fits in memory on any set; it is not proven that there is none")
     )
     return [
-        f"{said}: {most}, {layers_need(short.first_layer, short.last_layer)} "
+        f"{verdict}: {most}, {layers_need(short.first_layer, short.last_layer)} "
         f"{shortage(short.needed_bytes, short.available_bytes, f'device {names[nearest.gpus(short.device)[0]]!r}')}",
         *([short.remedy] if short.remedy else []),
         *([doubt] if (doubt := doubtful_memory(max(each.memory_bytes for each in job.site.devices))) else []),
