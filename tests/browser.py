@@ -1,4 +1,4 @@
-"""Debian's Chromium for tests of pages, without a window and without a network of its own.
+"""Debian's Chromium for tests of pages, without a window and without a separate network.
 
 ``browser`` lives for one file of tests: Playwright's synchronous interface keeps an event loop running in the thread
 that started it, so that a browser of the whole session would break every later test that calls ``asyncio.run``.
@@ -25,7 +25,7 @@ FLAGS = (
     "--disable-sync",
 )
 PATIENCE_MS = 60_000
-"""How long anything may take on a busy machine."""
+"""Longest time that anything may take on a busy machine, in milliseconds."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 class Watched:
     """A page that must neither complain nor fetch from elsewhere: leaving the block fails with what it did.
 
-    ``with Watched(browser) as page: page.goto(…)``; options are those of a browser context (``color_scheme``,
+    ``with Watched(browser) as page: page.goto(…)``; options go to a browser context (``color_scheme``,
     ``viewport``, …). Addresses that begin with one of ``allowed`` may be fetched: the page's own server.
     """
 
@@ -55,7 +55,7 @@ class Watched:
         self._context.set_default_timeout(PATIENCE_MS)
         page = self._context.new_page()
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        page.on("console", lambda said: self._hear(said.type, said.text))
+        page.on("console", lambda message: self._hear(message.type, message.text))
         page.on("request", lambda request: self._fetch(request.url))
         return page
 
@@ -76,11 +76,11 @@ class Watched:
 
 
 def barriers(page: Page) -> list[str]:
-    """What axe finds serious or critical for people who cannot see, point or tell colours apart."""
-    found = Axe().run(page).response["violations"]
+    """Return what axe finds serious or critical for people who cannot see, point or tell colours apart."""
+    violations = Axe().run(page).response["violations"]
     return [
         f"{each['id']}: {each['help']}: {node['html'][:120]}"
-        for each in found
+        for each in violations
         if each["impact"] in ("serious", "critical")
         for node in each["nodes"][:3]
     ]

@@ -1,4 +1,4 @@
-"""What all tests can use; which of them a tier runs, in which order, and what they take of the processor."""
+"""Fixtures and options of all tests: which tests a tier runs, in which order, and what they take of the processor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--mesh-seed",
         type=int,
         default=date.today().toordinal(),
-        help="where everything runs, draws the cases of the matrix of meshes, with every triple of its values: the day",
+        help="in tier everything, draws the cases of the matrix of meshes, with every triple of values: the day",
     )
     parser.addoption("--all-meshes", action="store_true", help="every product of that matrix: half a day of CPU time")
 
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The quick tier leaves alone what takes seconds to import."""
+    """Leave files out of the quick tier whose imports take seconds."""
     if config.getoption("--tier") != "quick":
         return None
     path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
@@ -78,7 +78,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Processes take function after function, and whole files where tests share what is made once for a file."""
+    """Give processes function after function, and whole files where tests share what is made once for a file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFunction(LoadScopeScheduling):  # type: ignore[misc]
@@ -91,7 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def shares_fixtures(path: str) -> bool:
-    """Whether a file names a fixture that lives as long as the tests of a file or a folder."""
+    """Return whether a file names a fixture that lives as long as the tests of a file or a folder."""
     text = (HERE.parent / path).read_text()
     return bool(TOGETHER.search(text)) or any(re.search(rf"\b{name}\b", text) for name in _long_lived())
 
@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sampled(items: list[pytest.Item], tier: Tier) -> list[pytest.Item]:
-    """Return the cases of the tier: of tests with too many some at equal distances, and those that kill a mutant."""
+    """Return the cases of the tier: of tests with too many some at equal distances, and cases that kill a mutant."""
     tests = [_sampled_as(item, tier) for item in items]
     numbers = Counter(test for test, _ in tests)
     met: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""CPU seconds of tests, with those of the processes that they start, printed at the end by room and by function.
+"""CPU seconds of tests and of the processes that they start, printed at the end by room and by function.
 
 A process counts for the tests during which it runs, also one that outlives them, and a fixture for the test that makes
 it. The compiler's work in the tests' own process is left out of a test's time, because kernels are kept on disk. The
@@ -26,13 +26,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s() -> float:
-    """Of this process and of its descendants, those that have ended and those that run."""
+    """Return the CPU seconds of this process and of its descendants, whether they run or have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in usages) + sum(_running_s("self"))
 
 
 def _running_s(parent: int | str) -> Iterator[float]:
-    """Of each descendant that runs, with what it has waited for; they may end meanwhile."""
+    """Yield the seconds of each descendant that runs, with what it has waited for; they may end meanwhile."""
     with suppress(OSError):
         for thread in Path(f"/proc/{parent}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
@@ -57,7 +57,7 @@ class CpuTimes:
         self._compiling = event.TimingListener()
 
     def _measured_s(self) -> float:
-        """Without the compiler's time, which is nearly all CPU time."""
+        """Return the seconds without the compiler's time, which is nearly all CPU time."""
         return cpu_s() - (self._compiling.duration if self._compiling.done else 0.0)
 
     def pytest_sessionstart(self) -> None:
@@ -76,7 +76,7 @@ class CpuTimes:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Reports of workers bring the number with them."""
+        """Add the number that workers' reports bring with them."""
         times = self.calls if report.when == "call" else self.others
         times[report.nodeid] = times.get(report.nodeid, 0.0) + getattr(report, KEY, 0.0)
 
@@ -96,33 +96,33 @@ class CpuTimes:
             return []
         return [
             name
-            for name, taken in self.calls.items()
-            if taken > self._limit_s and name.partition("[")[0] not in self._slow
+            for name, seconds in self.calls.items()
+            if seconds > self._limit_s and name.partition("[")[0] not in self._slow
         ]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        total = own.ru_utime + own.ru_stime + self._of_workers if self._of_workers else cpu_s()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        total = usage.ru_utime + usage.ru_stime + self._of_workers if self._of_workers else cpu_s()
         times = {name: self.calls.get(name, 0.0) + self.others.get(name, 0.0) for name in {*self.calls, *self.others}}
         terminalreporter.section(f"CPU time: {total:.0f} s, of which tests {sum(times.values()):.0f} s")
         for title, part in (("rooms", _room), ("functions", _function)):
             terminalreporter.write_line(f"{title} that take longest, and how many cases they have:")
-            for name, taken, number in _longest(times, part)[:SHOWN]:
-                terminalreporter.write_line(f"{taken:8.1f} s {number:6d}  {name}")
+            for name, seconds, number in _longest(times, part)[:SHOWN]:
+                terminalreporter.write_line(f"{seconds:8.1f} s {number:6d}  {name}")
         TABLE.parent.mkdir(exist_ok=True)
-        lines = [f"{taken:.2f}\t{number}\t{name}\n" for name, taken, number in _longest(times, _function)]
+        lines = [f"{seconds:.2f}\t{number}\t{name}\n" for name, seconds, number in _longest(times, _function)]
         TABLE.write_text("".join(lines), encoding="utf-8")
         for name in self.too_slow:
-            taken = self.calls[name]
+            seconds = self.calls[name]
             terminalreporter.write_line(
-                f"{name} takes {taken:.1f} s of CPU time, and tests of the quick tier {self._limit_s} s: "
+                f"{name} takes {seconds:.1f} s of CPU time, and tests of the quick tier {self._limit_s} s: "
                 "make it smaller, or mark it with pytest.mark.tier",
                 yellow=True,
             )
 
 
 def _longest(times: dict[str, float], part: Callable[[str], str]) -> list[tuple[str, float, int]]:
-    """The parts of the tests' names that take longest, their seconds and numbers of cases."""
+    """Return the parts of the tests' names that take longest, their seconds and numbers of cases."""
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for name, seconds in times.items():
         parts[part(name)].append(seconds)

@@ -1,4 +1,4 @@
-"""Which processes a test leaves behind: its own, not those that fixtures of the whole session keep."""
+"""Processes that a test leaves behind, without the processes that fixtures of the whole session keep."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import psutil
 
 
 def family() -> set[psutil.Process]:
-    """The living descendants of this process."""
+    """Return the living descendants of this process."""
     return {p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
 
 
 @contextmanager
 def no_orphans(within_s: float = 0.0) -> Iterator[None]:
-    """What begins in the block has ended at its end, or so long after it."""
+    """Check that processes which begin in the block have ended at its end, or within the time after it."""
     before = family()
     yield
     assert psutil.wait_procs(family() - before, within_s)[1] == []

@@ -1,4 +1,4 @@
-"""Where this repository is."""
+"""Path of this repository."""
 
 from __future__ import annotations
 

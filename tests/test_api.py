@@ -115,8 +115,8 @@ def test_what_no_planner_does_is_refused_and_named(change: dict[str, object]) ->
 def test_what_memory_does_not_have_is_an_assumption_of_the_plan() -> None:
     def assumed(**changes: object) -> list[bool]:
         answer = penstock.plan("gpt2-small", "1x4xV100", global_batch_size=8, micro_batch_sizes=[1], **changes)
-        said = " ".join(answer.file.plan.assumptions)
-        return ["gradients that wait between the halves" in said, "samples that the first layers" in said]
+        assumptions = " ".join(answer.file.plan.assumptions)
+        return ["gradients that wait between the halves" in assumptions, "samples that the first layers" in assumptions]
 
     assert assumed(planner="gpipe") == [False, False]
     assert assumed(planner="zero-bubble") == [True, False]
@@ -184,7 +184,7 @@ def test_unknown_names_list_near_ones() -> None:
 
 
 def with_certificates(answer: penstock.Answer, *certificates: dict[str, object], **plan: object) -> PlanFile:
-    """The answer's plan with these certificates in place of its own."""
+    """Return the answer's plan with these certificates in place of the original ones."""
     data = answer.file.model_dump(mode="json", exclude_none=True)
     data["plan"] |= {"certificates": list(certificates), **plan}
     return PlanFile.parse(
@@ -198,27 +198,27 @@ def own_certificates(answer: penstock.Answer) -> list[dict[str, object]]:
 
 def test_a_bound_that_is_said_to_cover_the_request_has_to(answer: penstock.Answer) -> None:
     """The class of the second certificate, in the words of one on the request: a sentence that is not true."""
-    wide, narrow, own = own_certificates(answer)
-    assert penstock.judge(with_certificates(answer, wide, narrow, own)).faults == ()
+    wide, narrow, certificate = own_certificates(answer)
+    assert penstock.judge(with_certificates(answer, wide, narrow, certificate)).faults == ()
     boast = {**narrow, "scope": wide["scope"], "model": "every plan of this request"}
     (fault,) = penstock.judge(with_certificates(answer, boast)).faults
     assert "does not cover every plan of the request" in fault
 
 
 def test_a_bound_on_other_plans_is_no_certificate_of_this_one(answer: penstock.Answer) -> None:
-    own = own_certificates(answer)[-1]
-    covers = {**own["covers"], "backward": ["split"]}  # type: ignore[dict-item]
+    certificate = own_certificates(answer)[-1]
+    covers = {**certificate["covers"], "backward": ["split"]}  # type: ignore[dict-item]
     model = "this allocation, any order of its operations, split backwards"
-    (fault,) = penstock.judge(with_certificates(answer, {**own, "covers": covers, "model": model})).faults
+    (fault,) = penstock.judge(with_certificates(answer, {**certificate, "covers": covers, "model": model})).faults
     assert "does not cover the plan that carries it" in fault
 
 
 def test_certificates_of_plans_changed_by_hand_are_proven_again(answer: penstock.Answer) -> None:
-    wide, narrow, own = own_certificates(answer)
-    judged = penstock.judge(with_certificates(answer, wide, narrow, own, prediction=None))
+    wide, narrow, certificate = own_certificates(answer)
+    judged = penstock.judge(with_certificates(answer, wide, narrow, certificate, prediction=None))
     assert judged.faults == ()
-    assert [c.scope for c in judged.plan.certificates] == [wide["scope"], own["scope"]]
-    assert [c.bound_ns for c in judged.plan.certificates] == [wide["bound_ns"], own["bound_ns"]]
+    assert [c.scope for c in judged.plan.certificates] == [wide["scope"], certificate["scope"]]
+    assert [c.bound_ns for c in judged.plan.certificates] == [wide["bound_ns"], certificate["bound_ns"]]
 
 
 def test_every_field_of_a_request_is_a_keyword_of_plan() -> None:

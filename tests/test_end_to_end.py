@@ -165,9 +165,9 @@ class Cluster:
         with os.fdopen(reading, encoding="utf-8") as lines:
             for line in lines:
                 log += line
-                if found := re.search(pattern, line):
+                if match := re.search(pattern, line):
                     self._drain(name, os.dup(lines.fileno()))
-                    return found[1]
+                    return match[1]
         raise AssertionError(f"{name} ended:\n{log}")
 
     def _drain(self, name: str, descriptor: int) -> None:
@@ -179,13 +179,13 @@ class Cluster:
         os.close(descriptor)
 
     def ranks(self, name: str) -> list[psutil.Process]:
-        """The rank processes of an agent, in the order in which it started them."""
+        """Return the rank processes of an agent, in the order in which it started them."""
         children = psutil.Process(self.processes[name].pid).children()
         ranks = [child for child in children if "penstock.executor.run.rank_main" in child.cmdline()]
         return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
     def wait_until_gone(self, agent: str) -> None:
-        """Until the service gives the name of an agent that died to another."""
+        """Wait until the service gives the name of an agent that died to another."""
         until = time.monotonic() + LIMIT_S
         while any(one["id"] == agent and one["alive"] for one in self.client.get("/v1/agents").json()):
             assert time.monotonic() < until, f"{agent} is still alive after {LIMIT_S} s"
@@ -198,15 +198,15 @@ class Cluster:
         return answer.json()["id"]
 
     def run_when(self, run: str, good) -> RunOut:
-        """The run, once it is as it should be, or has ended."""
+        """Return the run, once it is as it should be, or has ended."""
         headers: dict[str, str] = {}
         while True:
             answer = self.client.get(f"/v1/runs/{run}", headers=headers)
             if answer.status_code == 304:  # nothing has changed for as long as it was held
                 continue
-            found = RunOut.model_validate_json(answer.content)
-            if good(found) or found.state not in ("preparing", "running"):
-                return found
+            current = RunOut.model_validate_json(answer.content)
+            if good(current) or current.state not in ("preparing", "running"):
+                return current
             headers = {"Prefer": f"wait={LIMIT_S:.0f}", "If-None-Match": answer.headers["etag"]}
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ def request_for_a_plan(cluster):
 
 
 def topology(devices_per_node: int) -> ClusterTopology:
-    """So many of the devices of each agent."""
+    """Return a cluster with so many of the devices of each agent."""
     link = {"bandwidth_bytes_per_s": 10**9, "latency_ns": 50_000}
     uniform = UniformCluster(
         nodes=2,
@@ -275,7 +275,7 @@ def request_for_two_ranks(request_for_a_plan):
 
 
 def ask(cluster: Cluster, request: PlanRequest) -> JobOut:
-    """The service's answer to a request."""
+    """Return the service's answer to a request."""
     headers = {"content-type": "application/json", "Prefer": f"wait={LIMIT_S:.0f}"}
     answer = cluster.client.post("/v1/plans", content=request.canonical_json(), headers=headers)
     assert answer.status_code == 200, answer.text
@@ -295,7 +295,7 @@ def plan_for_two_ranks(cluster, request_for_two_ranks):
 
 
 def planned(cluster: Cluster, request: PlanRequest, stages: int) -> str:
-    """The hash of the service's plan, which has a device for each of so many stages."""
+    """Return the hash of the service's plan, which has a device for each of so many stages."""
     result = ask(cluster, request).result
     assert result.plan is not None, result.sentence
     assert [len(stage.devices) for stage in result.plan.pipelines[0].stages] == [1] * stages

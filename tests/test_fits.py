@@ -24,18 +24,18 @@ LLAMA_CONFIG = {
 
 
 def test_rows_that_fit_come_first_and_then_by_what_is_left() -> None:
-    found = penstock.fits("llama-3-70b", "8x8xH100", rows=1000)
-    assert found.legal == len(found.rows)
-    assert found.legal + sum(one.layouts for one in found.refused) == found.tried
-    assert [row.fits for row in found.rows] == sorted((row.fits for row in found.rows), reverse=True)
-    assert [row.headroom_bytes for row in found.rows] == sorted((r.headroom_bytes for r in found.rows), reverse=True)
-    for row in found.rows:
+    answer = penstock.fits("llama-3-70b", "8x8xH100", rows=1000)
+    assert answer.legal == len(answer.rows)
+    assert answer.legal + sum(one.layouts for one in answer.refused) == answer.tried
+    assert [row.fits for row in answer.rows] == sorted((row.fits for row in answer.rows), reverse=True)
+    assert [row.headroom_bytes for row in answer.rows] == sorted((r.headroom_bytes for r in answer.rows), reverse=True)
+    for row in answer.rows:
         parts = row.memory.model_dump()
         total = parts.pop("total_bytes")
         assert total == sum(parts.values())
-        assert row.headroom_bytes == found.available_bytes - total
+        assert row.headroom_bytes == answer.available_bytes - total
         assert row.fits == (row.headroom_bytes >= 0)
-        assert row.tensor * row.context * row.pipeline * row.data == found.gpus == 64
+        assert row.tensor * row.context * row.pipeline * row.data == answer.gpus == 64
 
 
 def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "pointer", "words"),
+    ("arguments", "pointer", "words"),
     [
         ({"tensor": 5}, "/tensor", "tensor 5 does not divide 64 attention heads"),
         ({"tensor": [3, 5]}, "/tensor", "tensor 3 does not divide 64"),
@@ -62,9 +62,9 @@ def test_a_configuration_is_the_shape_that_it_describes(tmp_path: Path) -> None:
         ({"micro_batch_size": 3, "global_batch_size": 64, "pipeline": 4}, "/global_batch_size", "does not divide"),
     ],
 )
-def test_an_illegal_degree_is_refused_with_its_rule(asked: dict[str, Any], pointer: str, words: str) -> None:
+def test_an_illegal_degree_is_refused_with_its_rule(arguments: dict[str, Any], pointer: str, words: str) -> None:
     with pytest.raises(UnsupportedRequest) as caught:
-        penstock.fits("llama-3-70b", "8x8xH100", **asked)
+        penstock.fits("llama-3-70b", "8x8xH100", **arguments)
     assert pointer in {fault.pointer for fault in caught.value.faults}
     assert words in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_stages_that_are_not_even_are_judged_with_the_flags_that_make_them(
 
 
 @pytest.mark.parametrize(
-    ("model", "cluster", "asked", "words"),
+    ("model", "cluster", "arguments", "words"),
     [
         ("llama-3-70b", "8x8xH100", {"tensor": 0}, "greater than or equal to 1"),
         ("llama-3-70b", "8x8xH100", {"precision": "fp8"}, "precision"),
@@ -114,9 +114,9 @@ def test_stages_that_are_not_even_are_judged_with_the_flags_that_make_them(
         ("gpt2-small", "8xA100", {"sequence_length": 4096}, "1024 learned positions"),
     ],
 )
-def test_bad_input_is_named(model: str, cluster: str, asked: dict[str, Any], words: str) -> None:
+def test_bad_input_is_named(model: str, cluster: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(PenstockError, match=words):
-        penstock.fits(model, cluster, **asked)
+        penstock.fits(model, cluster, **arguments)
 
 
 def test_devices_that_stand_for_groups_are_refused() -> None:
@@ -135,25 +135,25 @@ def test_mixed_memory_counts_as_the_smallest() -> None:
     ]
     links = [{"a": "A", "b": "B", "bandwidth_bytes_per_s": 10**9}]
     topology = ClusterTopology.parse({"name": "mixed", "nodes": nodes, "links": links})
-    found = penstock.fits("gpt2-small", topology)
-    assert found.available_bytes == 40 * 2**30
-    assert any("smallest" in one for one in found.assumptions)
+    answer = penstock.fits("gpt2-small", topology)
+    assert answer.available_bytes == 40 * 2**30
+    assert any("smallest" in one for one in answer.assumptions)
 
 
 def test_up_to_the_most_layouts_are_tried() -> None:
-    asked = {"tensor": "all", "context": "all", "pipeline": "all", "sharding": "all", "framework": "torch"}
-    found = penstock.fits("llama-3.1-405b", "128x8xH100", **asked, micro_batch_size=[1, 2])
-    assert MOST_LAYOUTS / 2 < found.tried <= MOST_LAYOUTS
+    arguments = {"tensor": "all", "context": "all", "pipeline": "all", "sharding": "all", "framework": "torch"}
+    answer = penstock.fits("llama-3.1-405b", "128x8xH100", **arguments, micro_batch_size=[1, 2])
+    assert MOST_LAYOUTS / 2 < answer.tried <= MOST_LAYOUTS
     with pytest.raises(UnsupportedRequest, match="give values instead of 'all'"):
-        penstock.fits("llama-3.1-405b", "128x8xH100", **asked, virtual_stages="all")
+        penstock.fits("llama-3.1-405b", "128x8xH100", **arguments, virtual_stages="all")
 
 
 def test_long_pipelines_in_many_layouts_are_refused() -> None:
     deep = SHAPES["llama-3.1-405b"].model_copy(update={"layers": 4096})
-    asked = {"tensor": 1, "pipeline": 4096, "sharding": ["none", "optimizer"]}
-    assert penstock.fits(deep, "512x8xH100", **asked).legal == 2
+    arguments = {"tensor": 1, "pipeline": 4096, "sharding": ["none", "optimizer"]}
+    assert penstock.fits(deep, "512x8xH100", **arguments).legal == 2
     with pytest.raises(UnsupportedRequest, match="128 legal layouts have 524,288 stages; 131,072"):
-        penstock.fits(deep, "512x8xH100", **asked, micro_batch_size=list(range(1, 65)))
+        penstock.fits(deep, "512x8xH100", **arguments, micro_batch_size=list(range(1, 65)))
 
 
 def test_what_helps_helps() -> None:
@@ -171,13 +171,13 @@ COMMAND = ["fits", "--example", "llama-3-70b", "--cluster", "8x8xH100"]
 @pytest.mark.tier("ci")
 def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--tensor", "4,8", "--json"]) == 0
-    found = FitsAnswer.model_validate_json(capsys.readouterr().out)
-    assert found == penstock.fits("llama-3-70b", "8x8xH100", tensor=[4, 8])
+    answer = FitsAnswer.model_validate_json(capsys.readouterr().out)
+    assert answer == penstock.fits("llama-3-70b", "8x8xH100", tensor=[4, 8])
     assert main([*COMMAND, "--tensor", "4,8"]) == 0
     shown = capsys.readouterr().out
-    assert f"{found.fitting} of {found.legal} legal layouts fit" in shown
-    assert f"{found.rows[0].memory.total_bytes / 2**30:.1f}" in shown
-    assert all(one.sentence in shown for one in found.refused)
+    assert f"{answer.fitting} of {answer.legal} legal layouts fit" in shown
+    assert f"{answer.rows[0].memory.total_bytes / 2**30:.1f}" in shown
+    assert all(one.sentence in shown for one in answer.refused)
 
 
 @pytest.mark.tier("ci")
@@ -192,7 +192,7 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
 def test_options_that_are_given_several_times_are_added_up(
     once: list[str], several: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those of ``penstock plan``: the last value alone has fewer layouts."""
+    """As the options of ``penstock plan``: the last value alone has fewer layouts."""
     answers, last_alone = [], [*several[:-4], *several[-2:]]
     for words in (once, several, last_alone):
         main([*COMMAND, *words, "--json"])
@@ -204,21 +204,21 @@ def test_options_that_are_given_several_times_are_added_up(
 @pytest.mark.tier("ci")
 def test_how_sequences_are_shared_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """A ring's buffers are larger than what an all-to-all sends."""
-    asked = ["--tensor", "2", "--pipeline", "4", "--context", "4", "--sequence-length", "131072", "--json"]
+    arguments = ["--tensor", "2", "--pipeline", "4", "--context", "4", "--sequence-length", "131072", "--json"]
     memory = {}
     for kind in ("ring", "all-to-all"):
-        assert main([*COMMAND, *asked, "--context-kind", kind]) == 3, "nothing fits, and memory is said"
-        found = FitsAnswer.model_validate_json(capsys.readouterr().out)
-        assert any(each.endswith(f"by {kind.replace('-', '_')}") for each in found.assumptions)
-        memory[kind] = found.rows[0].memory.activations_bytes
+        assert main([*COMMAND, *arguments, "--context-kind", kind]) == 3, "nothing fits, and memory is said"
+        answer = FitsAnswer.model_validate_json(capsys.readouterr().out)
+        assert any(each.endswith(f"by {kind.replace('-', '_')}") for each in answer.assumptions)
+        memory[kind] = answer.rows[0].memory.activations_bytes
     assert memory["ring"] > memory["all-to-all"]
 
 
 def test_routing_of_tokens_decides_what_experts_keep() -> None:
     """Twice the even share, as a capacity or on the busiest GPU, is half as much again or more; 1 is even."""
-    given = {"tensor": 1, "expert": 8, "pipeline": 1, "sequence_length": 4096}
+    arguments = {"tensor": 1, "expert": 8, "pipeline": 1, "sequence_length": 4096}
     kept = [
-        penstock.fits("qwen3-30b-a3b", "8xH100", **given, **more).rows[0].memory.activations_bytes
+        penstock.fits("qwen3-30b-a3b", "8xH100", **arguments, **more).rows[0].memory.activations_bytes
         for more in ({}, {"routing_imbalance": 1.0}, {"routing_imbalance": 2.0}, {"capacity_factor": 2.0})
     ]
     assert kept[0] == kept[1] < kept[2]
@@ -229,7 +229,7 @@ def test_routing_of_tokens_decides_what_experts_keep() -> None:
 
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (["--capacity-factor", "1"], 65, "has no experts"),
         (["--tensor", "5"], 65, "nearest: tensor 2, 4, 8"),
@@ -244,16 +244,16 @@ def test_routing_of_tokens_decides_what_experts_keep() -> None:
         (["--offload"], 64, "No such option"),
     ],
 )
-def test_exit_codes(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *words]) == code
-    told = capsys.readouterr()
-    assert said in told.out + told.err
+    printed = capsys.readouterr()
+    assert expected in printed.out + printed.err
 
 
 @pytest.mark.tier("ci")
 def test_a_configuration_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
-    for text, said in (("[1]", "not the object"), ("{", "JSON"), ('{"model_type": "bloom"}', "known are llama")):
+    for text, expected in (("[1]", "not the object"), ("{", "JSON"), ('{"model_type": "bloom"}', "known are llama")):
         path.write_text(text)
         assert main(["fits", "--hf", str(path), "--cluster", "8xH100"]) == 65
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err

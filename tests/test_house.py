@@ -1,4 +1,4 @@
-"""Rooms of the sources: few files each, a docstring that says where to start; short functions; no import circles."""
+"""Rooms of the sources: few files each, a docstring that says where to start, short functions, no import circles."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ LONG = {
 
 @cache
 def _modules() -> dict[str, Path]:
-    """Our modules by the name that they are imported by."""
-    found = {}
+    """Return our modules by the name that they are imported by."""
+    paths = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "penstock" in folder and (ROOT / "src/penstock" / path.relative_to(ROOT / folder).parts[0]).is_symlink():
                 continue
             parts = path.relative_to(ROOT / "src" if folder.startswith("src") else ROOT).with_suffix("").parts
             name = ".".join(parts if folder.startswith("src") else ("penstock", *parts))
-            found[name.removesuffix(".__init__")] = path
-    return found
+            paths[name.removesuffix(".__init__")] = path
+    return paths
 
 
 @cache
@@ -66,7 +66,7 @@ def test_files_of_tests_have_names_of_their_own() -> None:
 
 def _rooms() -> dict[str, list[Path]]:
     files = sorted(_modules().values(), key=lambda path: path.parent.as_posix())
-    return {room.relative_to(ROOT).as_posix(): list(held) for room, held in groupby(files, lambda path: path.parent)}
+    return {room.relative_to(ROOT).as_posix(): list(paths) for room, paths in groupby(files, lambda path: path.parent)}
 
 
 def test_rooms_hold_few_files() -> None:
@@ -148,7 +148,7 @@ def test_a_name_of_a_class_of_solvers_says_which_one_it_is() -> None:
 
 
 def test_files_are_short() -> None:
-    """Those of compiled kernels may be longer: what is compiled together is read together."""
+    """Files of compiled kernels may be longer: functions that are compiled together are read together."""
     lines = {
         path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines()) for path in _modules().values()
     }
@@ -168,7 +168,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Each name that a module imports from one of ours when it runs."""
+    """Yield each name that a module imports from one of ours when it runs."""
     for_types: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md), seen in a fresh interpreter's ``sys.modules`` and in the source."""
+"""Allowed imports (docs/architecture.md), seen in a fresh interpreter's ``sys.modules`` and in the source."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ RUN_NOT_IMPORTED = ("__main__", "migrations.env")
 
 
 def _modules(package: str) -> list[str]:
-    """All modules of a package by name, from the folders that it really is."""
+    """Return all modules of a package by name, from the folders that it really is."""
     start = (
         ROOT / package.rpartition(".")[2]
         if package.rpartition(".")[2] in FOLDERS
         else ROOT / "src" / "penstock" / "cli"
     )
-    found = [package]
-    found += [name for _, name, _ in pkgutil.walk_packages([str(start)], package + ".", onerror=lambda _: None)]
-    return [name for name in found if not name.endswith(RUN_NOT_IMPORTED)]
+    names = [package]
+    names += [name for _, name, _ in pkgutil.walk_packages([str(start)], package + ".", onerror=lambda _: None)]
+    return [name for name in names if not name.endswith(RUN_NOT_IMPORTED)]
 
 
 def _loaded(names: list[str]) -> set[str]:
-    """What a fresh interpreter has loaded after importing ``names``."""
+    """Return the modules that a fresh interpreter has loaded after importing ``names``."""
     code = (
         "import importlib, json, sys\n"
         "before = set(sys.modules)\n"
@@ -66,7 +66,7 @@ def _roots(loaded: set[str]) -> set[str]:
 
 
 def _ours(loaded: set[str]) -> set[str]:
-    """Sub-packages and modules of penstock, two names deep."""
+    """Return sub-packages and modules of penstock, two names deep."""
     return {".".join(name.split(".")[:2]) for name in loaded if name.startswith("penstock.")}
 
 
@@ -100,7 +100,7 @@ def test_the_agent_loads_no_torch() -> None:
 
 
 def test_ranks_load_no_documents_but_their_program_and_options() -> None:
-    """Those of plans, runs and agents take a tenth of a rank's start."""
+    """Documents of plans, runs and agents take a tenth of a rank's start."""
     loaded = _loaded(["penstock.executor.run.rank_main"])
     assert {"penstock.schemas.program", "penstock.schemas.api.run_options"} <= loaded
     assert not loaded & {"penstock.schemas.plan", "penstock.schemas.profile", "penstock.schemas.api.agents"}
@@ -212,7 +212,7 @@ ROOMS_WITHIN: dict[str, dict[str, set[str]]] = {
         },
     },
 }
-"""The same within two rooms; a module beside the folders is a room of its own."""
+"""The same within two rooms; a module beside the folders is a separate room."""
 FACADE = ("penstock", "penstock.errors")
 """The Python API: names of all rooms, loaded when they are used."""
 
@@ -353,9 +353,9 @@ def test_the_docstring_of_a_room_says_what_it_may_import(module: str, rooms: set
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     may = text.partition("May import: ")[2].partition("\nStart reading")[0]
     every = {*ROOMS, *(f"{outer}.{room}" for outer, within in ROOMS_WITHIN.items() for room in within)}
-    said = {name for name in every if f"`{name}`" in may}
+    named = {name for name in every if f"`{name}`" in may}
     is_within = module.count(".") == 2
-    assert {name for name in said if ("." in name) == is_within} == rooms, f"{path}: write 'May import: …' with these"
+    assert {name for name in named if ("." in name) == is_within} == rooms, f"{path}: write 'May import: …' with these"
 
 
 @pytest.mark.tier("quick")

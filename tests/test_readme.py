@@ -49,7 +49,7 @@ def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def _table() -> list[str]:
-    """The commands of README's table, in order."""
+    """Return the commands of README's table, in order."""
     rows = re.findall(r"^\|[^|]*\|([^|]*)\|[^|]*\|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     return [command for cell in rows for command in re.findall(r"`([^`]+)`", cell)]
 
@@ -69,8 +69,8 @@ def test_the_commands_of_the_table_run_as_typed(tmp_path: Path, monkeypatch: pyt
         program, *words = shlex.split(command)
         assert program == "penstock", command
         assert main(words) == 0, command
-    for made in ("profile.json", "plan.json", "plan.html", "cluster.json", "job/job.sbatch", "saved", "better.json"):
-        assert (tmp_path / "out" / made).exists(), made
+    for file in ("profile.json", "plan.json", "plan.html", "cluster.json", "job/job.sbatch", "saved", "better.json"):
+        assert (tmp_path / "out" / file).exists(), file
     assert {path.name for path in tmp_path.iterdir()} - {"examples", "penstock.sqlite"} == {"out"}
 
 

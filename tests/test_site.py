@@ -34,12 +34,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """No line per request."""
+        """Log no line per request."""
 
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Of a server of the site."""
+    """The address of a server of the site."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Silent, directory=str(site)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -1,8 +1,8 @@
 """The four tiers of tests. Each contains the one before.
 
-quick        no processes, browsers, database servers, torch or whole searches; three seeds
-ci           one case of each system and question on real parts; four seeds
-nightly      whole searches, all exchanges, faults that take long to happen, other trainers' code; twelve seeds
+quick        no processes, browsers, database servers, torch or whole searches (three seeds)
+ci           one case of each system and question on real parts (four seeds)
+nightly      whole searches, all exchanges, faults that take long to happen, other trainers' code (twelve seeds)
 everything   every seed and case, new draws of hypothesis, Slurm, soaking, each command of the documentation
 
 A test belongs to the tier of its folder (``FOLDERS``), unless its function or module has ``@pytest.mark.tier``. The

@@ -1,4 +1,4 @@
-"""What code, scripts and pages refer to: sections of the theory, decisions, and files of the repository."""
+"""References of code, scripts and pages: sections of the theory, decisions, and files of the repository."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class Citation:
 
 @cache
 def files() -> tuple[Path, ...]:
-    """Those of the repository, without links and what other programs have made of them."""
-    found = list(ROOT.glob("*.*"))
+    """Return the repository's files, without links and generated files."""
+    paths = list(ROOT.glob("*.*"))
     for folder in (*FOLDERS, "docker", ".ci"):
         for place, inner, names in os.walk(ROOT / folder):
             inner[:] = [each for each in inner if each != "__pycache__"]
-            found += [Path(place) / name for name in names]
-    return tuple(sorted(path for path in found if path.is_file() and not path.is_symlink()))
+            paths += [Path(place) / name for name in names]
+    return tuple(sorted(path for path in paths if path.is_file() and not path.is_symlink()))
 
 
 @cache
 def prose() -> tuple[Prose, ...]:
-    """Of every Python file, page and script, but for the samples of the test itself."""
-    found: list[Prose] = []
+    """Return the prose of every Python file, page and script, without the samples of the test itself."""
+    texts: list[Prose] = []
     for path in files():
         name = path.relative_to(ROOT).as_posix()
         script = not path.suffix and name.startswith(("scripts/", ".ci/"))
@@ -80,18 +80,18 @@ def prose() -> tuple[Prose, ...]:
             continue
         text = path.read_text(encoding="utf-8")
         pythonic = path.suffix == ".py" or (script and "python" in text.partition("\n")[0])
-        found += python(name, text) if pythonic else paragraphs(name, text)
-    return tuple(found)
+        texts += python(name, text) if pythonic else paragraphs(name, text)
+    return tuple(texts)
 
 
 def paragraphs(name: str, text: str) -> Iterator[Prose]:
-    """What blank lines separate."""
+    """Yield the paragraphs that blank lines separate."""
     for match in re.finditer(r"(?:^.+\n?)+", text, re.MULTILINE):
         yield Prose(name, text.count("\n", 0, match.start()) + 1, match[0])
 
 
 def python(name: str, text: str) -> Iterator[Prose]:
-    """Comments and strings of a module; neighbours, such as the lines of a comment, as one text."""
+    """Yield comments and strings of a module; neighbours, such as the lines of a comment, are one text."""
     run: list[str] = []
     line, explains = 0, True
     fresh = True
@@ -118,8 +118,11 @@ def _plain(token: str, comment: bool) -> str:
 
 
 def citations(text: str) -> Iterator[Citation]:
-    """``ALGORITHMS 2.6-2.8``, ``BOUNDS Part II, 1.5 and 1.6``, ``EXECUTOR``, ``docs/theory/judge.md, section 4``: each
-    section of its own."""
+    """Yield the citations in a text, one for each section.
+
+    Examples: ``ALGORITHMS 2.6-2.8``, ``BOUNDS Part II, 1.5 and 1.6``, ``EXECUTOR``, ``docs/theory/judge.md, section
+    4``.
+    """
     text = re.sub(r"\s+", " ", text)
     for match in _DOCS.finditer(text):
         page = f"{(match[1] or match[2]).lower()}.md"
@@ -130,15 +133,15 @@ def citations(text: str) -> Iterator[Citation]:
 def _sections(text: str, at: int) -> Iterator[str]:
     part = ""
     while True:
-        if (found := _PART.match(text, at)) and (len(found[1]) > 1 or found[2] or _PART_ONE.match(text, at)):
-            part = f"{found[1]}."
-            section = part + found[2] if found[2] else found[1]
-        elif found := _SECTION.match(text, at):
-            section = part + found[1]
+        if (match := _PART.match(text, at)) and (len(match[1]) > 1 or match[2] or _PART_ONE.match(text, at)):
+            part = f"{match[1]}."
+            section = part + match[2] if match[2] else match[1]
+        elif match := _SECTION.match(text, at):
+            section = part + match[1]
         else:
             return
         yield section
-        at = found.end()
+        at = match.end()
         if between := _RANGE.match(text, at):
             last = _SECTION.match(text, between.end())
             if last:
@@ -149,39 +152,43 @@ def _sections(text: str, at: int) -> Iterator[str]:
 
 
 def _between(first: str, last: str) -> Iterator[str]:
-    """Sections after the first and before the last of a range."""
+    """Yield sections after the first and before the last of a range."""
     (chapter, low), (other, high) = (re.split(r"(?<=\D)(?=\d+$)|^(?=\d+$)", each) for each in (first, last))
     assert chapter == other, f"{first} to {last} is a range over several chapters: name them"
     yield from (f"{chapter}{number}" for number in range(int(low) + 1, int(high)))
 
 
 def sections(text: str) -> set[str]:
-    """What can be cited of a page: the numbers of its headings, below a heading ``Part II`` with ``II.`` before them,
-    and its remarks ``R-1``, ``R-2``, …, each at the beginning of a line."""
-    found = set(_REMARK.findall(text))
+    """Return the parts of a page that can be cited.
+
+    These are the numbers of its headings, below a heading ``Part II`` with ``II.`` before them, and its remarks
+    ``R-1``,
+    ``R-2``, …, each at the beginning of a line.
+    """
+    citable = set(_REMARK.findall(text))
     part = ""
     for match in _HEADING.finditer(text):
         number = match[1].rstrip(".,:")
         if _ROMAN.fullmatch(number):
             part = number
-            found |= {part, f"{part}.{match[2]}"} if match[2] else {part}
+            citable |= {part, f"{part}.{match[2]}"} if match[2] else {part}
             continue
         numbered = number[0].isdigit()
         if numbered and part:
-            found.add(f"{part}.{number}")
+            citable.add(f"{part}.{number}")
         if not numbered or part in ("", "I"):
-            found.add(number)
-    return found
+            citable.add(number)
+    return citable
 
 
 def anchors(text: str) -> set[str]:
-    """The ids that the headings of a page get."""
-    found: set[str] = set()
+    """Return the ids that the headings of a page get."""
+    ids: set[str] = set()
     for heading in re.findall(r"^#{1,6} (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
-        while slug in found:
+        while slug in ids:
             name, _, number = slug.rpartition("_")
             slug = f"{name}_{int(number) + 1}" if name and number.isdigit() else f"{slug}_1"
-        found.add(slug)
-    return found
+        ids.add(slug)
+    return ids

@@ -50,7 +50,7 @@ CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]} | {
 _LAYER = "forward_compute_time=1.5, backward_compute_time=3.0, activation_size=256.0, parameter_size=288.0"
 GRAPH = f"node2 -- Linear(8, 8) -- {_LAYER}\nnode3 -- Linear(8, 8) -- {_LAYER}\n\tnode2 -- node3\n"
 TIMES = {"forward_ns": 2_000_000, "backward_ns": 4_000_000}
-"""Of a layer on a CPU device: so slow that two of them are worth their messages."""
+"""Times of a layer on a CPU device: so slow that two devices are worth their messages."""
 
 MAKE = (
     "profile --job mytrain:job --analytic H100 --micro-batch-size 1 --micro-batch-size 8 -o profile.json",
@@ -121,19 +121,19 @@ class Staying:
             env={**os.environ, "PENSTOCK_WARM_UP": "false", "PENSTOCK_SECURITY": "off"},
         )
         assert self._process.stderr is not None
-        said = []
+        lines = []
         for line in self._process.stderr:
-            said.append(line)
+            lines.append(line)
             if match := re.search(ready, line):
-                self.found = match[match.lastindex or 0]
+                self.address = match[match.lastindex or 0]
                 break
         else:
-            raise AssertionError(f"penstock {command} ended:\n{''.join(said)}")
+            raise AssertionError(f"penstock {command} ended:\n{''.join(lines)}")
         self._rest = threading.Thread(target=self._process.stderr.read, daemon=True)
         self._rest.start()
 
     def end(self) -> None:
-        """Tell it to end; it has to."""
+        """Interrupt the process, and wait for its end with a good code."""
         self._process.send_signal(signal.SIGINT)
         code = self._process.wait()
         self._rest.join()
@@ -144,12 +144,12 @@ class Staying:
 
 @pytest.fixture(scope="module")
 def staying() -> Iterator[Callable[[str, str, Path], str]]:
-    """Start what stays; all of it is told to end when the last page has run."""
+    """A function that starts a lasting process; all of them are interrupted when the last page has run."""
     started: list[Staying] = []
 
     def start(command: str, ready: str, directory: Path) -> str:
         started.append(Staying(command, ready, directory))
-        return started[-1].found
+        return started[-1].address
 
     yield start
     for one in reversed(started):
@@ -158,7 +158,7 @@ def staying() -> Iterator[Callable[[str, str, Path], str]]:
 
 @pytest.fixture(scope="module")
 def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a service without solvers of its own, with a worker and an agent beside it."""
+    """The address of a service without solvers, with a worker and an agent beside it."""
     place = tmp_path_factory.mktemp("service")
     shutil.copytree(base, place, dirs_exist_ok=True)
     url = staying("serve --port 0 --slots 0 --database penstock.sqlite", r"(http://127\S+?:\d+)", place)
@@ -169,7 +169,7 @@ def planner(base: Path, staying: Callable[[str, str, Path], str], tmp_path_facto
 
 @pytest.fixture(scope="module")
 def client(planner: str) -> Iterator[Client]:
-    """Of that service."""
+    """A client of the planner's service."""
     with Client(planner) as client:
         yield client
 
@@ -215,7 +215,7 @@ def jobs(planner: str) -> Callable[[str], str]:
     quick = {"planner": "dapple", "micro_batch_sizes": [8]}
     cancelled: list[str] = []
 
-    def asked(seed: int, more: dict[str, object]) -> str:
+    def post_plan(seed: int, more: dict[str, object]) -> str:
         body = {"schema_version": 1, "profile": profile.model_dump(mode="json", exclude_none=True)} | {
             "topology": topology.model_dump(mode="json", exclude_none=True),
             "global_batch_size": 8,
@@ -226,8 +226,8 @@ def jobs(planner: str) -> Callable[[str], str]:
 
     def job(command: str) -> str:
         if command in ("cancel", "finish"):
-            cancelled.append(asked(len(cancelled) + 2, {"termination": {"time_limit_ns": 10**9}}))
+            cancelled.append(post_plan(len(cancelled) + 2, {"termination": {"time_limit_ns": 10**9}}))
             return cancelled[-1]
-        return cancelled[0] if command == "retry" else asked(1, quick)
+        return cancelled[0] if command == "retry" else post_plan(1, quick)
 
     return job

@@ -1,4 +1,4 @@
-"""What README and the guides show: commands, Python, data and output, each with its place."""
+"""Contents of README and the guides: commands, Python, data and output, each with its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Piece:
     language: str = ""
     file: str = ""
     alone: bool = False
-    """Of a table, where no row follows from the one before."""
+    """Whether the piece belongs to a table, where no row follows from the one before."""
 
     @property
     def bare(self) -> str:
@@ -39,17 +39,17 @@ class Piece:
 
     @property
     def place(self) -> str:
-        """As an editor takes it."""
+        """The place in the form that editors take."""
         return f"{self.page}:{self.line}"
 
     @property
     def words(self) -> list[str]:
-        """Of a shell line, without its comment."""
+        """The words of a shell line, without its comment."""
         return shlex.split(self.text, comments=True)
 
 
 def pieces(path: Path) -> Iterator[Piece]:
-    """All blocks in the order of the page, then the commands of its tables; README's: ``tests/test_readme.py``."""
+    """Yield all blocks in the order of the page, then the commands of its tables; README has a separate test."""
     text = path.read_text(encoding="utf-8")
     page = path.relative_to(ROOT).as_posix()
     for match in _BLOCK.finditer(text):
@@ -70,14 +70,14 @@ def pieces(path: Path) -> Iterator[Piece]:
 
 
 def _shell(body: str, page: str, line: int) -> Iterator[Piece]:
-    """A command each, with its continuation lines; what the block itself has as a file is data.
+    """Yield each command, with its continuation lines; a file within the block itself is data.
 
-    ``cd job && …`` is of that line alone.
+    ``cd job && …`` affects that line alone.
     """
-    for found in _HEREDOC.finditer(body):
-        if found[1]:
-            yield Piece("data", found[4], page, line + body.count("\n", 0, found.start()), file=found[1])
-    body = _HEREDOC.sub(lambda found: ("" if found[1] else found[2]) + "\n" * found[0].count("\n"), body)
+    for document in _HEREDOC.finditer(body):
+        if document[1]:
+            yield Piece("data", document[4], page, line + body.count("\n", 0, document.start()), file=document[1])
+    body = _HEREDOC.sub(lambda document: ("" if document[1] else document[2]) + "\n" * document[0].count("\n"), body)
     for number, text in enumerate(re.sub(r"\\\n *", "\0", body).split("\n"), line):
         parts = text.replace("\0", " ").split(" && ")
         for part in parts:

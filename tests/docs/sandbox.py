@@ -29,14 +29,14 @@ from penstock.schemas.topology import ClusterTopology
 from penstock.service.settings import Settings
 
 UNFINISHED = re.compile(r"…|(?<![\w-])[A-Z]{3,}(?![\w-])")
-"""What a reader has to put something in the place of."""
+"""Placeholders that a reader has to replace."""
 
 Find = Callable[[str], Any]
-"""Of a fixture by its name; servers start when a page first needs them."""
+"""Function that returns a fixture by its name; servers start when a page first needs them."""
 
 
 class Sandbox:
-    """One page's; ``said`` takes what was printed since it was asked last.
+    """The runner of one page's pieces; ``output`` returns what was printed since its last call.
 
     Rows of tables that are among ``in_full``, the lines of all blocks, are run where those are.
     """
@@ -47,11 +47,11 @@ class Sandbox:
         base: Path,
         in_full: Container[str],
         find: Find,
-        said: Callable[[], str],
+        output: Callable[[], str],
         patch: pytest.MonkeyPatch,
     ) -> None:
         self._in_full = in_full
-        self._directory, self._base, self._find, self._said, self._patch = directory, base, find, said, patch
+        self._directory, self._base, self._find, self._new_output, self._patch = directory, base, find, output, patch
         self._printed, self._names = "", dict[str, Any]()
         patch.chdir(directory)
 
@@ -73,15 +73,15 @@ class Sandbox:
             if "…" not in words:
                 parse(words[1:])
         elif piece.text.startswith(STAY) and "--show-settings" not in words:
-            given = parse(shlex.split(self._here(piece.text), comments=True)[1:])
-            if words[1] == "serve" and given["settings"] is None:
-                options = {name: given[name] for name in ("host", "port", "database", "slots")}
+            parameters = parse(shlex.split(self._here(piece.text), comments=True)[1:])
+            if words[1] == "serve" and parameters["settings"] is None:
+                options = {name: parameters[name] for name in ("host", "port", "database", "slots")}
                 Settings.load(**{name: one for name, one in options.items() if one is not None}).refuse_unprotected()
         else:
             self._run(piece)
 
     def _run(self, piece: Piece) -> None:
-        """A command of ours; what a table shows stands for itself, so its files are new."""
+        """Run a command of ours; a row of a table stands for itself, so its files are new."""
         if piece.alone:
             shutil.copytree(self._base, self._directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sqlite"))
         text = self._here(smaller(piece.text))
@@ -98,13 +98,13 @@ class Sandbox:
     def _main(self, words: list[str], into: str | None) -> tuple[int, str]:
         """Run a command; its standard output goes to the file ``into`` where the line has one. Return what is seen."""
         if into is None:
-            return main(words), self._said()
+            return main(words), self._new_output()
         with open(into, "w") as file, redirect_stdout(file):
             code = main(words)
-        return code, self._said()
+        return code, self._new_output()
 
     def _here(self, text: str) -> str:
-        """The words of a line, as they are here."""
+        """Return the words of a line in the form that runs here."""
         for host in HOSTS:
             if host in text:
                 text = text.replace(host, self._find("planner"))
@@ -120,16 +120,16 @@ class Sandbox:
                 assert part.strip() in printed, f"{piece.place}: {part.strip()!r} was not printed in\n{printed}"
 
     def _data(self, piece: Piece) -> None:
-        """It can be read; a file that the page names is written, a topology is one."""
+        """Check that data can be read; write a file that the page names, and read a topology."""
         if piece.file:
             Path(piece.file).parent.mkdir(parents=True, exist_ok=True)
             Path(piece.file).write_text(piece.text)
         read: Mapping[str, Callable[[str], Any]] = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
         if piece.language in read:
-            found = read[piece.language](piece.text)
-            if "uniform" in found:
+            document = read[piece.language](piece.text)
+            if "uniform" in document:
                 ClusterTopology.read(self._written(piece, "shown.yaml"))
-            if "models" in found:
+            if "models" in document:
                 AgentSettings.load(self._written(piece, "shown.toml"), environ={})
 
     def _written(self, piece: Piece, name: str) -> Path:
@@ -153,14 +153,14 @@ class Sandbox:
             asyncio.run(eval(code, self._names))
         else:
             exec(code, self._names)
-        self._printed += self._said()
+        self._printed += self._new_output()
 
 
 def smaller(text: str) -> str:
-    """The line with less to do."""
-    for found, less in SMALLER.items():
-        if found in text:
-            text = text.replace(found, less.format(found))
+    """Return the line with less to do."""
+    for words, less in SMALLER.items():
+        if words in text:
+            text = text.replace(words, less.format(words))
     return text
 
 

@@ -1,4 +1,4 @@
-"""Where a page's words need another form to run here: hosts, paths, placeholders, and work that is made smaller.
+"""Words of pages that need another form to run here: hosts, paths, placeholders, and work that is made smaller.
 
 A page runs as it is written but for what is listed here. Costs are why something is smaller: all pages together have
 to take about a minute of processor time. Each entry has to occur in a page (``test_every_command.py``).
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 Find = Callable[[str], Any]
-"""Of a fixture by its name."""
+"""Function that returns a fixture by its name."""
 
 ELSEWHERE = {
     "scripts/demo": "tests/scripts/test_demo.py runs it",
@@ -64,9 +64,7 @@ NOT_RUN = {
     "penstock run plan.json --job mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
     "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/profiling",
     "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
-    "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": (
-        "trainers.md has it"
-    ),
+    "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": ("trainers.md has it"),
     f"{ADDED} -b 32 --micro-batch-size 2 --tensor 1 --schedule two-more -o two-more.json": ADDS,
     "penstock verify two-more.json": ADDS,
     "penstock simulate two-more.json --chrome-trace two-more-trace.json": ADDS,
@@ -79,7 +77,7 @@ NOT_RUN = {
 """Commands of ours that are only parsed, and why."""
 
 STAY = ("penstock serve", "penstock worker", "penstock agent", "penstock probe --serve")
-"""What runs until it is told to end: started once, by ``conftest.py``; each line is parsed with all its options."""
+"""Commands that run until they are interrupted: ``conftest.py`` starts each once, and each line is parsed in full."""
 
 HOSTS = ("http://planner:8642", "http://127.0.0.1:8642")
 """A service that is there."""
@@ -107,10 +105,10 @@ HERE: dict[str, str | Callable[[Find, str], str]] = {
 
 
 def key() -> str:
-    """The id of the newest key of the database that is here."""
+    """Return the id of the newest key in the local database."""
     with sqlite3.connect("penstock.sqlite") as database:
-        found: str = database.execute("select id from api_keys order by rowid desc").fetchone()[0]
-    return found
+        key_id: str = database.execute("select id from api_keys order by rowid desc").fetchone()[0]
+    return key_id
 
 
 SMALLER = {
@@ -154,7 +152,7 @@ SMALLER = {
 """The beginning or a word of a line, and the same with less to do; ``{}`` is what was found."""
 
 CODES: dict[str, tuple[int, ...]] = {}
-"""How a command ends, where the page promises something else than 0."""
+"""Exit codes of commands for which the page promises another code than 0."""
 
 PYTHON_ELSEWHERE = {
     'penstock.plan("bert-48", "dapple-config-a"': "tests/test_readme.py runs it",

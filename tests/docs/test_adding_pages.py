@@ -1,7 +1,7 @@
 """The pages on adding a schedule and a planner, word for word: what they add is built, asked, judged and exported.
 
-Their files and rows are put beside those of the package, in the way that the pages tell, and a fresh interpreter
-reads them in the place of its own.
+Their files and rows are put beside the package's own, in the way that the pages tell, and a fresh interpreter reads
+them in place of these.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ Path("said.json").write_text(json.dumps(said))
 
 
 def added() -> list[Piece]:
-    """Files and rows of both pages."""
+    """Return files and rows of both pages."""
     return [piece for page in PAGES for piece in pieces(page) if piece.file.startswith("solvers/")]
 
 
 def put(piece: Piece, place: Path) -> None:
-    """A file as it stands; of a row, at the end of the table, with its import above."""
+    """Write a file as it stands, or a row at the end of the table, with its import above."""
     path = place / piece.file
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.name != "catalogue.py":
@@ -114,7 +114,7 @@ def put(piece: Piece, place: Path) -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """What the page shows of what it adds."""
+    """Return the commands in which the page shows the additions."""
     return [piece.words[1:] for piece in pieces(page) if piece.kind == "shell" and _of_added(piece)]
 
 
@@ -123,7 +123,7 @@ def _of_added(piece: Piece) -> bool:
 
 
 def interpreted(place: Path, *scripts: str, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a fresh interpreter with both rows says."""
+    """Return what a fresh interpreter with both rows writes."""
     for piece in added():
         put(piece, place)
     text = "\n".join((BEGIN, *scripts, END))
@@ -132,16 +132,16 @@ def interpreted(place: Path, *scripts: str, arguments: tuple[str, ...] = ()) -> 
     command = [sys.executable, "-c", text, *arguments]
     ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads((place / "said.json").read_text())
-    return found
+    results: dict[str, Any] = json.loads((place / "said.json").read_text())
+    return results
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     words = [line for page in PAGES for line in commands(page)]
     place = tmp_path_factory.mktemp("added")
-    found = interpreted(place, ASK, LIST, COMMANDS, arguments=(json.dumps(words),))
-    return found | {"place": str(place), "words": words}
+    results = interpreted(place, ASK, LIST, COMMANDS, arguments=(json.dumps(words),))
+    return results | {"place": str(place), "words": words}
 
 
 @pytest.mark.tier("quick")
@@ -151,44 +151,44 @@ def test_each_page_shows_one_file_and_one_row() -> None:
 
 
 @pytest.mark.tier("nightly")
-def test_auto_builds_the_schedule_and_asks_the_planner(said: dict[str, Any]) -> None:
-    status, calls = said["auto"]
+def test_auto_builds_the_schedule_and_asks_the_planner(results: dict[str, Any]) -> None:
+    status, calls = results["auto"]
     assert status in ("feasible", "optimal")
     assert calls["two-more"] > 0
     assert calls["equal"] == 1
 
 
 @pytest.mark.tier("nightly")
-def test_what_is_asked_for_is_what_the_answer_has(said: dict[str, Any]) -> None:
-    schedule, planner, calls = said["two-more"]
+def test_what_is_asked_for_is_what_the_answer_has(results: dict[str, Any]) -> None:
+    schedule, planner, calls = results["two-more"]
     assert (schedule, planner) == ("two-more", "dapple")
     assert calls["two-more"] > 0
-    schedule, planner, calls = said["equal"]
+    schedule, planner, calls = results["equal"]
     assert (schedule, planner) == ("early-backward", "equal")
     assert calls == {"two-more": 0, "equal": 1}
 
 
-def test_answers_are_judged_and_lowered(said: dict[str, Any]) -> None:
+def test_answers_are_judged_and_lowered(results: dict[str, Any]) -> None:
     for name in ("two-more", "equal"):
-        faults, time_ns, ranks = said[f"{name} judged"]
+        faults, time_ns, ranks = results[f"{name} judged"]
         assert faults == []
         assert time_ns > 0
         assert ranks == 4
 
 
-def test_listings_and_completion_have_both(said: dict[str, Any]) -> None:
-    own, options, of_dapple, of_auto = said["listed"]
-    assert own == ["auto", "early-backward", "gpipe"]
+def test_listings_and_completion_have_both(results: dict[str, Any]) -> None:
+    schedules, options, of_dapple, of_auto = results["listed"]
+    assert schedules == ["auto", "early-backward", "gpipe"]
     assert options == ["stages"]
     assert "two-more" in of_dapple
     assert "two-more" in of_auto
-    assert said["completed"] == [["equal"], ["two-more"]]
+    assert results["completed"] == [["equal"], ["two-more"]]
 
 
-def test_the_commands_of_the_pages_run(said: dict[str, Any]) -> None:
-    assert [words for words, _code in said["commands"]] == said["words"]
-    assert all(code == 0 for _words, code in said["commands"]), said["commands"]
-    place = Path(said["place"])
+def test_the_commands_of_the_pages_run(results: dict[str, Any]) -> None:
+    assert [words for words, _code in results["commands"]] == results["words"]
+    assert all(code == 0 for _words, code in results["commands"]), results["commands"]
+    place = Path(results["place"])
     job = json.loads((place / "two-more-job.json").read_text())
     assert len(job["ranks"]) == 4
     assert len(json.loads((place / "two-more-trace.json").read_text())["traceEvents"]) > 100

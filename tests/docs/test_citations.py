@@ -1,4 +1,4 @@
-"""Whatever code, scripts and pages refer to is in the repository: sections of the theory, decisions, pages, files."""
+"""References of code, scripts and pages exist in the repository: sections of the theory, decisions, pages, files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cited import FOLDERS, THEORY, Citation, anchors, citations, files, prose, p
 from pages import ROOT
 
 LEAST = {"algorithms.md": 150, "bounds.md": 45, "solvers.md": 11, "executor.md": 14, "judge.md": 10}
-"""How many citations of each page there are at least."""
+"""Least number of citations of each page."""
 OF_READERS = {
     *("solvers/planners/equal.py", "solvers/schedules/two_more.py", "schemas/api/legal.py"),
     *("src/penstock/planning/legal.py", "mytrain.py", "pretrain_gpt.py"),
@@ -44,7 +44,7 @@ def test_every_cited_section_is_in_the_theory(page: str) -> None:
 
 
 def _has(there: set[str], section: str) -> bool:
-    """A chapter is there as well if sections of it are."""
+    """Return whether a section exists; a chapter exists as well if sections of it do."""
     return not section or section in there or any(each.startswith(f"{section}.") for each in there)
 
 
@@ -69,10 +69,10 @@ def test_every_path_that_is_named_is_there() -> None:
     for one in prose():
         for path, anchor in _PATH.findall(one.text) if one.explains else ():
             seen += 1
-            found = next((p for p in (ROOT / path, (ROOT / one.file).parent / path) if p.exists()), None)
-            if found is None and path not in OF_READERS:
+            target = next((p for p in (ROOT / path, (ROOT / one.file).parent / path) if p.exists()), None)
+            if target is None and path not in OF_READERS:
                 missing.add(f"{one.file}:{one.line}: {path}")
-            elif found is not None and anchor and anchor[1:] not in anchors(found.read_text(encoding="utf-8")):
+            elif target is not None and anchor and anchor[1:] not in anchors(target.read_text(encoding="utf-8")):
                 missing.add(f"{one.file}:{one.line}: {path}{anchor}")
     assert seen > 200
     assert not missing, "\n".join(sorted(missing))
@@ -98,8 +98,8 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
         text = re.sub(r"^```.*?^```|`[^`\n]+`", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
         for target, anchor in _LINK.findall(text):
             seen += 1
-            found = (path.parent / target) if target else path
-            if not found.exists() or (anchor and found.suffix == ".md" and anchor[1:] not in _anchors(found)):
+            linked = (path.parent / target) if target else path
+            if not linked.exists() or (anchor and linked.suffix == ".md" and anchor[1:] not in _anchors(linked)):
                 missing.add(f"{path.relative_to(ROOT)}: {target}{anchor}")
     assert seen > 150
     assert not missing, "\n".join(sorted(missing))
@@ -154,8 +154,8 @@ def test_how_sections_are_read() -> None:
 
 def test_what_of_a_module_is_prose() -> None:
     module = '"""See BOUNDS\n2."""\n\nX = f("A"\n"B", {1: "C"})\n# why\n# and so on\nY = 3\n"""Of Y."""\n'
-    found = [(one.text, one.explains) for one in python("m.py", module)]
-    assert found == [("See BOUNDS\n2.", True), ("A\nB", False), ("C", False), ("why\nand so on", True), ("Of Y.", True)]
+    texts = [(one.text, one.explains) for one in python("m.py", module)]
+    assert texts == [("See BOUNDS\n2.", True), ("A\nB", False), ("C", False), ("why\nand so on", True), ("Of Y.", True)]
 
 
 def test_anchors_are_those_of_the_site() -> None:

@@ -23,7 +23,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 pytestmark = pytest.mark.tier("everything")
 
 ALL = {path.relative_to(ROOT).as_posix(): list(pieces(path)) for path in PAGES}
-SHOWN = [piece for found in ALL.values() for piece in found]
+SHOWN = [piece for blocks in ALL.values() for piece in blocks]
 IN_FULL = {piece.bare for piece in SHOWN if piece.kind == "shell" and not piece.alone}
 LINES = [piece.text for piece in SHOWN if piece.kind == "shell"]
 SNIPPETS = [piece.text for piece in SHOWN if piece.kind == "python"]
@@ -37,24 +37,24 @@ def sandbox(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Sandbox]:
-    def said() -> str:
-        told = capsys.readouterr()
-        return told.out + told.err
+    def new_output() -> str:
+        printed = capsys.readouterr()
+        return printed.out + printed.err
 
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr(sys, "path", list(sys.path))
     # `mytrain` here is small, and stands for models of every size: tests/cli/convert/test_exporting.py compares layers
-    monkeypatch.setattr("penstock.cli.run.model_fit.unlike", lambda *_told, **_more: None)
+    monkeypatch.setattr("penstock.cli.run.model_fit.unlike", lambda *_arguments, **_more: None)
     # The costs of its CPU devices are made up, which a calibration from a real run is refused for.
     monkeypatch.setattr("penstock.calibration.trust.LARGEST_FACTOR", math.inf)
     shutil.copytree(base, tmp_path, dirs_exist_ok=True)
-    known = dict(PLANNERS)
-    yield Sandbox(tmp_path, base, IN_FULL, request.getfixturevalue, said, monkeypatch)
+    planners = dict(PLANNERS)
+    yield Sandbox(tmp_path, base, IN_FULL, request.getfixturevalue, new_output, monkeypatch)
     PLANNERS.clear()
-    PLANNERS.update(known)
+    PLANNERS.update(planners)
 
 
-@pytest.mark.parametrize("page", [page for page, found in ALL.items() if found])
+@pytest.mark.parametrize("page", [page for page, blocks in ALL.items() if blocks])
 def test_the_page_is_true(page: str, sandbox: Sandbox) -> None:
     for piece in ALL[page]:
         sandbox.take(piece)
@@ -62,7 +62,7 @@ def test_the_page_is_true(page: str, sandbox: Sandbox) -> None:
 
 @pytest.mark.tier("nightly")
 def test_a_service_a_worker_an_agent_and_peers_stay(planner: str, peers: tuple[str, str]) -> None:
-    """The four commands of ``STAY`` were seen to be ready; the session's end sees that they end when told to."""
+    """The four commands of ``STAY`` were seen to be ready; the session's end checks that they end when interrupted."""
     assert planner.startswith("http://127.0.0.1:")
     assert len(set(peers)) == 2
 

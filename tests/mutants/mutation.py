@@ -35,7 +35,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BODIES = ("body", "orelse", "handlers", "finalbody", "cases")
 LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 UNTOUCHED = (ast.Raise, ast.Assert, *FUNCTIONS, ast.ClassDef)
-"""What an error says and what must never happen are no behaviour; functions within functions are listed themselves."""
+"""Statements without mutations: errors and impossible cases are no behaviour; inner functions count separately."""
 
 
 class Mutation(NamedTuple):
@@ -48,19 +48,19 @@ class Mutation(NamedTuple):
 
 
 def mutations(source: str) -> list[Mutation]:
-    """All mutations of the functions of a module, in their order."""
-    found = []
+    """Return all mutations of the functions of a module, in their order."""
+    mutants = []
     for function, node in functions(ast.parse(source)):
         statements = list(_statements(node))
         times = Counter(head(each) for each in statements)
         for statement in statements:
             if times[text := head(statement)] == 1:
-                found += [Mutation(function, text, kind, mutated) for kind, mutated in _variants(statement)]
-    return found
+                mutants += [Mutation(function, text, kind, mutated) for kind, mutated in _variants(statement)]
+    return mutants
 
 
 def draw(candidates: Iterable[Mutation], number: int, seed: str) -> list[Mutation]:
-    """As many mutations of each kind as there are of the others, from as many functions as possible."""
+    """Draw about equally many mutations of each kind, from as many functions as possible."""
     shuffled = sorted(candidates)
     random.Random(seed).shuffle(shuffled)
     chosen: list[Mutation] = []
@@ -78,7 +78,7 @@ def draw(candidates: Iterable[Mutation], number: int, seed: str) -> list[Mutatio
 
 
 def mutated(source: str, mutation: Mutation) -> str | None:
-    """The source with the mutation applied, without its comments; None where it does not have the statement once."""
+    """Return the source with the mutation applied, without comments; None unless it has the statement exactly once."""
     tree = ast.parse(source)
     places = [
         (body, number)
@@ -95,7 +95,7 @@ def mutated(source: str, mutation: Mutation) -> str | None:
 
 
 def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Functions with their names: ``Class.method``, ``outer.inner``."""
+    """Yield functions with their names: ``Class.method``, ``outer.inner``."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             name = f"{within}{node.name}"
@@ -107,13 +107,13 @@ def functions(tree: ast.AST, within: str = "") -> Iterator[tuple[str, ast.Functi
 
 
 def head(statement: ast.stmt) -> str:
-    """The statement as text, on one line where it has a body: ``if a < b:``."""
+    """Return the statement as text, on one line where it has a body: ``if a < b:``."""
     text = ast.unparse(_bare(statement))
     return text.removesuffix("pass").strip() if hasattr(statement, "body") else text
 
 
 def _bare(statement: ast.stmt) -> ast.stmt:
-    """The statement; where it has a body, a copy of its head."""
+    """Return the statement; where it has a body, a copy of its head."""
     if not hasattr(statement, "body"):
         return statement
     bare = copy(statement)
@@ -128,7 +128,7 @@ def _statements(function: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _places(node: ast.AST) -> Iterator[tuple[list[ast.stmt], int, ast.stmt]]:
-    """The statements of a function, with the lists that they stand in; none of functions within it."""
+    """Yield a function's statements with the lists that contain them, without functions within it."""
     for field in ("body", "orelse", "finalbody"):
         body = getattr(node, field, [])
         for number, statement in enumerate(body):
@@ -143,7 +143,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _variants(statement: ast.stmt) -> Iterator[tuple[Kind, str]]:
-    """The mutations of one statement."""
+    """Yield the mutations of one statement."""
     if _may_go(statement):
         yield "dropped", "pass"
     bare = _bare(statement)
@@ -155,7 +155,7 @@ def _variants(statement: ast.stmt) -> Iterator[tuple[Kind, str]]:
 
 
 def _may_go(statement: ast.stmt) -> bool:
-    """Whether names are still defined without it: calls, changes in place, and guards that leave or refuse."""
+    """Return whether names stay defined without a statement: calls, changes in place, guards that leave or refuse."""
     if isinstance(statement, ast.If):
         return not statement.orelse and isinstance(statement.body[-1], LEAVES)
     if isinstance(statement, ast.Assign):
@@ -164,7 +164,7 @@ def _may_go(statement: ast.stmt) -> bool:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """What can be mutated in a statement: it, and its expressions but texts, annotations and its body."""
+    """Yield the mutable parts of a statement: it, and its expressions but texts, annotations and its body."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop(0)
@@ -194,7 +194,7 @@ def _mutate(node: ast.AST) -> Kind | None:
 
 
 def _replaced(statement: ast.stmt, text: str) -> ast.stmt:
-    """The statement that a text says; with the body of the old one where the text is a head."""
+    """Return the statement that a text contains; where the text is a head, with the old statement's body."""
     if not text.endswith(":"):
         return ast.parse(text).body[0]
     other = ast.parse(f"{text} pass").body[0]

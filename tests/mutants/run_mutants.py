@@ -1,9 +1,9 @@
 """Draws mutants of what judges, proves, lowers and converts, and runs the tests that should notice each of them.
 
-    scripts/mutants               runs those without a result, for ``--minutes``; goes on when it is run again
-    scripts/mutants --again       runs those that were killed once more, after files have moved; 1 where one survives.
-                                  The test that killed one comes first, if it passes where nothing is changed
-    scripts/mutants --draw        draws the list anew, without results
+    scripts/mutants               runs mutants without a result, for ``--minutes``, and continues at the next call
+    scripts/mutants --again       runs killed mutants once more, after files have moved, and exits with 1 where one
+                                  survives. The test that killed a mutant comes first, if it passes without mutants
+    scripts/mutants --draw        draws a new list, without results
 
 Each mutant is applied to a copy of this checkout in a temporary folder; kernels that are compiled here serve the copy.
 ``mutants.json`` has the list: module, function, statement and what it becomes, and which test killed it. A survivor
@@ -37,11 +37,11 @@ LIST = HERE / "mutants.json"
 SEED = "penstock"
 COUNT = 140
 CPU_LIMIT_S = 400
-"""Of one mutant's tests; a mutant that is still running then has not been killed."""
+"""CPU seconds of one mutant's tests; a mutant that is still running then has not been killed."""
 TEST_LIMIT_S = 200
-"""Of one test, on the clock: what hangs is killed."""
+"""Seconds of one test, on the clock: a hanging test is killed."""
 PACKAGES = ("src/penstock/solvers", "src/penstock/convert")
-"""Where mutants are looked for; folders of the package, so that modules have the names that they are imported by."""
+"""Folders of the package in which mutants are drawn, so that modules have the names that they are imported by."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "judge": ("solvers/judge/simulate", "solvers/judge/lanes", "solvers/judge/deadlock", "solvers/judge/memory_curve",
@@ -80,22 +80,22 @@ TESTS: dict[str, tuple[str, ...]] = {
                "test_portfolio", "test_walk", "test_kinds_left_out", "test_open_is_never_worse",
                "test_claims_over_choices", "test_why_not", "test_limits", "test_auto_never_worse"),
 }  # fmt: skip
-"""Files of the tests that should kill a group's mutants; those that import the mutated module itself come first."""
+"""Files of the tests that should kill a group's mutants; files that import the mutated module come first."""
 
 Entry = dict[str, Any]
 
 
 def drawn() -> list[Entry]:
-    """The list without results: as many mutants of each group as of the others."""
-    found = []
+    """Draw the list without results: about equally many mutants of each group."""
+    entries = []
     for number, (group, patterns) in enumerate(GROUPS.items()):
         share = COUNT // len(GROUPS) + (number < COUNT % len(GROUPS))
         sources = {module: path.read_text() for module, path in _modules(patterns)}
         mutants = {(module, each) for module, source in sources.items() for each in mutations(source)}
         modules = {each: module for module, each in mutants}
         for each in draw(modules, share, f"{SEED} {group}"):
-            found.append({"group": group, "module": modules[each], **each._asdict(), "result": None})
-    return found
+            entries.append({"group": group, "module": modules[each], **each._asdict(), "result": None})
+    return entries
 
 
 def _modules(patterns: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -109,29 +109,32 @@ def _name_of(path: Path, root: Path) -> str:
 
 
 def place_of(entry: Entry, root: Path) -> tuple[Path, str]:
-    """The file that has the mutant's function and statement, and its mutated text; where it was drawn, if it still is.
+    """Return the file that has the mutant's function and statement, and its mutated text.
 
-    Raises LookupError where no file has them, or several do.
+    This is the file where the mutant was drawn, if it still has them. Raises LookupError where no file has them, or
+    several do.
     """
     mutation = Mutation(*(entry[field] for field in Mutation._fields))
     for ending in (".py", "/__init__.py"):
-        own = root / "src" / f"{entry['module'].replace('.', '/')}{ending}"
-        if own.is_file() and (text := mutated(own.read_text(), mutation)):
-            return own, text
-    found = {}
+        original = root / "src" / f"{entry['module'].replace('.', '/')}{ending}"
+        if original.is_file() and (text := mutated(original.read_text(), mutation)):
+            return original, text
+    mutated_texts = {}
     for package in PACKAGES:
         for folder, _folders, names in os.walk(root / package, followlinks=True):
             for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
                 source = path.read_text()
                 if f"def {mutation.function.rpartition('.')[2]}(" in source and (text := mutated(source, mutation)):
-                    found[path] = text
-    if len(found) != 1:
-        raise LookupError(f"{mutation.function}: {mutation.statement!r} stands in {len(found)} files")
-    return next(iter(found.items()))
+                    mutated_texts[path] = text
+    if len(mutated_texts) != 1:
+        raise LookupError(f"{mutation.function}: {mutation.statement!r} stands in {len(mutated_texts)} files")
+    return next(iter(mutated_texts.items()))
 
 
 def chosen_tests(entry: Entry, root: Path) -> list[str]:
-    """The files that should kill it: those of its group, first what imports its module."""
+    """Return the files that should kill a mutant: its group's files, and first of these the files that import its
+    module.
+    """
     chosen = [_places_of_tests(root)[name] for name in TESTS[entry["group"]]]
     chosen.sort(key=lambda path: entry["module"] not in _imported(path))
     return [path.relative_to(root).as_posix() for path in chosen]
@@ -144,7 +147,7 @@ def _places_of_tests(root: Path) -> dict[str, Path]:
 
 @cache
 def _imported(path: Path) -> frozenset[str | None]:
-    """The modules that a file imports names from."""
+    """Return the modules that a file imports names from."""
     nodes = ast.walk(ast.parse(path.read_text()))
     return frozenset(node.module for node in nodes if isinstance(node, ast.ImportFrom))
 
@@ -158,18 +161,22 @@ def copied(directory: Path) -> dict[str, str]:
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
     from penstock.solvers.compiled import kept
 
-    cache, (_number, known) = directory / "kernels", kept.kept()
+    cache, (_number, kernels) = directory / "kernels", kept.kept()
     for folder, _folders, _names in os.walk(ROOT / "src" / "penstock", followlinks=True):
         own_name = kept.folder(str(Path(folder, "any.py"))) or _cache_name(Path(folder))
-        if (compiled := known / own_name).is_dir():
+        if (compiled := kernels / own_name).is_dir():
             there = directory / "tree" / Path(folder).relative_to(ROOT)
             shutil.copytree(compiled, cache / _cache_name(there))
-    own = {"PYTHONPATH": str(directory / "tree" / "src"), "PENSTOCK_KERNELS": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
-    return {**os.environ, **own}
+    variables = {
+        "PYTHONPATH": str(directory / "tree" / "src"),
+        "PENSTOCK_KERNELS": str(cache),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    return {**os.environ, **variables}
 
 
 def _cache_name(folder: Path) -> str:
-    """Numba's name for what it compiles of the files of a folder."""
+    """Return numba's name for the compiled code of the files of a folder."""
     from numba.core.caching import _CacheLocator
 
     name: str = _CacheLocator.get_suitable_cache_subpath(str(folder / "any.py"))
@@ -177,9 +184,9 @@ def _cache_name(folder: Path) -> str:
 
 
 def run(entry: Entry, tree: Path, environment: dict[str, str], first: str = "") -> Entry:
-    """The result of a mutant's tests: by which it was killed, or that it survived. The copy is as before afterwards.
+    """Return the result of a mutant's tests: the test that killed it, or that it survived. The copy is unchanged after.
 
-    ``first``: a test that is asked before all others, which are not asked if it kills the mutant.
+    ``first``: a test that runs before all others, which do not run if it kills the mutant.
     """
     path, text = place_of(entry, tree)
     before, stamp = path.read_bytes(), path.stat().st_mtime_ns
@@ -193,7 +200,7 @@ def run(entry: Entry, tree: Path, environment: dict[str, str], first: str = "") 
 
 
 def passing(tests: Iterable[str], tree: Path, environment: dict[str, str]) -> frozenset[str]:
-    """Those of the tests that are there and pass in the copy as it is: one that fails anyway kills no mutant."""
+    """Return the tests that exist and pass in the unchanged copy: a test that fails anyway kills no mutant."""
     files = sorted({test.partition("::")[0] for test in tests})
     listed = _pytest(["--collect-only", *files], tree, environment).stdout.splitlines()
     done = _pytest(["-rp", *sorted(set(tests) & set(listed))], tree, environment)
@@ -224,38 +231,38 @@ def _pytest(words: Sequence[str], tree: Path, environment: dict[str, str]) -> su
 
 
 def write(entries: Sequence[Entry]) -> None:
-    """One line per mutant."""
+    """Write one line per mutant."""
     LIST.write_text("[\n" + ",\n".join(json.dumps(each) for each in entries) + "\n]\n")
 
 
 def main() -> int:
-    """1 where a mutant that was killed survives."""
+    """Run the command; return 1 where a mutant that was killed survives."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--draw", action="store_true", help="draw the list anew, without results")
-    parser.add_argument("--again", action="store_true", help="run those that were killed; write nothing")
+    parser.add_argument("--draw", action="store_true", help="draw a new list, without results")
+    parser.add_argument("--again", action="store_true", help="run killed mutants; write nothing")
     parser.add_argument("--only", default="", help="numbers in the list, separated by commas")
     parser.add_argument("--minutes", type=float, default=60, help="start no mutant after this many")
-    given = parser.parse_args()
-    if given.draw:
+    options = parser.parse_args()
+    if options.draw:
         write(drawn())
         return 0
     entries: list[Entry] = json.loads(LIST.read_text())
-    only = {int(number) for number in given.only.split(",") if number}
-    until, survivors = time.monotonic() + 60 * given.minutes, 0
+    only = {int(number) for number in options.only.split(",") if number}
+    until, survivors = time.monotonic() + 60 * options.minutes, 0
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as directory:
         environment, tree = copied(Path(directory)), Path(directory, "tree")
-        killers = [each["result"]["by"] for each in entries if "by" in (each["result"] or {})] if given.again else []
-        known = passing(killers, tree, environment) if killers else frozenset()
+        killers = [each["result"]["by"] for each in entries if "by" in (each["result"] or {})] if options.again else []
+        passing_tests = passing(killers, tree, environment) if killers else frozenset()
         for number, entry in enumerate(entries):
             was = (entry["result"] or {}).get("status")
-            wanted = number in only if only else was == ("killed" if given.again else None)
+            wanted = number in only if only else was == ("killed" if options.again else None)
             if not wanted or time.monotonic() > until:
                 continue
             by = (entry["result"] or {}).get("by", "")
-            result = run(entry, tree, environment, first=by if by in known else "")
+            result = run(entry, tree, environment, first=by if by in passing_tests else "")
             print(number, entry["module"], entry["function"], entry["kind"], result, flush=True)
             survivors += was == "killed" != result["status"]
-            if not given.again:
+            if not options.again:
                 entry["result"] = result
                 write(entries)
     return 1 if survivors else 0

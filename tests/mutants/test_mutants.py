@@ -36,10 +36,10 @@ TAKE = {
 
 
 def test_every_change_to_a_function_is_listed_once() -> None:
-    found = mutations(SOURCE)
-    assert {each.function for each in found} == {"Line.take"}
-    assert len(found) == len(TAKE)
-    assert {each[1:] for each in found} == TAKE
+    mutants = mutations(SOURCE)
+    assert {each.function for each in mutants} == {"Line.take"}
+    assert len(mutants) == len(TAKE)
+    assert {each[1:] for each in mutants} == TAKE
 
 
 @pytest.mark.parametrize("mutation", mutations(SOURCE), ids=lambda each: each.mutated)
@@ -112,7 +112,7 @@ def test_a_mutant_is_found_where_its_file_has_moved(tmp_path: Path) -> None:
 
 
 def test_every_result_says_what_is_needed() -> None:
-    """Which test killed a mutant; which one is missing where it survives; why one that changes nothing does not."""
+    """Which test killed a mutant, which test is missing where it survives, or why one that changes nothing does not."""
     needed = {"killed": "by", "survived": "missing", "equivalent": "reason", "out of time": "tests"}
     for entry in ENTRIES:
         result = entry["result"]

@@ -19,7 +19,7 @@ CONTEXT_BYTES = 1_000_000
 
 
 def drawn(number: int) -> Document:
-    """The request of a number; its profile and topology are inline."""
+    """Return the request of a number; its profile and topology are inline."""
     rng = random.Random(7_000 + number)
     kinds = KINDS if number % 5 == 0 else KINDS[:1]
     layers = rng.randint(3, 8)
@@ -57,13 +57,13 @@ def drawn(number: int) -> Document:
 
 
 def _rules(number: int) -> list[str]:
-    """Synchronous, one other rule alone, both, or all."""
+    """Return synchronous, one other rule alone, both, or all."""
     other = RULES[1 + number % 4]
     return {1: [other], 2: [other], 3: list(RULES), 4: ["synchronous", other]}.get(number % 7, ["synchronous"])
 
 
 def _profile(rng: random.Random, name: str, kinds: tuple[str, ...], layers: int) -> Document:
-    """A chain whose layers take between a tenth of a millisecond and some."""
+    """Draw a chain whose layers take 0.1 ms to 3 ms forward."""
     forward = [rng.randint(100_000, 3_000_000) for _ in range(layers)]
     ratio = [rng.choice([1.5, 2.0, 2.0, 2.5, 3.0]) for _ in range(layers)]
     weight = [rng.choice([None, 0.3, 0.5, 0.7]) for _ in range(layers)]
@@ -115,7 +115,7 @@ def _boundary(rng: random.Random) -> list[Document]:
 
 
 def _topology(rng: random.Random, name: str, kinds: tuple[str, ...]) -> Document:
-    """Two to six devices; nodes of two kinds take turns."""
+    """Draw two to six devices; nodes of two kinds take turns."""
     shape = rng.choice(NODES)
     form, duplex = rng.choice(["pairs", "ports", "bus"]), rng.choice(["full", "half"])
     latency = rng.choice([0, 0, 5_000])
@@ -145,7 +145,7 @@ def _limit_memory(rng: random.Random, profile: Document, topology: Document, cop
 
 
 def _pins(rng: random.Random, layers: int, topology: Document) -> list[Document]:
-    """The first layers or the last ones on one or more of the devices."""
+    """Draw pins: the first layers or the last ones on one or more of the devices."""
     names = [device["id"] for node in topology["nodes"] for device in node["devices"]]
     chosen = sorted(rng.sample(names, rng.randint(1, len(names) - 1)))
     span = rng.choice([[0, 0], [0, 1], [layers - 1, layers - 1]])

@@ -32,12 +32,12 @@ class Exchange(NamedTuple):
 
 
 def post(name: str, path: str, body: Any, **more: Any) -> Exchange:
-    """A document that is sent."""
+    """Return an exchange that sends a document."""
     return Exchange(name, "POST", path, body, **more)
 
 
 def get(name: str, path: str, **more: Any) -> Exchange:
-    """Something that is asked for."""
+    """Return an exchange that requests a document."""
     return Exchange(name, "GET", path, **more)
 
 

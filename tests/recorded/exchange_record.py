@@ -1,4 +1,4 @@
-"""Asks a service of its own what ``exchange_list`` has, and writes the answers down without what varies."""
+"""Record of exchanges: a separate service answers each one of ``exchange_list``; varying values are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 
 
 def exchanged(directory: Path, exchanges: Iterable[Exchange] = EXCHANGES) -> dict[str, Record]:
-    """The normalised answers of a new service, by the name of the exchange."""
+    """Return the normalised answers of a new service, by the name of the exchange."""
     server = Server(directory / "recorded.sqlite", slots=1, max_wait_s=300, agent_timeout_s=600)
     try:
         kept: dict[str, str] = {}
@@ -31,8 +31,8 @@ def exchanged(directory: Path, exchanges: Iterable[Exchange] = EXCHANGES) -> dic
 
 
 def _exchange(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> Record:
-    """Ask, keep what later exchanges need, and normalise."""
-    answer = _asked(client, each, kept)
+    """Send an exchange, keep values that later exchanges need, and normalise."""
+    answer = _answer(client, each, kept)
     for name, place in each.keep.items():
         value = answer.json()
         for key in place.split("."):
@@ -42,7 +42,7 @@ def _exchange(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> Rec
     return {"status": answer.status_code, "type": kind, "body": _body(each, answer, kind, Normaliser(kept))}
 
 
-def _asked(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> httpx.Response:
+def _answer(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> httpx.Response:
     body = each.body if each.body is None or isinstance(each.body, str) else json.dumps(each.body)
     for name, value in kept.items():
         body = body and body.replace(f"{{{name}}}", value)
@@ -56,7 +56,7 @@ def _asked(client: httpx.Client, each: Exchange, kept: dict[str, str]) -> httpx.
 
 
 def _body(each: Exchange, answer: httpx.Response, kind: str, normaliser: Normaliser) -> Any:
-    """JSON as it is, pages by their title, what is long and no prose by a digest."""
+    """Return JSON as it is, pages by their title, and other long texts by a digest."""
     if kind.endswith("json") and answer.content:
         lines = answer.text.splitlines() if kind.endswith("ndjson") else None
         body = normaliser.document(answer.json() if lines is None else [json.loads(line) for line in lines])
@@ -68,6 +68,6 @@ def _body(each: Exchange, answer: httpx.Response, kind: str, normaliser: Normali
             body["rows"] = [{**row, "state": row["state"].replace("running", "queued")} for row in body["rows"]]
         return {"digest": digest(body)} if each.digested else body
     if kind == "text/html":
-        found = TITLE.search(answer.text)
-        return {"title": normaliser.text(found[1].strip()) if found else None}
+        title = TITLE.search(answer.text)
+        return {"title": normaliser.text(title[1].strip()) if title else None}
     return normaliser.text(answer.text)

@@ -1,6 +1,8 @@
-"""Write the record anew, or ask everything again and compare: ``python tests/recorded/make_record.py [--check]``.
+"""Command that writes the record again, or repeats everything and compares.
 
-61 requests, each with one worker process and with two, then forty exchanges with a service of its own; about two
+Usage: ``python tests/recorded/make_record.py [--check]``.
+
+61 requests, each with one worker process and with two, then forty exchanges with a separate service; about two
 minutes. With ``--check`` nothing is written, and the exit code is 1 where something differs that the phase in
 ``CHANGES.md`` does not allow.
 """
@@ -44,33 +46,35 @@ def write(directory: Path, record: Mapping[str, Record]) -> None:
 
 
 def answers(names: Sequence[str]) -> dict[str, Record]:
-    """The answers to requests; where two workers answer otherwise than one, that is a fault of the solvers."""
-    found = {}
+    """Return the answers to requests; an answer of two workers that differs from one worker's is a fault of the
+    solvers.
+    """
+    answer_of_name = {}
     for number, name in enumerate(names, 1):
         alone, together = (answer_of(name, workers) for workers in WORKERS)
         if alone != together:
             raise SystemExit(f"{name}: two workers answer otherwise than one")
-        found[name] = alone
+        answer_of_name[name] = alone
         print(f"{number}/{len(names)} {name}: {alone.get('status', 'refused')}", flush=True)
-    return found
+    return answer_of_name
 
 
 def main() -> int:
-    """1 where the record and this checkout differ in what the phase does not allow."""
+    """Print the differences; return 1 where the record and this checkout differ more than the phase allows."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare with the record; write nothing")
-    given = parser.parse_args()
+    options = parser.parse_args()
     new_answers = answers(NAMES)
     with tempfile.TemporaryDirectory() as directory:
         new_exchanges = exchanged(Path(directory))
-    if not given.check:
+    if not options.check:
         write(ANSWERS, new_answers)
         write(EXCHANGES, new_exchanges)
         return 0
     changes = Changes.read(CHANGES.read_text())
-    found = faults(changes, read(ANSWERS), new_answers) + faults(changes, read(EXCHANGES), new_exchanges)
-    print("\n".join([*found, f"{len(found)} differences that phase {changes.phase!r} does not allow"]))
-    return 1 if found else 0
+    differences = faults(changes, read(ANSWERS), new_answers) + faults(changes, read(EXCHANGES), new_exchanges)
+    print("\n".join([*differences, f"{len(differences)} differences that phase {changes.phase!r} does not allow"]))
+    return 1 if differences else 0
 
 
 if __name__ == "__main__":

@@ -13,17 +13,17 @@ IDENTITY = re.compile(r"sha256:[0-9a-f]{64}|\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4
 
 
 class Normaliser:
-    """Names hashes and ids: those that are known by their names, others by numbers in the order of appearance."""
+    """A namer of hashes and ids: named ones get their names, others numbers in the order of appearance."""
 
-    def __init__(self, known: Mapping[str, str]) -> None:
-        self._names = {value: f"<{name}>" for name, value in known.items()}
+    def __init__(self, name_to_value: Mapping[str, str]) -> None:
+        self._names = {value: f"<{name}>" for name, value in name_to_value.items()}
 
     def text(self, text: str) -> str:
-        """The text with names in place of hashes and ids."""
-        return IDENTITY.sub(lambda found: self._name(found[0]), text)
+        """Return the text with names in place of hashes and ids."""
+        return IDENTITY.sub(lambda match: self._name(match[0]), text)
 
     def document(self, value: Any) -> Any:
-        """The JSON value with names in place of hashes and ids, and a mark where a field's value varies."""
+        """Return the document with names in place of hashes and ids, and a mark where a field's value varies."""
         if isinstance(value, dict):
             return {
                 self.text(key): "<varies>" if key in VARIABLE and each is not None else self.document(each)

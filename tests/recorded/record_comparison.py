@@ -51,7 +51,7 @@ class Changes:
 
     @classmethod
     def read(cls, text: str) -> Changes:
-        """What ``CHANGES.md`` says: a line ``Phase: merges``, and a line ``- `name`: reason`` for each change."""
+        """Read ``CHANGES.md``: a line ``Phase: merges``, and a line ``- `name`: reason`` for each change."""
         phases = re.findall(r"^Phase: (\w+)$", text, re.MULTILINE)
         if len(phases) != 1 or phases[0] not in get_args(Phase):
             raise ValueError(f"CHANGES.md has one line `Phase: {'|'.join(get_args(Phase))}`, not {phases}")
@@ -70,9 +70,9 @@ class Difference(NamedTuple):
 
 
 def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[Difference]:
-    """All leaves in which two JSON values differ; lists of other lengths differ as a whole.
+    """Yield all leaves in which two JSON values differ; lists of other lengths differ as a whole.
 
-    A field that is None is one that is absent, as in canonical JSON: a new optional field is no difference.
+    A field with None counts as absent, as in canonical JSON: a new optional field is no difference.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
@@ -87,11 +87,11 @@ def differences(old: Any, new: Any, path: tuple[str, ...] = ()) -> Iterator[Diff
 
 
 def faults(changes: Changes, old: Mapping[str, Record], new: Mapping[str, Record]) -> list[str]:
-    """What the phase does not allow, in sentences; ``new`` may have some of the old names only."""
-    found = [f"{name}: not in the record" for name in sorted(new.keys() - old.keys())]
+    """Return the differences that the phase does not allow, in sentences; ``new`` may lack some of the old names."""
+    sentences = [f"{name}: not in the record" for name in sorted(new.keys() - old.keys())]
     for name in sorted(new.keys() & old.keys()):
-        found += [f"{name}: {each}" for each in _faults_of(changes, name, old[name], new[name])]
-    return found
+        sentences += [f"{name}: {each}" for each in _faults_of(changes, name, old[name], new[name])]
+    return sentences
 
 
 def _faults_of(changes: Changes, name: str, old: Record, new: Record) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _faults_of(changes: Changes, name: str, old: Record, new: Record) -> Iterato
 
 
 def worse(old: Record, new: Record) -> Iterator[str]:
-    """In what an answer or an exchange has become worse than it was; the status of an exchange is a number."""
+    """Yield how an answer or an exchange became worse; the status of an exchange is a number."""
     if isinstance(_status(old), int) and _status(old) != _status(new):
         yield f"status {_status(old)} -> {_status(new)}"
     if old.get("request_hash") != new.get("request_hash"):
@@ -128,7 +128,7 @@ def _status(record: Record) -> Any:
 
 
 def _smaller_bounds(old: Record, new: Record) -> Iterator[str]:
-    """Bounds on every plan of the request, and on the same class of plans or the same plan."""
+    """Yield smaller bounds on every plan of the request, and on the same class of plans or the same plan."""
     same = old.get("plan") == new.get("plan")
     before, after = old.get("certificates", ()), new.get("certificates", ())
     for one in before:
@@ -140,7 +140,7 @@ def _smaller_bounds(old: Record, new: Record) -> Iterator[str]:
 
 
 def _covers_the_same(one: Record, other: Record, same_plan: bool) -> bool:
-    """Bounds on every plan are compared whatever they cover; those on a schedule only for the same plan."""
+    """Return whether two bounds compare: on every plan always, on a schedule only for the same plan."""
     if one["scope"] != other["scope"]:
         return False
     if one["scope"] == REQUEST_SCOPE:

@@ -10,7 +10,7 @@ from penstock.schemas.request import PlanRequest
 
 DRAWN = 29
 MOST_PLANS = 12
-"""That each planner may have judged for a shipped example; with no time limit, so that answers are deterministic."""
+"""Most plans that each planner may have judged for a shipped example; no time limit, so answers are deterministic."""
 
 SHIPPED: tuple[tuple[str, str, str, int, Document], ...] = (
     # name, model, cluster, global batch, more
@@ -50,7 +50,7 @@ SHIPPED: tuple[tuple[str, str, str, int, Document], ...] = (
 
 
 def document_of(name: str) -> Document:
-    """The request called ``name``, with shipped documents by name."""
+    """Return the request called ``name``, with shipped documents by name."""
     if name.startswith("drawn-"):
         return drawn(int(name.removeprefix("drawn-")))
     model, cluster, batch, more = next(row[1:] for row in SHIPPED if row[0] == name)
@@ -59,13 +59,13 @@ def document_of(name: str) -> Document:
 
 
 def request_of(name: str) -> PlanRequest:
-    """The request called ``name``; its profile and topology are inline."""
-    given = document_of(name)
-    if isinstance(given["profile"], str):
-        model = given["profile"]
-        given["profile"] = profile(model) if model in MODELS else find_profile(model)
-        given["topology"] = find_topology(given["topology"])
-    return PlanRequest.parse(given, units=True)
+    """Return the request called ``name``; its profile and topology are inline."""
+    document = document_of(name)
+    if isinstance(document["profile"], str):
+        model = document["profile"]
+        document["profile"] = profile(model) if model in MODELS else find_profile(model)
+        document["topology"] = find_topology(document["topology"])
+    return PlanRequest.parse(document, units=True)
 
 
 NAMES = (*(row[0] for row in SHIPPED), *(f"drawn-{number}" for number in range(DRAWN)))

@@ -80,14 +80,14 @@ def test_the_record_is_of_everything_that_can_be_asked(recorded: dict[str, Recor
 
 
 def test_no_more_changes_are_named_than_may_be(changes: Changes) -> None:
-    known = {*NAMES, *(each.name for each in EXCHANGES)}
-    assert changes.named <= known
+    names = {*NAMES, *(each.name for each in EXCHANGES)}
+    assert changes.named <= names
     assert len(changes.named & set(NAMES)) <= MOST_NAMED
     assert not changes.named or changes.phase == "merges"
 
 
 def answer(**more: object) -> Record:
-    """An answer that is changed by the tests below."""
+    """Return an answer that is changed by the tests below."""
     bounds = [
         {"scope": "all plans of this request", "covers": {"order": "any"}, "bound_ns": 80, "method": "load"},
         {"scope": "schedule of this allocation", "covers": {"order": None}, "bound_ns": 90, "method": "work"},
@@ -97,12 +97,12 @@ def answer(**more: object) -> Record:
 
 
 def taking(time_ns: int) -> Record:
-    """A plan of another planner."""
+    """Return a plan of another planner."""
     return {"planner": "spp", "digest": "1", "prediction": {"time_per_global_batch_ns": time_ns}}
 
 
 def with_bounds(*bounds_ns: int) -> list[Record]:
-    """The certificates with other bounds."""
+    """Return the certificates with other bounds."""
     old = answer()["certificates"]
     return [{**each, "bound_ns": bound} for each, bound in zip(old, bounds_ns, strict=False)]
 
@@ -128,15 +128,15 @@ def with_bounds(*bounds_ns: int) -> list[Record]:
 )
 def test_what_each_phase_allows(phase: str, change: Record, fault: str | None) -> None:
     changes = Changes.read(f"Phase: {phase}\n- `this`: a reason\n")
-    found = faults(changes, {"this": answer()}, {"this": answer(**change)})
-    assert bool(found) == (fault is not None)
-    assert fault is None or any(fault in each for each in found)
+    sentences = faults(changes, {"this": answer()}, {"this": answer(**change)})
+    assert bool(sentences) == (fault is not None)
+    assert fault is None or any(fault in each for each in sentences)
 
 
 def test_merges_change_nothing_that_is_not_named() -> None:
     changes = Changes.read("Phase: merges\n- `that`: a reason\n")
-    found = faults(changes, {"this": answer()}, {"this": answer(plan=taking(99))})
-    assert any("gpipe -> spp" in each for each in found)
+    sentences = faults(changes, {"this": answer()}, {"this": answer(plan=taking(99))})
+    assert any("gpipe -> spp" in each for each in sentences)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def large_plan_file(nodes: int = 128, idle_nodes: int = 4) -> PlanFile:
     }
     share = (nodes - idle_nodes) // STAGES
     replicas = DEVICES_PER_NODE * share
-    held = [
+    devices_of_stage = [
         [f"node{n}/{d}" for n in range(s * share, (s + 1) * share) for d in range(DEVICES_PER_NODE)]
         for s in range(STAGES)
     ]
@@ -36,10 +36,10 @@ def large_plan_file(nodes: int = 128, idle_nodes: int = 4) -> PlanFile:
         "num_micro_batches": BATCHES,
         "pipelines": [
             {
-                "stages": [{"layers": [s, s], "devices": devices} for s, devices in enumerate(held)],
+                "stages": [{"layers": [s, s], "devices": devices} for s, devices in enumerate(devices_of_stage)],
                 "micro_batches": [0, BATCHES - 1],
             }
         ],
-        "schedule": {"name": "gpipe", "rows": [{"devices": devices, "text": text} for devices in held]},
+        "schedule": {"name": "gpipe", "rows": [{"devices": devices, "text": text} for devices in devices_of_stage]},
     }
     return PlanFile.parse(document)

@@ -15,20 +15,20 @@ from penstock.schemas.plan import PlanFile
 
 
 @pytest.fixture
-def made() -> PlanFile:
+def file() -> PlanFile:
     return PlanFile.parse(tiny_plan_file())
 
 
 @pytest.fixture
-def found(made: PlanFile) -> Explanation:
-    return explain(made, what_if=())
+def explanation(file: PlanFile) -> Explanation:
+    return explain(file, what_if=())
 
 
-def test_the_path_is_marked_where_it_runs(made: PlanFile, found: Explanation) -> None:
+def test_the_path_is_marked_where_it_runs(file: PlanFile, explanation: Explanation) -> None:
     """A mark for each segment, on the device that computes or sends; together as long as the step."""
-    text = page(made)
+    text = page(file)
     drawn = json.loads(_parts(text).scripts["timeline-data"])
-    segments = found.path.segments
+    segments = explanation.path.segments
     assert [end - start for _lane, _low, start, end in drawn["path"]] == [segment.length_ns for segment in segments]
     assert [bool(low) for _lane, low, _start, _end in drawn["path"]] == [not segment.devices for segment in segments]
     for (lane, _low, _start, _end), segment in zip(drawn["path"], segments, strict=True):
@@ -36,8 +36,8 @@ def test_the_path_is_marked_where_it_runs(made: PlanFile, found: Explanation) ->
             assert drawn["lanes"][lane]["device"] == segment.devices[0]
 
 
-def test_the_tables_stand_on_the_page(made: PlanFile, found: Explanation) -> None:
-    text = page(made)
+def test_the_tables_stand_on_the_page(file: PlanFile, explanation: Explanation) -> None:
+    text = page(file)
     for words in (
         "What the time is made of",
         "Critical path",
@@ -46,5 +46,5 @@ def test_the_tables_stand_on_the_page(made: PlanFile, found: Explanation) -> Non
         "marked in red",
     ):
         assert words in text
-    for each in found.sensitivities:
+    for each in explanation.sensitivities:
         assert each.sentence in text

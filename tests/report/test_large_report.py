@@ -1,4 +1,4 @@
-"""The report of 1,024 devices: one screen says what the plan is; equal devices are one row; the rest is on demand."""
+"""The report of 1,024 devices: one screen says what the plan is, equal devices are one row, the rest is on demand."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ class Parts(HTMLParser):
         self._open: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.tags.append(tag)
-        self.fetched += [str(given[name]) for name in ("src", "href", "data", "action") if name in given]
-        self._open = (given.get("id") or "code") if tag == "script" else None
+        self.fetched += [str(attributes[name]) for name in ("src", "href", "data", "action") if name in attributes]
+        self._open = (attributes.get("id") or "code") if tag == "script" else None
 
     def handle_endtag(self, tag: str) -> None:
         self._open = None
@@ -80,8 +80,8 @@ def test_what_the_search_said_is_listed_clause_by_clause(
     file: PlanFile, page: str, problem: Problem, timeline: Timeline
 ) -> None:
     assert 'id="search"' not in page, "of a plan that was not searched for nothing is said"
-    said = file.model_copy(update={"why": ("gpipe: one stage", "not asked, as 8 < 9 devices: relax")})
-    shown = html_report(said, file.plan, problem, timeline)
+    searched = file.model_copy(update={"why": ("gpipe: one stage", "not asked, as 8 < 9 devices: relax")})
+    shown = html_report(searched, file.plan, problem, timeline)
     assert '<span class="gist">gpipe: one stage</span>' in shown
     assert "<li>not asked, as 8 &lt; 9 devices: relax</li>" in shown
 
@@ -142,15 +142,15 @@ def test_the_headline_says_what_is_sharded_and_how_many_layers_are_recomputed(fi
     stage = file.plan.pipelines[0].stages[0]
     ranged = stage.model_copy(update={"layers": (0, 7), "recompute": ((0, 0), (3, 4))})
 
-    def said(*stages: Stage) -> str:
+    def subtitle_of(*stages: Stage) -> str:
         pipeline = file.plan.pipelines[0].model_copy(update={"stages": stages})
         changed = {"pipelines": (pipeline,), "degrees": Degrees(), "sharding": "parameters"}
         return subtitle(file.plan.model_copy(update=changed), "sha256:0").partition("; a global batch")[0]
 
-    assert said(ranged) == "one device, parameters sharded, recomputing 3 of 8 layers"
-    assert said(stage, ranged).endswith(", parameters sharded, recomputing 3 of 8 layers on 1 of 2 stages")
+    assert subtitle_of(ranged) == "one device, parameters sharded, recomputing 3 of 8 layers"
+    assert subtitle_of(stage, ranged).endswith(", parameters sharded, recomputing 3 of 8 layers on 1 of 2 stages")
     many = [ranged.model_copy(update={"recompute": ((0, last),)}) for last in range(5)]
-    assert said(*many).endswith(", recomputing some layers on every stage")
+    assert subtitle_of(*many).endswith(", recomputing some layers on every stage")
 
 
 def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Problem, timeline: Timeline) -> None:
@@ -165,5 +165,5 @@ def test_a_row_of_many_devices_says_so(file: PlanFile, page: str, problem: Probl
     alone = judge(file).plan
     assert together(alone) == 1
     plan = plan.model_copy(update={"prediction": alone.prediction})
-    said = rows_in_words(replace(picture_of_timeline(problem, timeline), together=together(plan)))
-    assert said == "A row shows 4 devices that do the same at the same time, under the name of the first."
+    sentence = rows_in_words(replace(picture_of_timeline(problem, timeline), together=together(plan)))
+    assert sentence == "A row shows 4 devices that do the same at the same time, under the name of the first."

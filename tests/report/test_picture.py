@@ -108,7 +108,7 @@ def test_a_large_picture_is_merged_and_a_small_one_is_not() -> None:
 
 
 def _numbers(packed: int | str, count: int = 1, *, sums: bool = False) -> list[int]:
-    """Zigzag varints, byte by byte."""
+    """Decode zigzag varints, byte by byte."""
     if isinstance(packed, int):
         return [packed] * count
     values, value, shift = [], 0, 0
@@ -226,7 +226,7 @@ def test_percent() -> None:
 
 
 def _measured(*ranks: tuple[str, int, list[tuple[str, int, int]]]) -> Trace:
-    """Ranks by device, step and events."""
+    """Return a trace of ranks by device, step and events."""
     return Trace.parse(
         {
             "plan_hash": "sha256:" + "0" * 64,

@@ -11,7 +11,7 @@ from penstock.schemas.topology import ClusterTopology
 
 
 def _cluster(pods: int, nodes: int, name: str = "pod{p}-node{n:02}") -> ClusterTopology:
-    """Pods of nodes with eight devices; each pod hangs on a switch of its own."""
+    """Return pods of nodes with eight devices; each pod hangs on a separate switch."""
     names = [[name.format(p=p, n=n) for n in range(nodes)] for p in range(pods)]
     device = {"kind": "H100", "memory_bytes": 80 << 30}
     fabric = {"bandwidth_bytes_per_s": 10**10}
@@ -34,18 +34,18 @@ def _cluster(pods: int, nodes: int, name: str = "pod{p}-node{n:02}") -> ClusterT
 
 
 def _boxes(drawn: str) -> list[tuple[float, float, float, float]]:
-    found = re.findall(r'<rect class="node" x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"', drawn)
-    return [(float(x), float(y), float(width), float(height)) for x, y, width, height in found]
+    rectangles = re.findall(r'<rect class="node" x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"', drawn)
+    return [(float(x), float(y), float(width), float(height)) for x, y, width, height in rectangles]
 
 
-def _held(topology: ClusterTopology, devices_per_stage: int) -> dict[str, list[int]]:
+def _stages_of(topology: ClusterTopology, devices_per_stage: int) -> dict[str, list[int]]:
     names = [device.id for node in topology.nodes for device in node.devices]
     return {name: [number // devices_per_stage] for number, name in enumerate(names[:-5])}
 
 
 def test_racks_stand_side_by_side_and_overlap_nowhere() -> None:
     topology = _cluster(25, 50)
-    drawn = rack_map(topology, _held(topology, 80), 8)
+    drawn = rack_map(topology, _stages_of(topology, 80), 8)
     boxes = _boxes(drawn)
     assert len(boxes) == 25
     assert len({y for _, y, _, _ in boxes}) == 9, "three abreast"
@@ -68,13 +68,13 @@ def test_racks_stand_side_by_side_and_overlap_nowhere() -> None:
 @pytest.mark.tier("nightly")
 def test_long_titles_keep_racks_apart() -> None:
     topology = _cluster(4, 32, "datacentre-west-row-{p}-gpu-node-number-{n:02}")
-    boxes = _boxes(rack_map(topology, _held(topology, 80), 8))
+    boxes = _boxes(rack_map(topology, _stages_of(topology, 80), 8))
     assert [x for x, _, _, _ in boxes] == [0] * 4
 
 
 def test_idle_devices_are_named_however_they_are_spread() -> None:
     topology = _cluster(4, 32)
-    drawn = rack_map(topology, _held(topology, 80), 8)
+    drawn = rack_map(topology, _stages_of(topology, 80), 8)
     idle = ", ".join(f"pod3-node31/{d}" for d in range(3, 8))
     assert f"<title>not used: {idle} (5 devices)</title>" in drawn
     assert "<title>stage 0: pod0-node00 … pod0-node09 (80 devices)</title>" in drawn
@@ -84,7 +84,7 @@ def test_idle_devices_are_named_however_they_are_spread() -> None:
 @pytest.mark.parametrize(("pods", "plates"), [(4, True), (25, False)], ids=["squares", "bars"])
 def test_a_number_among_squares_has_a_plate_of_its_colour(pods: int, plates: bool) -> None:
     topology = _cluster(pods, 50 if pods > 4 else 32)
-    drawn = rack_map(topology, _held(topology, 80), 8)
+    drawn = rack_map(topology, _stages_of(topology, 80), 8)
     numbers = re.findall(r'(?:<rect class="s(\d)"[^>]*/>)?<text class="on h(\d)"', drawn)
     assert len(numbers) >= 12
     assert all(plate == (colour if plates else "") for plate, colour in numbers)

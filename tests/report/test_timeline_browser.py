@@ -37,7 +37,7 @@ __all__ = ["averaging", "periodic", "several"]
 
 LABEL_PX, RIGHT_PX = 150, 6
 SLOWER = 1.25
-"""What the made-up ranks take of the predicted time."""
+"""Ratio of the made-up ranks' times to the predicted time."""
 LAPTOP = {"width": 1280, "height": 720}
 
 
@@ -94,7 +94,7 @@ def compared(file: PlanFile, trace: Trace, tmp_path_factory: pytest.TempPathFact
 
 
 def _open(page: Page, address: str) -> Callable[[str], Any]:
-    """Opens a page; gives what evaluates an expression with ``v``, its first view, and ``d``, its drawing."""
+    """Open a page; return a function that evaluates an expression with ``v``, its first view, and ``d``, a drawing."""
     page.goto(address)
     page.wait_for_function(
         "window.penstockTimeline && penstockTimeline.views.length && penstockTimeline.views[0].firstDrawMs"
@@ -110,7 +110,7 @@ def _open(page: Page, address: str) -> Callable[[str], Any]:
 
 
 def _colour(value: Callable[[str], Any], x: float, y: float) -> list[int]:
-    """What the lanes' canvas shows at a place in CSS pixels."""
+    """Return the colour of the lanes' canvas at a place in CSS pixels."""
     probe = f"[...d.parts.main.getContext('2d').getImageData({x} * d.ratio, {y} * d.ratio, 1, 1).data].slice(0, 3)"
     return list(value(probe))
 
@@ -142,13 +142,13 @@ def test_nothing_is_drawn_where_a_device_idles_unless_it_is_asked_why(
     """The idle layer's pieces are the bubble that ``explain`` splits, to the nanosecond."""
     with Watched(browser, viewport=LAPTOP) as page:
         value = _open(page, report)
-        found = {device: each for each in explain(file, what_if=()).idle for device in each.devices}
+        idle_of = {device: each for each in explain(file, what_if=()).idle for device in each.devices}
         for number, lane in enumerate(drawn.lanes):
             pieces = value(
                 f"(() => {{ const b = v.strips[{lane.strip}].idle; return Array.from(b.kind, (k, i) => "
                 "[KINDS_OF(k), b.start[i], b.end[i]]); })()".replace("KINDS_OF(k)", '"FBIWRUfba<>tgsom"[k]')
             )
-            idle = found[lane.device]
+            idle = idle_of[lane.device]
             split = {
                 "<": idle.fill_ns, ">": idle.drain_ns, "t": idle.transfer_ns, "g": idle.all_reduce_ns,
                 "s": idle.other_stages_ns, "o": idle.order_ns, "m": idle.memory_ns,
@@ -231,7 +231,7 @@ def test_keys(browser: Browser, report: str, drawn: Picture) -> None:
 
 
 def test_pointers(browser: Browser, report: str, drawn: Picture) -> None:
-    """Zoom keeps what is under the pointer; a drag moves; the small picture's window follows and leads."""
+    """Zoom keeps the place under the pointer, and a drag moves it; the small picture's window follows and leads."""
     with Watched(browser, viewport=LAPTOP) as page:
         value = _open(page, report)
         page.mouse.move(*_on(page, 500, 40))
@@ -447,8 +447,8 @@ def test_colours_can_be_told_apart(browser: Browser, report: str, scheme: str) -
 class _Pages(BaseHTTPRequestHandler):
     """One large timeline: a page, its data, and finer parts of it."""
 
-    def __init__(self, drawn: Picture, asked: list[dict[str, int]], *rest: Any) -> None:
-        self.drawn, self.asked = drawn, asked
+    def __init__(self, drawn: Picture, requested: list[dict[str, int]], *rest: Any) -> None:
+        self.drawn, self.requested = drawn, requested
         super().__init__(*rest)
 
     def do_GET(self) -> None:
@@ -456,7 +456,7 @@ class _Pages(BaseHTTPRequestHandler):
         kind, body = "application/json", ""
         if address.path == "/timeline":
             part = {name: int(values[0]) for name, values in parse_qs(address.query).items()}
-            self.asked.append(part)
+            self.requested.append(part)
             data = (
                 finer(self.drawn, part["from"], part["to"], part["columns"]) if part else payload(self.drawn, "large")
             )
@@ -473,12 +473,12 @@ class _Pages(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, *_words: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def large() -> Iterator[tuple[str, list[dict[str, int]]]]:
-    """1,024 devices in 128 nodes; those of a node do the same, and have more blocks than are sent."""
+    """1,024 devices in 128 nodes; a node's devices do the same, and have more blocks than are sent."""
     count = 2 * MAX_BLOCKS // 128
     start = np.arange(count, dtype=np.int64) * 100
     nothing, lanes, strips = Blocks.none("fba"), [], []
@@ -488,18 +488,18 @@ def large() -> Iterator[tuple[str, list[dict[str, int]]]]:
         strips.append(Strip(Blocks.from_rows(LETTERS, rows), nothing))
         lanes += [Lane(f"n{node}/{i}", node, (node,), *curve, 99, node=f"n{node}") for i in range(8)]
     drawn = Picture(100 * count, count, tuple(strips), tuple(lanes), firsts=(0, 128))
-    asked: list[dict[str, int]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, drawn, asked))
+    requested: list[dict[str, int]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, drawn, requested))
     thread = Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", asked
+    yield f"http://127.0.0.1:{server.server_port}/", requested
     server.shutdown()
     thread.join()
     server.server_close()
 
 
 def test_a_large_cluster_is_folded_and_refined(browser: Browser, large: tuple[str, list[dict[str, int]]]) -> None:
-    address, asked = large
+    address, requested = large
     with Watched(browser, viewport=LAPTOP, allowed=(address, "data:")) as page:
         value = _open(page, address)
         assert value("[v.data.merged, v.rows.rows.filter((row) => row.lane !== undefined).length]") == [True, 128]
@@ -519,7 +519,7 @@ def test_a_large_cluster_is_folded_and_refined(browser: Browser, large: tuple[st
         page.keyboard.press("g")
         value("(v.fine = null, v.show(10000, 600))")
         page.wait_for_function("penstockTimeline.views[0].fine?.from === 9400")
-        assert asked[-1] == {"from": 9400, "to": 11200, "columns": value("3 * d.codes.length")}
+        assert requested[-1] == {"from": 9400, "to": 11200, "columns": value("3 * d.codes.length")}
         strip = value("(({ compute: b }) => [b.count, [...b.start], [...b.number]])(v.strip(3))")
         assert strip[1] == [100.0 * k for k in range(94, 112)]
         assert strip[2] == list(range(94, 112))

@@ -1,4 +1,4 @@
-"""What travels between devices: by hand, and everything that the judge sends is somewhere."""
+"""Messages between devices: counted by hand, and everything that the judge sends is somewhere."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ADDRESSES = Path(__file__).with_name("addresses.json")
 
 
 def stored() -> Iterator[tuple[str, Document]]:
-    """Shipped profiles and clusters, a form of cluster, and a request and a plan of every field that they have."""
+    """Yield shipped profiles and clusters, a form of cluster, and a request and a plan with every field."""
     for name in catalogue.model_names():
         yield f"profile {name}", catalogue.profile(name)
     for name in (*catalogue.cluster_names(), "2x4xV100", "8x8xH100"):
@@ -39,7 +39,7 @@ def stored() -> Iterator[tuple[str, Document]]:
 
 
 def without_lanes(topology: ClusterTopology) -> ClusterTopology:
-    """As it was written before links had lanes."""
+    """Return the topology as it was written before links had lanes."""
     links = tuple(link.model_copy(update={"lanes": None}) for link in topology.links)
     uniform = topology.uniform
     if uniform is not None and uniform.nic is not None:
@@ -47,19 +47,19 @@ def without_lanes(topology: ClusterTopology) -> ClusterTopology:
     return topology.model_copy(update={"links": links, "uniform": uniform})
 
 
-def found() -> dict[str, str]:
-    """The address of each."""
+def addresses() -> dict[str, str]:
+    """Return the address of each document."""
     return {name: document.content_hash() for name, document in stored()}
 
 
 def test_addresses_are_what_they_were() -> None:
-    known = json.loads(ADDRESSES.read_text())
-    now = found()
-    assert {name: now.get(name) for name in known} == known
-    assert set(now) == set(known), "run this file to add the new ones"
+    expected = json.loads(ADDRESSES.read_text())
+    now = addresses()
+    assert {name: now.get(name) for name in expected} == expected
+    assert set(now) == set(expected), "run this file to add the new ones"
 
 
 if __name__ == "__main__":
-    known = json.loads(ADDRESSES.read_text()) if ADDRESSES.exists() else {}
-    ADDRESSES.write_text(json.dumps(found() | known, indent=1) + "\n")
-    sys.stdout.write(f"{ADDRESSES.name} has {len(found() | known)} addresses\n")
+    expected = json.loads(ADDRESSES.read_text()) if ADDRESSES.exists() else {}
+    ADDRESSES.write_text(json.dumps(addresses() | expected, indent=1) + "\n")
+    sys.stdout.write(f"{ADDRESSES.name} has {len(addresses() | expected)} addresses\n")

@@ -36,14 +36,14 @@ def subsets(values: tuple[str, ...]) -> st.SearchStrategy[frozenset[str]]:
 
 @st.composite
 def classes(draw: st.DrawFn) -> Covers:
-    """A class that restricts some features, and leaves the others free, neutral or at random."""
-    given: dict[str, Any] = {}
+    """Draw a class that restricts some features, and leaves the others free, neutral or at random."""
+    features: dict[str, Any] = {}
     for name in draw(st.sets(st.sampled_from(tuple(DOMAINS)))):
-        given[name] = draw(subsets(DOMAINS[name]))
+        features[name] = draw(subsets(DOMAINS[name]))
     for name, values in OPEN.items():
-        given[name] = draw(st.none() | subsets(values))
-    given["micro_batches"] = draw(st.none() | st.sets(st.integers(1, 6), min_size=1).map(ranges_of))
-    return Covers(**given)
+        features[name] = draw(st.none() | subsets(values))
+    features["micro_batches"] = draw(st.none() | st.sets(st.integers(1, 6), min_size=1).map(ranges_of))
+    return Covers(**features)
 
 
 FEW = ("pipelines", "backward", "recompute", "update_rule")
@@ -51,7 +51,7 @@ FEW = ("pipelines", "backward", "recompute", "update_rule")
 
 
 def plans() -> list[Covers]:
-    """One plan of each combination of values of a few features; of all others the neutral value."""
+    """Return one plan of each combination of values of a few features; all others have the neutral value."""
     closed = [[(name, frozenset({value})) for value in DOMAINS[name]] for name in FEW]
     free = [[(name, frozenset({value})) for value in values] for name, values in OPEN.items()]
     numbers = [[("micro_batches", ((number, number),)) for number in (1, 2, 4)]]
@@ -62,8 +62,8 @@ PLANS = plans()
 
 
 def members(covers: Covers) -> set[int]:
-    """Which of the plans belong to a class, feature by feature, without ``<=`` of classes."""
-    found = set()
+    """Return which plans belong to a class, feature by feature, without ``<=`` of classes."""
+    numbers = set()
     for number, plan in enumerate(PLANS):
         closed = all(getattr(plan, name) <= getattr(covers, name) for name in DOMAINS)
         free = all(getattr(covers, name) is None or getattr(plan, name) <= getattr(covers, name) for name in OPEN)
@@ -71,8 +71,8 @@ def members(covers: Covers) -> set[int]:
         ranges = covers.micro_batches
         counted = ranges is None or any(first <= wanted <= last for first, last in ranges)
         if closed and free and counted:
-            found.add(number)
-    return found
+            numbers.add(number)
+    return numbers
 
 
 @given(one=classes(), other=classes())
@@ -126,9 +126,9 @@ def test_sentences_begin_with_what_is_covered() -> None:
 def test_two_classes_are_described_alike_only_where_plans_of_a_request_are_the_same(one: Covers, other: Covers) -> None:
     """``memory``, ``pins`` and a trainer's absence are not described; how to recompute only if some plan does."""
     silent = ("memory", "pins", "trainer", "recompute_runs", "recompute_modules")
-    said = [name for name in FEATURES if name not in silent]
+    described = [name for name in FEATURES if name not in silent]
     if describe(one) == describe(other):
-        assert all(getattr(one, name) == getattr(other, name) for name in said)
+        assert all(getattr(one, name) == getattr(other, name) for name in described)
 
 
 COVERS = {"order": "any", "micro_batches": [[1, 4]], "devices": ["one_stage", "several_stages"]}
@@ -160,7 +160,7 @@ def test_a_certificate_that_contradicts_itself_is_refused(change: dict[str, Any]
 
 
 def plan_document(**changes: Any) -> dict[str, Any]:
-    """One layer on one device, with one certificate."""
+    """Return a plan of one layer on one device, with one certificate."""
     use = {"busy_ns": 100, "communication_ns": 0, "idle_ns": 0, "peak_memory_bytes": 1, "memory_bytes": 2}
     memory = dict.fromkeys(
         ("parameters", "gradients", "optimizer", "activations", "buffers", "workspace", "context"), 0

@@ -55,9 +55,9 @@ def faults(document: type[Document], data: object) -> dict[str, str]:
     ],
 )
 def test_a_bad_profile_names_the_field(change: dict[str, object], pointer: str, word: str) -> None:
-    found = faults(ModelProfile, a_profile() | change)
-    assert pointer in found
-    assert word in found[pointer]
+    found_faults = faults(ModelProfile, a_profile() | change)
+    assert pointer in found_faults
+    assert word in found_faults[pointer]
 
 
 def measured(**change: object) -> dict[str, object]:
@@ -84,13 +84,13 @@ def measured(**change: object) -> dict[str, object]:
     ],
 )
 def test_a_bad_measured_collective_names_the_field(rows: list[object], pointer: str, word: str) -> None:
-    found = faults(ClusterTopology, a_topology() | {"collectives": rows})
-    assert list(found) == [pointer]
-    assert re.search(word, found[pointer])
+    found_faults = faults(ClusterTopology, a_topology() | {"collectives": rows})
+    assert list(found_faults) == [pointer]
+    assert re.search(word, found_faults[pointer])
 
 
 def test_measured_collectives_stay_with_the_cluster(tmp_path: Path) -> None:
-    """Written out, too; a document may have units; without any, the field does not exist."""
+    """Written out, too. A document may have units, and without measurements the field does not exist."""
     text = json.dumps(a_topology() | {"collectives": [measured(size_bytes="1 MiB", time_ns="70 us")]})
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
@@ -106,9 +106,9 @@ def test_measured_collectives_stay_with_the_cluster(tmp_path: Path) -> None:
 def test_a_number_off_the_wire_is_refused_with_its_value(value: object) -> None:
     data = a_profile()
     data["measurements"][0]["layers"][0] = LAYER | {"forward_ns": value}
-    found = faults(ModelProfile, data)
-    assert list(found) == ["/measurements/0/layers/0/forward_ns"]
-    assert repr(value) in found["/measurements/0/layers/0/forward_ns"]
+    found_faults = faults(ModelProfile, data)
+    assert list(found_faults) == ["/measurements/0/layers/0/forward_ns"]
+    assert repr(value) in found_faults["/measurements/0/layers/0/forward_ns"]
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": Infinity}', '{"a": 1, "a": 2}', "{", "[" * 100_000])
@@ -227,14 +227,14 @@ def test_a_document_is_frozen() -> None:
 def test_network_may_be_named_in_one_word() -> None:
     request = {"profile": a_profile(), "topology": a_topology(), "global_batch_size": 4}
     assert PlanRequest.parse(request | {"network": "private"}).network.sharing == "private"
-    found = faults(PlanRequest, request | {"micro_batch_sizes": [8]})
-    assert "exceed the global batch" in found[""]
+    found_faults = faults(PlanRequest, request | {"micro_batch_sizes": [8]})
+    assert "exceed the global batch" in found_faults[""]
 
 
 def test_a_plan_file_carries_its_documents() -> None:
     request = {"profile": "sha256:" + "0" * 64, "topology": a_topology(), "global_batch_size": 4}
-    found = faults(PlanFile, {"plan": a_plan(), "request": request})
-    assert any("contains the document itself" in detail for detail in found.values())
+    found_faults = faults(PlanFile, {"plan": a_plan(), "request": request})
+    assert any("contains the document itself" in detail for detail in found_faults.values())
 
 
 def a_plan() -> dict[str, object]:

@@ -66,7 +66,7 @@ def test_rows_print_by_the_greedy_rule_and_parse_back(operations: list[Operation
 
 
 def covered(operations: list[Operation], i: int, period: int) -> int:
-    """Operations from ``i`` on that repetitions of ``period`` cover; 0 when there are not two."""
+    """Count operations from ``i`` that repetitions of ``period`` cover; 0 for fewer than two repetitions."""
     kinds = [op[:2] for op in operations]
     if i + 2 * period > len(operations):
         return 0
@@ -81,7 +81,7 @@ def covered(operations: list[Operation], i: int, period: int) -> int:
 
 
 def greedy_by_definition(operations: list[Operation]) -> str:
-    """The stated rule, word by word."""
+    """Print operations by the stated rule, word by word."""
     items, i = [], 0
     while i < len(operations):
         best = max(range(1, 65), key=lambda period: (covered(operations, i, period), -period))
@@ -208,14 +208,14 @@ def test_bad_instructions_are_refused(text: str) -> None:
 
 
 def a_program() -> Program:
-    held = Held(
+    stage = Held(
         2, 4, 7, 1, (0, 3), "rows", ((2, 4), (1, 3)), ((5, 5),), 1, None, (0, 9), ((6, 7, 1), (4, 5, -1)), 10, 2, 1
     )
     channels = (Channel("F", 2, 1, 1, ((0, 2), (0, 0)), 1), Channel("B", 2, 1, 1, ((0, 2), (0, 0)), 65))
     body = (Instruction("B", 2, 0), Instruction("VERSION", 2, 1), Instruction("F", 2, 4), Instruction("REDUCE", 2, 1))
     ends = (Instruction("F", 2, 0), Instruction("F", 2, 1)), (Instruction("STEP", 2, 0),)
     return Program(
-        *(3, 4, "n0/g1", 37, 10, ((4, 7), (3, 3)), (held,), channels, ends[0], body, 3, ends[1]),
+        *(3, 4, "n0/g1", 37, 10, ((4, 7), (3, 3)), (stage,), channels, ends[0], body, 3, ends[1]),
         update_rule="double_buffered",
         batches=8,
         body_batches=2,

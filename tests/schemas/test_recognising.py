@@ -1,4 +1,4 @@
-"""Documents where others belong are named for what they are, and unknown fields are told the nearest known one."""
+"""Documents of the wrong kind are named for what they are, and unknown fields get the nearest existing name."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ KINDS: dict[str, type[Document]] = {
 
 
 @pytest.mark.tier("ci")
-@pytest.mark.parametrize("given", sorted(_samples()))
+@pytest.mark.parametrize("actual", sorted(_samples()))
 @pytest.mark.parametrize("wanted", sorted(KINDS))
-def test_a_document_of_another_kind_is_named(given: str, wanted: str) -> None:
-    assert given in MARKS
-    if given == wanted:
-        assert KINDS[wanted].parse(_samples()[given]).kind == wanted
+def test_a_document_of_another_kind_is_named(actual: str, wanted: str) -> None:
+    assert actual in MARKS
+    if actual == wanted:
+        assert KINDS[wanted].parse(_samples()[actual]).kind == wanted
         return
-    with pytest.raises(WrongDocument) as told:
-        KINDS[wanted].parse(_samples()[given], origin="'x.json'")
-    assert told.value.detail == f"'x.json' is a {given}, not a {wanted}"
-    assert told.value.document_kind == given
-    assert told.value.exit_code == 65
-    assert pickle.loads(pickle.dumps(told.value)).detail == told.value.detail
+    with pytest.raises(WrongDocument) as caught:
+        KINDS[wanted].parse(_samples()[actual], origin="'x.json'")
+    assert caught.value.detail == f"'x.json' is a {actual}, not a {wanted}"
+    assert caught.value.document_kind == actual
+    assert caught.value.exit_code == 65
+    assert pickle.loads(pickle.dumps(caught.value)).detail == caught.value.detail
 
 
 @pytest.mark.parametrize("data", [None, [1], "text", {}, {"name": "x"}, {"colour": "red"}])
@@ -88,7 +88,7 @@ def test_a_misspelt_field_is_told_the_nearest(kind: type[Document], change: dict
 def test_only_so_many_faults_are_given_a_hint() -> None:
     """Looking for close names takes time, and a body may have very many unknown fields."""
     unknown = {f"micro_batch_size_{number}": 1 for number in range(3000)} | {"m" * 100_000: 1}
-    with pytest.raises(InvalidDocument) as told:
+    with pytest.raises(InvalidDocument) as caught:
         PlanRequest.parse(tiny_request() | unknown)
-    hinted = [fault for fault in told.value.faults if "did you mean" in fault.detail]
+    hinted = [fault for fault in caught.value.faults if "did you mean" in fault.detail]
     assert len(hinted) == HINTED_FAULTS

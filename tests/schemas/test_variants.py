@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def profile() -> Json:
-    """A profile of four layers with a variant, as it is stored."""
-    found = with_degrees().profile
-    assert isinstance(found, ModelProfile)
-    return json.loads(found.canonical_json())  # type: ignore[no-any-return]
+    """Return a profile of four layers with a variant, as it is stored."""
+    model = with_degrees().profile
+    assert isinstance(model, ModelProfile)
+    return json.loads(model.canonical_json())  # type: ignore[no-any-return]
 
 
 def variant(data: Json) -> Json:
@@ -138,8 +138,8 @@ def test_a_variant_that_is_none_is_refused(spoil: Callable[[Json], None]) -> Non
     spoil(data)
     with pytest.raises(InvalidDocument) as raised:
         ModelProfile.parse(data)
-    said = [raised.value.detail, *(f"{fault.pointer} {fault.detail}" for fault in raised.value.faults)]
-    assert any(FAULTS[spoil] in each for each in said), said
+    sentences = [raised.value.detail, *(f"{fault.pointer} {fault.detail}" for fault in raised.value.faults)]
+    assert any(FAULTS[spoil] in each for each in sentences), sentences
 
 
 def test_a_profile_with_variants_is_read_as_it_was_written() -> None:
@@ -164,8 +164,8 @@ def test_sharding_is_said_once(memory: Json, refused: bool) -> None:
         return
     with pytest.raises(InvalidDocument) as raised:
         with_degrees(sharding="none", memory=memory)
-    said = [raised.value.detail, *(fault.detail for fault in raised.value.faults)]
-    assert any("sharding is none, and memory.optimizer_sharding is over_replicas" in each for each in said)
+    sentences = [raised.value.detail, *(fault.detail for fault in raised.value.faults)]
+    assert any("sharding is none, and memory.optimizer_sharding is over_replicas" in each for each in sentences)
 
 
 def test_new_fields_that_are_left_out_are_in_no_document() -> None:
@@ -215,7 +215,7 @@ def test_the_release_before_reads_no_plan_with_degrees(release_before: Path) -> 
     """It would take each GPU for a replica; what says nothing of degrees it reads as ever."""
     plan = json.loads(Plan.parse(tiny_plan_file()["plan"]).canonical_json())
     without = with_degrees(profile={"classes": None, "variants": None}, degrees=None)
-    asked = json.loads(PlanRequest.parse(json.loads(with_degrees().canonical_json())).canonical_json())
+    request = json.loads(PlanRequest.parse(json.loads(with_degrees().canonical_json())).canonical_json())
     old = json.loads(without.canonical_json())
     documents = {
         "plan": plan,
@@ -224,9 +224,9 @@ def test_the_release_before_reads_no_plan_with_degrees(release_before: Path) -> 
         "profile variants": profile(),
         "profile": old["profile"],
         "request": old,
-        "request degrees": asked | {"profile": old["profile"]},
+        "request degrees": request | {"profile": old["profile"]},
     }
-    found = run(
+    process = run(
         [sys.executable, "-c", READER],
         input=json.dumps(documents),
         env={"PYTHONPATH": str(release_before), "PATH": ""},
@@ -234,11 +234,11 @@ def test_the_release_before_reads_no_plan_with_degrees(release_before: Path) -> 
         text=True,
         check=True,
     )
-    said = dict(line.split("|", 1) for line in found.stdout.splitlines())
-    assert {name: said[name] for name in ("plan", "profile", "request")} == dict.fromkeys(
+    results = dict(line.split("|", 1) for line in process.stdout.splitlines())
+    assert {name: results[name] for name in ("plan", "profile", "request")} == dict.fromkeys(
         ("plan", "profile", "request"), "read"
     )
-    assert said["plan degrees"] == "refused|/degrees"
-    assert said["plan sharding"] == "refused|/sharding"
-    assert said["request degrees"] == "refused|/degrees"
-    assert set(said["profile variants"].split("|")) >= {"refused", "/classes", "/variants"}
+    assert results["plan degrees"] == "refused|/degrees"
+    assert results["plan sharding"] == "refused|/sharding"
+    assert results["request degrees"] == "refused|/degrees"
+    assert set(results["profile variants"].split("|")) >= {"refused", "/classes", "/variants"}

@@ -1,4 +1,4 @@
-"""Where the scripts lie, and how a process finds them."""
+"""Directory of the scripts, and the environment of a process that imports them."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SCRIPTS = ROOT / "scripts"
 
 
 def environment() -> dict[str, str]:
-    """Of a process that imports them."""
+    """Return the environment of a process that imports the scripts."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH"))))}

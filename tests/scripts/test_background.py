@@ -31,7 +31,7 @@ with background(Path(sys.argv[1])) as processes:
 
 
 def heed_interrupts() -> None:
-    """A shell starts background jobs with SIGINT ignored, and what they start inherits that."""
+    """Reset SIGINT: a shell starts background jobs with SIGINT ignored, and their children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

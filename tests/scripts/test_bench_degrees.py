@@ -1,4 +1,4 @@
-"""``scripts/bench-degrees`` leaves out no layout: its ten best are those of all layouts, judged without a bound."""
+"""``scripts/bench-degrees`` leaves out no layout: its ten best equal the ten best of all, judged without a bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS, BATCH = 14, 8
 
 
 def _request(free_bytes: int) -> PlanRequest:
-    """Of a model that needs more than ``free_bytes`` on a GPU unless it is divided."""
+    """Return a request for a model that needs more than ``free_bytes`` on a GPU unless it is divided."""
     shape = SHAPES["llama-3-8b"].model_copy(update={"layers": LAYERS})
     return PlanRequest(
         profile=profile_of(
@@ -46,7 +46,7 @@ def test_the_ten_best_are_those_of_all(free_bytes: int) -> None:
     for tensor, pipeline, chunks, size in product((1, 2, 4), (1, 2, 4, 8), parts, sizes):
         for sharding, recompute in product(("none", "optimizer", "gradients", "parameters"), ("none", "full")):
             try:
-                found = penstock.even_layout(
+                layout = penstock.even_layout(
                     request,
                     tensor=tensor,
                     pipeline=pipeline,
@@ -57,10 +57,10 @@ def test_the_ten_best_are_those_of_all(free_bytes: int) -> None:
                 )
             except PenstockError:
                 continue
-            assert found.file.plan.prediction is not None
-            too_large += not found.fits
-            if found.fits:
-                every.append(found.file.plan.prediction.time_per_global_batch_ns)
+            assert layout.file.plan.prediction is not None
+            too_large += not layout.fits
+            if layout.fits:
+                every.append(layout.file.plan.prediction.time_per_global_batch_ns)
     uniform = Uniform(request)
     assert [each.time_ns for each in uniform.best] == sorted(every)[:BEST]
     counts = uniform.counts
@@ -76,13 +76,13 @@ def test_a_profile_that_is_too_quick_is_refused(monkeypatch: pytest.MonkeyPatch)
     model = quick.profile.model_copy(  # type: ignore[union-attr]
         update={
             "measurements": tuple(
-                known.model_copy(update={"layers": tuple(layer.model_copy(update=times) for layer in known.layers)})
-                for known in quick.profile.measurements  # type: ignore[union-attr]
+                each.model_copy(update={"layers": tuple(layer.model_copy(update=times) for layer in each.layers)})
+                for each in quick.profile.measurements  # type: ignore[union-attr]
             )
         }
     )
     request = quick.model_copy(update={"profile": model})
-    monkeypatch.setattr("bench_degrees.request_of", lambda *_given: request)
+    monkeypatch.setattr("bench_degrees.request_of", lambda *_arguments: request)
     with pytest.raises(SystemExit, match=r"% of the peak; dense models on H100 use 25–60 %"):
         report(Case("llama-3-8b", "2x4xH100", 16), "megatron", 1, planned=False)
 

@@ -95,10 +95,10 @@ def test_bridge_takes_the_newest_rows_and_leaves_out_what_is_fully_sharded(
         return truth_bridge.report(_written(tmp_path, BRIDGE, *rows))
 
     assert report(1.0) == 0
-    said = capsys.readouterr().out
-    assert "calibrates 1.50 ×" in said
-    assert "not predicted: a row shards parameters (FSDP)" in said
-    assert "Qwen" not in said
+    printed = capsys.readouterr().out
+    assert "calibrates 1.50 ×" in printed
+    assert "not predicted: a row shards parameters (FSDP)" in printed
+    assert "Qwen" not in printed
     assert report(1.2) == 1
 
 

@@ -49,12 +49,16 @@ def test_an_unknown_option_is_refused_and_makes_no_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for given, code, words in ((["--help"], 0, "usage: scripts/demo"), (["--fast"], 2, "--fast"), (["a", "b"], 2, "b")):
+    for arguments, code, words in (
+        (["--help"], 0, "usage: scripts/demo"),
+        (["--fast"], 2, "--fast"),
+        (["a", "b"], 2, "b"),
+    ):
         with pytest.raises(SystemExit) as ended:
-            main(given)
+            main(arguments)
         assert ended.value.code == code
-        said = capsys.readouterr()
-        assert words in said.out + said.err
+        printed = capsys.readouterr()
+        assert words in printed.out + printed.err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -51,12 +51,12 @@ def test_checks_without_a_run_say_what_they_measured(capsys: pytest.CaptureFixtu
         assert main(["--device", "cpu", *(text for name in named for text in ("--only", name))]) == 0
     finally:
         torch.set_num_threads(threads)
-    said = capsys.readouterr().out
-    verdicts = [line[41:54].strip() for line in said.splitlines()[1:] if line[:40].strip()]
+    printed = capsys.readouterr().out
+    verdicts = [line[41:54].strip() for line in printed.splitlines()[1:] if line[:40].strip()]
     assert verdicts == ["no GPU"] * 4, "their CPU forms are ok"
-    assert "GB/s" in said
-    assert torch.__version__ in said
-    assert "gloo-staged: send" in said
+    assert "GB/s" in printed
+    assert torch.__version__ in printed
+    assert "gloo-staged: send" in printed
 
 
 def test_every_row_asserts_something() -> None:
@@ -78,7 +78,7 @@ def _asserts(function: ast.FunctionDef, asserting: set[str]) -> bool:
 
 
 def measured(*, step: float = 1.0, peak: float = 1.0, apart: float | None = 0.0, passed: bool = True) -> Any:
-    """A run on a GPU that took so many times the predicted step and peak, and gradients this far apart."""
+    """Return a run on a GPU with these multiples of the predicted step and peak, and gradients this far apart."""
     memory = Of(peak_memory_bytes=1100, memory=Of(context_bytes=100))
     file = Of(plan=Of(prediction=Of(time_per_global_batch_ns=1000, devices=(memory,))))
     report = Of(peak_memory_bytes=(1000 * peak,), reserved_memory_bytes=(0,), step_times_ns=(1000 * step,))
@@ -88,7 +88,7 @@ def measured(*, step: float = 1.0, peak: float = 1.0, apart: float | None = 0.0,
 
 
 def timed(machine: Any) -> str:
-    """The last part of the check ``calibrated``, which trains in between."""
+    """Run the last part of the check ``calibrated``, which trains in between."""
     return gpu_checks._timed(machine, *machine.run()[:2], gpu_checks.CALIBRATED)
 
 

@@ -1,4 +1,4 @@
-"""Measurements of GPU kernels, as far as they can be run without one: shapes on the meta device, blocks on the CPU."""
+"""Measurements of GPU kernels that run without a GPU: shapes on the meta device, blocks on the CPU."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["products", "attention", "moved", "grouped", "head"])
 def test_each_section_runs_and_fills_its_columns(name: str) -> None:
     measure, seconds = gpu_kernels.SECTIONS[name]
-    found = list(islice(measure(), 40))
+    rows = list(islice(measure(), 40))
     assert seconds > 0
-    assert {len(row) for row in found} == {len(gpu_kernels.COLUMNS[name])}
-    assert len(set(found)) == len(found)
+    assert {len(row) for row in rows} == {len(gpu_kernels.COLUMNS[name])}
+    assert len(set(rows)) == len(rows)
 
 
 def test_products_are_those_of_every_width_degree_and_pass() -> None:
-    found = [dict(zip(gpu_kernels.COLUMNS["products"], row, strict=True)) for row in gpu_operators.products()]
-    sizes = {(row["pass"], row["rows"], row["inner"], row["columns"]) for row in found}
-    assert len(sizes) == len(found) == 672
+    rows = [dict(zip(gpu_kernels.COLUMNS["products"], row, strict=True)) for row in gpu_operators.products()]
+    sizes = {(row["pass"], row["rows"], row["inner"], row["columns"]) for row in rows}
+    assert len(sizes) == len(rows) == 672
     for hidden in gpu_blocks.WIDTHS:
         for tensor in gpu_operators.TENSOR:
             assert ("forward", 4096, hidden, hidden // tensor) in sizes
@@ -62,8 +62,8 @@ def test_a_block_makes_the_gradients_of_all_of_its_part(tensor: int) -> None:
     assert x.grad is not None
     assert x.grad.isfinite().all()
     size = gpu_blocks.sizes_of(hidden, tensor)
-    held = 2 * hidden * size.queries + 2 * hidden * size.keys + 3 * hidden * size.inner + 2 * hidden
-    assert sum(parameter.numel() for parameter in block.parameters()) == held
+    parameters_of_part = 2 * hidden * size.queries + 2 * hidden * size.keys + 3 * hidden * size.inner + 2 * hidden
+    assert sum(parameter.numel() for parameter in block.parameters()) == parameters_of_part
     for parameter in block.parameters():
         assert parameter.dtype == torch.bfloat16
         assert parameter.grad is not None
@@ -75,8 +75,8 @@ def test_a_section_ends_at_its_limit_and_says_so() -> None:
         while True:
             yield (1,)
 
-    found, why = gpu_kernels.bounded(endless(), 0.0)
-    assert found == [(1,)]
+    rows, why = gpu_kernels.bounded(endless(), 0.0)
+    assert rows == [(1,)]
     assert why == "ended after 0 s"
 
 
@@ -101,7 +101,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.tier("ci")
 def test_files_and_sections_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in (([], "required: out"), (["rows.json", "--only", "speed"], "invalid choice: 'speed'")):
+    for arguments, message in (([], "required: out"), (["rows.json", "--only", "speed"], "invalid choice: 'speed'")):
         with pytest.raises(SystemExit, match="2"):
             gpu_kernels.main(arguments)
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What one H100 measured, and how far the shipped numbers are from it."""
+"""Measurements of one H100, and how far the shipped numbers are from them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_another_rule_is_told_from_it(monkeypatch: pytest.MonkeyPatch, capsys: p
     other = rule._replace(exposed_in_groups=1.0, forward=rule.forward._replace(rate=1.0))
     monkeypatch.setitem(primitives._MEASURED, "H100", other)
     assert measured_kernels.compare_measured() == 2
-    said = capsys.readouterr().out
-    assert said.count("NOT THE FIT") == 2
+    printed = capsys.readouterr().out
+    assert printed.count("NOT THE FIT") == 2
 
 
 def test_blocks_are_predicted_at_the_level_of_kernels_and_not_at_that_of_runs() -> None:
@@ -38,7 +38,7 @@ def test_a_fit_finds_the_factors_that_times_were_made_with() -> None:
     import numpy as np
 
     terms = np.array([[1.0, 4.0], [2.0, 3.0], [5.0, 1.0], [7.0, 2.0], [3.0, 9.0], [8.0, 8.0]])
-    known = np.full(6, 0.5)
-    given = Terms(terms, known, known + terms @ np.array([1.2, 0.7]), np.ones(6))
-    assert fitted(given) == pytest.approx([1.2, 0.7])
-    assert held_out(given, [(i,) for i in range(6)]) == pytest.approx(np.zeros(6), abs=1e-6)
+    fixed = np.full(6, 0.5)
+    measured = Terms(terms, fixed, fixed + terms @ np.array([1.2, 0.7]), np.ones(6))
+    assert fitted(measured) == pytest.approx([1.2, 0.7])
+    assert held_out(measured, [(i,) for i in range(6)]) == pytest.approx(np.zeros(6), abs=1e-6)

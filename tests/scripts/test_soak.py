@@ -29,6 +29,6 @@ def test_six_deaths_cost_no_checkpoint_and_leave_the_losses_as_they_are(tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no hang, no orphan, no lost checkpoint, the same losses" in done.stdout
-    found = newest(tmp_path / "checkpoints")
-    assert found is not None
-    assert found.next_step(1) > 0
+    checkpoint = newest(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.next_step(1) > 0

@@ -20,14 +20,14 @@ from ports import keep_port
 
 LIMIT_S = 90.0
 STEPS_END_S = 10.0
-"""How long steps that are killed may take to end."""
+"""Longest time that killed steps may take to end, in seconds."""
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 PACKAGES = "slurm-wlm munge"
 DEVICES_PER_NODE = 2
 
 
 def why_not() -> str | None:
-    """Why there can be no Slurm here; None where there can."""
+    """Return why Slurm cannot run here; None where it can."""
     if os.geteuid() != 0:
         return "Slurm's daemons start tasks as other users, which needs root"
     missing = [name for name in NEEDED if shutil.which(name) is None]
@@ -59,7 +59,7 @@ class Slurm:
             raise
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """What a command prints."""
+        """Return the output of a command."""
         done = subprocess.run(
             command, env=self.environment, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -67,11 +67,11 @@ class Slurm:
         return done.stdout
 
     def submit(self, script: Path, *options: str) -> str:
-        """The number of a new job, submitted from the script's folder."""
+        """Submit a job from the script's folder, and return its number."""
         return self.run("sbatch", "--parsable", *options, str(script), folder=script.parent).strip()
 
     def finished(self, job: str) -> int:
-        """The exit code of a job, when it has ended."""
+        """Return the exit code of a job, when it has ended."""
         self.until(f"job {job} ends", lambda: self._field(job, "JobState") not in {"PENDING", "RUNNING", "COMPLETING"})
         self.until(f"nodes of job {job} are idle", self._are_idle)
         code, _, number = self._field(job, "ExitCode").partition(":")
@@ -103,7 +103,7 @@ class Slurm:
         self._open.close()
 
     def left_over(self) -> list[psutil.Process]:
-        """Processes of this Slurm beside its daemons: steps, known by their logs, and tasks, by their environment."""
+        """Return this Slurm's processes beside its daemons: steps, by their logs, and tasks, by their environment."""
         daemons = {process.pid for process in self._processes}
         return [process for process in psutil.process_iter() if process.pid not in daemons and self._has(process)]
 
@@ -163,10 +163,10 @@ class Slurm:
         )
 
     def _are_idle(self) -> bool:
-        told = subprocess.run(
+        states = subprocess.run(
             ["sinfo", "--noheader", "--Node", "--format=%T"], env=self.environment, capture_output=True, text=True
         )
-        return told.stdout.split() == ["idle"] * len(self.nodes)
+        return states.stdout.split() == ["idle"] * len(self.nodes)
 
     def _field(self, job: str, name: str) -> str:
         words = [word.partition("=") for word in self.run("scontrol", "--oneliner", "show", "job", job).split()]

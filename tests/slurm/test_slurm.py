@@ -1,4 +1,4 @@
-"""From ``scontrol`` to trained ranks on a real Slurm; and the same ranks started by torchrun."""
+"""Tests from ``scontrol`` to trained ranks on a real Slurm; and the same ranks started by torchrun."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def slurm() -> Iterator[Slurm]:
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the job in ``toy.py``, all layers equally slow, so that four devices are better than one."""
+    """A profile of the job in ``toy.py``, all layers equally slow, so that four devices are better than one."""
     cost = LayerMeasurement(forward_ns=2_000_000, backward_ns=4_000_000, stash_bytes=1000)
-    made = ModelProfile(
+    model = ModelProfile(
         name="toy",
         layers=tuple(Layer(name=f"block{i}", parameter_bytes=4 * (WIDTH * WIDTH + 3 * WIDTH)) for i in range(LAYERS)),
         boundaries=tuple(
@@ -75,7 +75,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source=ProfileSource(method="imported", expected_error=0.9),
     )
     path = tmp_path_factory.mktemp("profile") / "profile.json"
-    made.write(path)
+    model.write(path)
     return path
 
 
@@ -92,7 +92,7 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def followed(commands: list[list[str]], profile: Path, slurm: Slurm) -> Path:
-    """Where the page's commands were typed, up to the plan."""
+    """The folder in which the page's commands were typed, up to the plan."""
     folder = slurm.directory / "followed"
     folder.mkdir()
     shutil.copy(profile, folder / "profile.json")
@@ -107,7 +107,7 @@ def followed(commands: list[list[str]], profile: Path, slurm: Slurm) -> Path:
 
 @pytest.fixture(scope="module")
 def topology(followed: Path) -> Path:
-    """What Slurm's own commands say of the cluster, imported."""
+    """The import of the cluster as Slurm's own commands describe it."""
     return followed / "cluster.json"
 
 
@@ -141,13 +141,13 @@ def narrow(profile: Path, topology: Path, slurm: Slurm) -> Path:
     data["links"] = [link for link in data["links"] if "n2" not in (link["a"], link["b"])]
     smaller, path = slurm.directory / "narrow-cluster.json", slurm.directory / "narrow.json"
     smaller.write_text(json.dumps(data))
-    asked = ["--profile", str(profile), "--topology", str(smaller), "--global-batch-size", str(BATCH)]
-    assert main(["plan", *asked, "--planner", "dapple", "--json", "-o", str(path)]) in (0, 2)
+    arguments = ["--profile", str(profile), "--topology", str(smaller), "--global-batch-size", str(BATCH)]
+    assert main(["plan", *arguments, "--planner", "dapple", "--json", "-o", str(path)]) in (0, 2)
     return path
 
 
 def nodes_of(plan: Path) -> list[str]:
-    """The nodes of a plan in the order of its stages."""
+    """Return the nodes of a plan in the order of its stages."""
     devices = [
         device
         for pipeline in PlanFile.read(plan).plan.pipelines
@@ -158,10 +158,10 @@ def nodes_of(plan: Path) -> list[str]:
 
 
 def exported(plan: Path, to: str, folder: Path, *, job: str = "toy:job", **settings: Any) -> Path:
-    """The script of a plan, beside its bundle."""
-    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    asked = ["--job", job, "--steps", str(STEPS), *HERE, *given]
-    assert main(["export", str(plan), "--to", to, *asked, "-o", str(folder)]) == 0
+    """Export a plan, and return its script, beside its bundle."""
+    settings_of_command = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    arguments = ["--job", job, "--steps", str(STEPS), *HERE, *settings_of_command]
+    assert main(["export", str(plan), "--to", to, *arguments, "-o", str(folder)]) == 0
     (script,) = [*folder.glob("*.sbatch"), *folder.glob("torchrun.sh")][:1]
     return script
 
@@ -216,11 +216,11 @@ def test_other_nodes_are_refused_with_what_can_be_done(narrow: Path, slurm: Slur
     script.write_text(f"#!/bin/bash\n{command}\n")
     where = ["--nodes=1", "--ntasks-per-node=1", "--nodelist=n2", f"--output={folder}/elsewhere.log"]
     assert slurm.finished(slurm.submit(script, *where)) == 65
-    said = log_of(folder)
-    assert "penstock: the plan does not name n2 (at spine.leaf1.n2)" in said, "the prolog"
-    assert "the plan does not name n2: processes were started on n2 (1)" in said
-    assert "sbatch --nodelist=n0,n1" in said
-    assert "or add --any-nodes" in said
+    log = log_of(folder)
+    assert "penstock: the plan does not name n2 (at spine.leaf1.n2)" in log, "the prolog"
+    assert "the plan does not name n2: processes were started on n2 (1)" in log
+    assert "sbatch --nodelist=n0,n1" in log
+    assert "or add --any-nodes" in log
 
 
 def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
@@ -246,7 +246,7 @@ def test_a_job_that_is_cancelled_goes_on_when_it_is_submitted_again(
 
 
 def started_by_torchrun(script: Path, folder: Path, nodes: Sequence[str]) -> list[int]:
-    """The statuses of an agent of torchrun for each node."""
+    """Return the statuses of an agent of torchrun for each node."""
     with ExitStack() as ports:
         return [agent.wait(LIMIT_S) for agent in agents_of_torchrun(script, folder, nodes, keep_port(ports))]
 
@@ -280,13 +280,22 @@ def shared_layers(topology: Path, slurm: Slurm) -> Path:
     """A plan of two stages, each on two GPUs of a node that share its layers."""
     folder = slurm.directory / "degrees"
     folder.mkdir()
-    asked = ["--job", "examples.llama:tiny", "--analytic", "H100", "--micro-batch-size", "1", "--micro-batch-size", "4"]
+    arguments = [
+        "--job",
+        "examples.llama:tiny",
+        "--analytic",
+        "H100",
+        "--micro-batch-size",
+        "1",
+        "--micro-batch-size",
+        "4",
+    ]
     profile, plan = folder / "profile.json", folder / "plan.json"
-    assert main(["profile", *asked, "--tensor", "2", "-o", str(profile)]) == 0
+    assert main(["profile", *arguments, "--tensor", "2", "-o", str(profile)]) == 0
     profile.write_text(profile.read_text().replace("H100", "cpu"))
-    asked = ["--profile", str(profile), "--topology", str(topology), "-b", str(BATCH), "--tensor", "2"]
+    arguments = ["--profile", str(profile), "--topology", str(topology), "-b", str(BATCH), "--tensor", "2"]
     how = ["--sharding", "none", "--planner", "gpipe", "--set", "stages=2", "--max-plans", "20"]
-    assert main(["plan", *asked, *how, "-o", str(plan)]) == 0
+    assert main(["plan", *arguments, *how, "-o", str(plan)]) == 0
     assert PlanFile.read(plan).plan.degrees.tensor == 2  # type: ignore[union-attr]
     assert len(nodes_of(plan)) == 2
     return plan

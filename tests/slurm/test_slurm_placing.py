@@ -35,7 +35,7 @@ DEVICES = (
 
 
 class WithPlugin(Slurm):
-    """With ``job_submit.lua``."""
+    """A Slurm with ``job_submit.lua``."""
 
     def _write(self, leaves: tuple[tuple[str, ...], ...]) -> None:
         super()._write(leaves)
