@@ -74,7 +74,7 @@ def planned(
     return PlanFile(plan=to_plan(problem, request, best, ()), request=request)
 
 
-def traced(true: PlanFile, known: PlanFile, clock_error_ns: int = 0) -> Trace:
+def traced(true: PlanFile, run: PlanFile, clock_error_ns: int = 0) -> Trace:
     """What ranks would measure of the plan ``known`` if the world were as the judge of ``true`` says."""
     timeline = judge(true).timeline
     assert timeline is not None
@@ -104,11 +104,11 @@ def traced(true: PlanFile, known: PlanFile, clock_error_ns: int = 0) -> Trace:
         )
     return Trace.parse(
         {
-            "plan_hash": known.plan.content_hash(),
+            "plan_hash": run.plan.content_hash(),
             "predicted_time_per_global_batch_ns": 1,
             "measured_times_per_global_batch_ns": [timeline.time_per_global_batch_ns],
             "ranks": ranks,
-            "plan_file": known,
+            "plan_file": run,
         }
     )
 
@@ -133,13 +133,13 @@ def time_ns(costs: ModelProfile, network: ClusterTopology, cuts: list[int], coun
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_profile_that_is_off_by_factors_becomes_the_truth(recompute: bool) -> None:
     """Forward, backward, update and network are all wrong: other partitions and numbers of micro-batches come out."""
-    found = calibrated([[1, 3]], WRONG, recompute=recompute)
-    assert abs(found.runs[0].error) < 1e-3
-    assert found.runs[0].before_ns > 1.5 * found.runs[0].measured_ns
+    calibration = calibrated([[1, 3]], WRONG, recompute=recompute)
+    assert abs(calibration.runs[0].error) < 1e-3
+    assert calibration.runs[0].before_ns > 1.5 * calibration.runs[0].measured_ns
     for cuts in CUTS:
         for count in (3, 6, 12):
             wanted = time_ns(TRUE, cluster(5 * 10**8, 60_000), cuts, count)
-            assert time_ns(found.profile, found.topology, cuts, count) == pytest.approx(wanted, rel=0.02)
+            assert time_ns(calibration.profile, calibration.topology, cuts, count) == pytest.approx(wanted, rel=0.02)
 
 
 def test_several_cuts_tell_layers_apart() -> None:
@@ -147,8 +147,8 @@ def test_several_cuts_tell_layers_apart() -> None:
     alike = profile([600] * 6, [1200] * 6)
 
     def worst(cuts: list[list[int]]) -> float:
-        found = calibrated(cuts, alike)
-        layers = found.profile.measurements[0].layers
+        calibration = calibrated(cuts, alike)
+        layers = calibration.profile.measurements[0].layers
         return max(abs(layer.forward_ns / (f * US) - 1) for layer, f in zip(layers, FORWARD, strict=True))
 
     assert worst(CUTS) < 0.1 < 0.5 < worst(CUTS[:1])
@@ -181,9 +181,9 @@ def test_traces_of_two_sizes_correct_the_relation_between_them() -> None:
 
 
 def test_the_network_is_found_from_messages_that_somebody_waited_for() -> None:
-    found = calibrated([[1, 3]], TRUE)
-    fabric = found.topology.uniform.fabric
-    assert found.num_messages > 4
+    calibration = calibrated([[1, 3]], TRUE)
+    fabric = calibration.topology.uniform.fabric
+    assert calibration.num_messages > 4
     planned_ns = 60_000 + 80_000 * 1e9 / 5e8
     assert fabric.latency_ns + 80_000 * 1e9 / fabric.bandwidth_bytes_per_s == pytest.approx(planned_ns, rel=1e-3)
 
@@ -209,9 +209,9 @@ def test_nodes_links_and_a_matrix_take_the_changes() -> None:
     links = calibrate(TRUE, [trace]).topology.links
     assert {link.bandwidth_bytes_per_s for link in links} != {10**9}
     trace = traced(planned(TRUE, slow, [1, 3]), planned(TRUE, matrix, [1, 3]))
-    found = calibrate(TRUE, [trace]).topology.matrix
-    assert found.bandwidth_bytes_per_s[0][1] == pytest.approx(5 * 10**8, rel=1e-3)
-    assert found.bandwidth_bytes_per_s[0][2] == 10**9, "nothing was sent from stage 0 to stage 2"
+    fitted = calibrate(TRUE, [trace]).topology.matrix
+    assert fitted.bandwidth_bytes_per_s[0][1] == pytest.approx(5 * 10**8, rel=1e-3)
+    assert fitted.bandwidth_bytes_per_s[0][2] == 10**9, "nothing was sent from stage 0 to stage 2"
 
 
 def test_its_source_says_what_it_was_made_from() -> None:
@@ -304,34 +304,37 @@ def test_the_fit_explains_totals_that_can_be_explained(data: st.DataObject) -> N
     assert fit(whole, whole @ true, prior) == pytest.approx(prior * true.sum() / prior.sum())
     cut = data.draw(st.integers(0, count))
     parts = np.vstack((whole, np.arange(count) < cut))
-    found = fit(parts, parts @ true, prior)
-    assert (found >= 0).all()
+    fitted = fit(parts, parts @ true, prior)
+    assert (fitted >= 0).all()
     if 0 < cut < count and prior.min() * 4 > prior.max() and true.min() * 4 > true.max():
-        assert parts @ found == pytest.approx(parts @ true, rel=0.02)
+        assert parts @ fitted == pytest.approx(parts @ true, rel=0.02)
 
 
 @pytest.mark.tier("ci")
 def test_the_command_writes_profile_and_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = planned(WRONG, cluster(), [1, 3])
-    trace = traced(planned(TRUE, cluster(5 * 10**8, 60_000), [1, 3]), known)
+    run = planned(WRONG, cluster(), [1, 3])
+    trace = traced(planned(TRUE, cluster(5 * 10**8, 60_000), [1, 3]), run)
     names = ("wrong", "trace", "plan", "profile", "topology", "chrome")
     wrong, traces, plan, profile_out, topology_out, chrome = (str(tmp_path / f"{name}.json") for name in names)
     WRONG.write(wrong)
     trace.write(traces)
-    known.write(plan)
+    run.write(plan)
     assert main(["calibrate", wrong, traces, "-o", profile_out, "--output-topology", topology_out]) == 0
-    said = capsys.readouterr().out
-    assert "before" in said
-    assert "expected error" in said
-    found = calibrate(WRONG, [trace])
+    output = capsys.readouterr().out
+    assert "before" in output
+    assert "expected error" in output
+    calibration = calibrate(WRONG, [trace])
     assert main(["calibrate", wrong, traces, "-o", profile_out, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["runs"][0]["before_ns"] != told["runs"][0]["after_ns"]
+    document = json.loads(capsys.readouterr().out)
+    assert document["runs"][0]["before_ns"] != document["runs"][0]["after_ns"]
     assert main(["calibrate", wrong, traces, "-o", profile_out, "--output-topology", topology_out]) == 0
     capsys.readouterr()
-    asked = CalibrationRequest.parse({"profile": WRONG, "traces": [trace]})
-    assert answer(asked) == found.out()
-    assert (ModelProfile.read(profile_out), ClusterTopology.read(topology_out)) == (found.profile, found.topology)
+    request = CalibrationRequest.parse({"profile": WRONG, "traces": [trace]})
+    assert answer(request) == calibration.out()
+    assert (ModelProfile.read(profile_out), ClusterTopology.read(topology_out)) == (
+        calibration.profile,
+        calibration.topology,
+    )
     assert main(["calibrate", wrong, traces]) == 0
     printed = ModelProfile.parse(json.loads(capsys.readouterr().out))
     assert printed == calibrate(WRONG, [trace], links=False).profile

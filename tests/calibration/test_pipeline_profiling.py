@@ -43,34 +43,34 @@ def plan(stages: int, devices: int = 2, planner: str = "gpipe") -> PlanFile:
     )
     options = {"stages": stages} if stages else {}
     profile = analytic_profile(load_job(JOB), "V100", (2,))
-    asked = {"global_batch_size": 16, "micro_batch_sizes": (2,), "planner": planner, "options": options}
-    return answer.plan(profile, topology, **asked).file  # type: ignore[arg-type]
+    fields = {"global_batch_size": 16, "micro_batch_sizes": (2,), "planner": planner, "options": options}
+    return answer.plan(profile, topology, **fields).file  # type: ignore[arg-type]
 
 
 @pytest.mark.tier("ci")
 def test_a_run_becomes_a_profile_that_the_planner_takes(tmp_path: Path) -> None:
     file = plan(2)
-    said: list[str] = []
-    found = profile_pipeline(file, JOB, batches=BATCHES, directory=tmp_path, progress=said.append)
-    assert PipelineProfile.parse_json(found.canonical_json()) == found
-    assert (found.plan_hash, found.batches, found.num_micro_batches) == (file.plan.content_hash(), BATCHES, 8)
-    assert len(said) == BATCHES + 1
+    lines: list[str] = []
+    profile = profile_pipeline(file, JOB, batches=BATCHES, directory=tmp_path, progress=lines.append)
+    assert PipelineProfile.parse_json(profile.canonical_json()) == profile
+    assert (profile.plan_hash, profile.batches, profile.num_micro_batches) == (file.plan.content_hash(), BATCHES, 8)
+    assert len(lines) == BATCHES + 1
     timeline = judge(file).timeline
     assert timeline is not None
-    for rank in found.ranks:
+    for rank in profile.ranks:
         assert rank.compute_ns > 0
         assert 0 < sum(rank.utilisation) <= len(rank.utilisation)
         assert rank.send_ns > 8 * 1000
-    assert found.ranks[0].send_ns == found.ranks[1].receive_ns
-    assert sum(rank.send_ns for rank in found.ranks) == int(
+    assert profile.ranks[0].send_ns == profile.ranks[1].receive_ns
+    assert sum(rank.send_ns for rank in profile.ranks) == int(
         (timeline.transfers.end_ns - timeline.transfers.start_ns).sum()
     )
     parameters = sum(layer.parameter_bytes for layer in file.request.profile.layers)  # type: ignore[union-attr]
-    assert sum(rank.model_bytes for rank in found.ranks) == 2 * parameters
+    assert sum(rank.model_bytes for rank in profile.ranks) == 2 * parameters
     request = PlanRequest.parse(
         file.request.model_dump(mode="json")
         | {
-            "pipeline_profile": found.model_dump(mode="json"),
+            "pipeline_profile": profile.model_dump(mode="json"),
             "planner": "avgpipe",
             "schedule": "auto",
             "update_rules": ["elastic_averaging"],

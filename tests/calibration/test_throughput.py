@@ -52,23 +52,25 @@ PLAIN = laid_out(PROFILE, tensor=1, pipeline=4)
 def test_computation_that_is_off_by_a_factor_is_found_and_with_it_other_layouts(factor: float) -> None:
     true = scaled(PROFILE, "H100", factor)
     taken_ns = time_ns(laid_out(true, tensor=4, pipeline=2))
-    found = calibrate_throughput(TENSOR, step_ns=taken_ns, show=[PLAIN], any_factor=factor > LARGEST_FACTOR)
-    assert found.factor == pytest.approx(factor, rel=5 * PRECISION)
-    assert time_ns(laid_out(found.profile, tensor=4, pipeline=2)) == pytest.approx(found.measured_ns, rel=2 * PRECISION)
+    result = calibrate_throughput(TENSOR, step_ns=taken_ns, show=[PLAIN], any_factor=factor > LARGEST_FACTOR)
+    assert result.factor == pytest.approx(factor, rel=5 * PRECISION)
+    assert time_ns(laid_out(result.profile, tensor=4, pipeline=2)) == pytest.approx(
+        result.measured_ns, rel=2 * PRECISION
+    )
     wanted = time_ns(laid_out(true, tensor=1, pipeline=4))
-    assert found.shown[0].after_ns == pytest.approx(wanted, rel=5 * PRECISION)
-    assert time_ns(laid_out(found.profile, tensor=1, pipeline=4)) == found.shown[0].after_ns
-    assert found.shown[0].before_ns == time_ns(PLAIN)
+    assert result.shown[0].after_ns == pytest.approx(wanted, rel=5 * PRECISION)
+    assert time_ns(laid_out(result.profile, tensor=1, pipeline=4)) == result.shown[0].after_ns
+    assert result.shown[0].before_ns == time_ns(PLAIN)
 
 
 def test_tokens_per_second_and_gpu_count_the_gpus_that_the_plan_uses() -> None:
     shape = PROFILE.shape
     assert shape is not None
     pace = 64 * shape.sequence_length / 16 / (time_ns(TENSOR) / 1e9)
-    found = calibrate_throughput(TENSOR, tokens_per_s_per_gpu=pace / 2)
-    assert found.measured_ns == pytest.approx(2 * time_ns(TENSOR), rel=1e-9)
-    assert found.run.tokens_per_s_per_gpu_after == pytest.approx(pace / 2, rel=2 * PRECISION)
-    assert found.run.tokens_per_s_per_gpu_before == pytest.approx(pace)
+    result = calibrate_throughput(TENSOR, tokens_per_s_per_gpu=pace / 2)
+    assert result.measured_ns == pytest.approx(2 * time_ns(TENSOR), rel=1e-9)
+    assert result.run.tokens_per_s_per_gpu_after == pytest.approx(pace / 2, rel=2 * PRECISION)
+    assert result.run.tokens_per_s_per_gpu_before == pytest.approx(pace)
 
 
 def unhidden(measured: DividedMeasurement) -> list[list[Collective]]:
@@ -77,21 +79,21 @@ def unhidden(measured: DividedMeasurement) -> list[list[Collective]]:
 
 
 def test_all_degrees_change_and_other_kinds_and_communication_do_not() -> None:
-    found = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR))
+    result = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR))
 
     def costs(profile: ModelProfile, kind: str) -> list[LayerMeasurement]:
         measured = [*profile.measurements, *(one for each in profile.variants or () for one in each.measurements)]
         return [layer for one in measured if one.device_kind == kind for layer in one.layers]
 
-    assert costs(found.profile, "A100") == costs(PROFILE, "A100")
-    pairs = list(zip(costs(PROFILE, "H100"), costs(found.profile, "H100"), strict=True))
+    assert costs(result.profile, "A100") == costs(PROFILE, "A100")
+    pairs = list(zip(costs(PROFILE, "H100"), costs(result.profile, "H100"), strict=True))
     assert len(pairs) > len(PROFILE.layers) * 2
     for old, new in pairs:
-        assert new.forward_ns == pytest.approx(old.forward_ns * found.factor, abs=1)
-        assert new.backward_ns == pytest.approx(old.backward_ns * found.factor, abs=2)
-        assert new.weight_ns == pytest.approx(old.weight_ns * found.factor, abs=1)
+        assert new.forward_ns == pytest.approx(old.forward_ns * result.factor, abs=1)
+        assert new.backward_ns == pytest.approx(old.backward_ns * result.factor, abs=2)
+        assert new.weight_ns == pytest.approx(old.weight_ns * result.factor, abs=1)
         assert (new.stash_bytes, new.workspace_bytes) == (old.stash_bytes, old.workspace_bytes)
-    for before, after in zip(PROFILE.variants or (), found.profile.variants or (), strict=True):
+    for before, after in zip(PROFILE.variants or (), result.profile.variants or (), strict=True):
         assert before.layers == after.layers
         for one, other in zip(before.measurements, after.measurements, strict=True):
             assert unhidden(one) == unhidden(other)
@@ -100,40 +102,40 @@ def test_all_degrees_change_and_other_kinds_and_communication_do_not() -> None:
                 for a, b in zip(one.layers, other.layers, strict=True)
                 for old, new in zip(a.modules or (), b.modules or (), strict=True)
             ]
-            factor = found.factor if one.device_kind == "H100" else 1
+            factor = result.factor if one.device_kind == "H100" else 1
             assert all(new == pytest.approx(old * factor, abs=1) and same for old, new, same in modules)
 
 
 def test_the_profile_says_what_it_rests_on_and_promises_no_more_than_before() -> None:
-    found = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR))
-    source = found.profile.source
+    result = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR))
+    source = result.profile.source
     assert source.method == "calibrated"
     assert source.expected_error == PROFILE.source.expected_error
-    assert f"computation of H100 × {found.factor:.4g}" in source.description
-    assert "one run takes" in found.profile.assumptions[-1]
+    assert f"computation of H100 × {result.factor:.4g}" in source.description
+    assert "one run takes" in result.profile.assumptions[-1]
 
 
 def test_a_kind_that_the_topology_scales_gets_costs_of_its_own() -> None:
     """With no factor the plan takes as long as before; the profile no longer needs the topology's scaling."""
     cluster = catalogue.cluster("2x8xB200")
     plan = laid_out(PROFILE, cluster, tensor=4, pipeline=2)
-    (known,) = cluster.kinds
-    own = with_kind(PROFILE, "B200", known.scale_from, known.speed)
+    (kind,) = cluster.kinds
+    profile = with_kind(PROFILE, "B200", kind.scale_from, kind.speed)
     plain = cluster.model_copy(update={"kinds": ()})
-    assert time_ns(laid_out(own, plain, tensor=4, pipeline=2)) == pytest.approx(time_ns(plan), rel=1e-4)
-    found = calibrate_throughput(plan, step_ns=time_ns(plan) * 3 // 2)
-    assert found.device_kind == "B200"
-    assert "B200" in found.profile.device_kinds
-    again = laid_out(found.profile, plain, tensor=4, pipeline=2)
-    assert time_ns(again) == pytest.approx(found.measured_ns, rel=2 * PRECISION)
+    assert time_ns(laid_out(profile, plain, tensor=4, pipeline=2)) == pytest.approx(time_ns(plan), rel=1e-4)
+    result = calibrate_throughput(plan, step_ns=time_ns(plan) * 3 // 2)
+    assert result.device_kind == "B200"
+    assert "B200" in result.profile.device_kinds
+    again = laid_out(result.profile, plain, tensor=4, pipeline=2)
+    assert time_ns(again) == pytest.approx(result.measured_ns, rel=2 * PRECISION)
 
 
 def test_another_profile_takes_the_factor() -> None:
     other = profile_of(SHAPES["gpt2-small"], "megatron", ["H100"], micro_batch_sizes=[1])
-    found = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), profile=other)
-    assert found.profile.name == "gpt2-small"
-    forward = [profile.measurements[0].layers[1].forward_ns for profile in (other, found.profile)]
-    assert forward[1] == round(forward[0] * found.factor)
+    result = calibrate_throughput(TENSOR, step_ns=2 * time_ns(TENSOR), profile=other)
+    assert result.profile.name == "gpt2-small"
+    forward = [profile.measurements[0].layers[1].forward_ns for profile in (other, result.profile)]
+    assert forward[1] == round(forward[0] * result.factor)
 
 
 def test_what_no_factor_explains_is_refused_with_the_numbers() -> None:
@@ -189,10 +191,10 @@ def test_costs_at_degrees_follow_those_that_a_trace_corrected() -> None:
         for one in PROFILE.measurements
     )
     layers = tuple(layer.model_copy(update={"update_ns": 5 * layer.update_ns}) for layer in PROFILE.layers)
-    found = followed(PROFILE, PROFILE.model_copy(update={"measurements": measurements, "layers": layers}))
+    corrected = followed(PROFILE, PROFILE.model_copy(update={"measurements": measurements, "layers": layers}))
     assert PROFILE.classes is not None
     embedding, block = PROFILE.classes[0], PROFILE.classes[1]
-    for before, after in zip(PROFILE.variants or (), found.variants or (), strict=True):
+    for before, after in zip(PROFILE.variants or (), corrected.variants or (), strict=True):
         assert [layer.update_ns for layer in after.layers] == [5 * layer.update_ns for layer in before.layers]
         for one, other in zip(before.measurements, after.measurements, strict=True):
             assert one.layers[embedding] == other.layers[embedding]
@@ -214,22 +216,22 @@ def test_command_document_and_worker_say_the_same(tmp_path: Path, capsys: pytest
     step_ms = 2 * time_ns(TENSOR) // 10**6
     options = ["--from-throughput", f"{step_ms}ms", "--plan", plan, "--show", other]
     assert main(["calibrate", *options, "-o", written]) == 0
-    said = capsys.readouterr().out
-    assert "computation of H100 ×" in said
-    assert f"{other} (llama-3-8b)  predicted" in said
+    output = capsys.readouterr().out
+    assert "computation of H100 ×" in output
+    assert f"{other} (llama-3-8b)  predicted" in output
     assert main(["calibrate", *options, "-o", written, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    asked = ThroughputRequest(plan_file=TENSOR, step_ns=step_ms * 10**6, show=(PLAIN,))
-    found = answer(asked)
-    assert ModelProfile.read(written) == found.profile
-    assert told == found.model_dump(mode="json", exclude={"profile"})
+    document = json.loads(capsys.readouterr().out)
+    request = ThroughputRequest(plan_file=TENSOR, step_ns=step_ms * 10**6, show=(PLAIN,))
+    result = answer(request)
+    assert ModelProfile.read(written) == result.profile
+    assert document == result.model_dump(mode="json", exclude={"profile"})
     sent: list[Message] = []
     TASKS["ask"](
         answer_task,
-        task_of("calibrate-throughput", asked, most_devices=1, most_micro_batches=1, memory_bytes=0),
+        task_of("calibrate-throughput", request, most_devices=1, most_micro_batches=1, memory_bytes=0),
         sent.append,
     )
-    assert ThroughputOut.model_validate_json(sent[0].body) == found
+    assert ThroughputOut.model_validate_json(sent[0].body) == result
     links = [*options, "--output-topology", written]
     for wrong in ([], ["p.json"], ["--from-throughput", "1"], links, ["p.json", "t.json", *options]):
         assert main(["calibrate", *wrong]) == 64
@@ -245,8 +247,8 @@ def test_a_run_that_memory_has_no_room_for_was_run_all_the_same() -> None:
     assert not layout.fits
     prediction = layout.file.plan.prediction
     assert prediction is not None
-    found = calibrate_throughput(layout.file, step_ns=2 * prediction.time_per_global_batch_ns)
-    assert found.run.before_ns == prediction.time_per_global_batch_ns
+    result = calibrate_throughput(layout.file, step_ns=2 * prediction.time_per_global_batch_ns)
+    assert result.run.before_ns == prediction.time_per_global_batch_ns
 
 
 def test_one_published_row_orders_four_others() -> None:
@@ -268,10 +270,10 @@ def test_one_published_row_orders_four_others() -> None:
 
     measured = {704.0: {}, 668.0: {"pipeline": 8}, 508.7: {"tensor": 8}}
     shown = [layout(4096, 4, 32, **degrees) for degrees in measured.values()]
-    found = calibrate_throughput(
+    result = calibrate_throughput(
         layout(8192, 8, 256, pipeline=8), tokens_per_s_per_gpu=1664, show=[*shown, layout(4096, 4, 32, "mlp")]
     )
-    paces = [one.tokens_per_s_per_gpu_after or 0 for one in found.shown]
+    paces = [one.tokens_per_s_per_gpu_after or 0 for one in result.shown]
     pairs = sorted(zip([*measured, 593.6], paces, strict=True))
     assert [pace for _measured, pace in pairs] == sorted(paces)
     for was, pace in pairs:

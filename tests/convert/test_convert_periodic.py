@@ -59,20 +59,20 @@ def request_document() -> PlanRequest:
 
 def _pattern(stages: int, split: bool = False) -> Pattern:
     """Two micro-batches per period, the second one's operations right behind the first one's."""
-    found = []
+    operations = []
     for j in (0, 1):
         for s in range(stages):
-            found.append(PatternOperation(FORWARD, s, 10 * s + j, 0, j))
+            operations.append(PatternOperation(FORWARD, s, 10 * s + j, 0, j))
             back = 10 * (2 * stages - s) + 2 * j
-            found.append(PatternOperation(INPUT if split else BACKWARD, s, back, 0, j))
+            operations.append(PatternOperation(INPUT if split else BACKWARD, s, back, 0, j))
             if split:
-                found.append(PatternOperation(WEIGHT, s, back + 1, 0, j))
-    return Pattern("pairs", 20 * stages + 10, 2, tuple(found))
+                operations.append(PatternOperation(WEIGHT, s, back + 1, 0, j))
+    return Pattern("pairs", 20 * stages + 10, 2, tuple(operations))
 
 
 def _straight(*devices: tuple[int, ...]) -> tuple[Stage, ...]:
     width = 4 // len(devices)
-    return tuple(Stage(s * width, (s + 1) * width - 1, own) for s, own in enumerate(devices))
+    return tuple(Stage(s * width, (s + 1) * width - 1, group) for s, group in enumerate(devices))
 
 
 def _two_pipelines() -> Allocation:
@@ -167,10 +167,10 @@ def test_weight_versions_stand_in_the_prediction(request_document: PlanRequest) 
 def test_every_plan_becomes_programs(request_document: PlanRequest, name: str) -> None:
     file = _document(request_document, name)
     batches = 1 if file.plan.schedule.pattern is None else 30
-    made = programs(file, batches=batches)
-    check_programs([Program.from_json(program.to_json()) for program in made])
-    assert {(program.update_rule, program.batches) for program in made} == {(file.plan.update_rule, batches)}
-    assert [program.device for program in made] == sorted(program.device for program in made)
+    lowered = programs(file, batches=batches)
+    check_programs([Program.from_json(program.to_json()) for program in lowered])
+    assert {(program.update_rule, program.batches) for program in lowered} == {(file.plan.update_rule, batches)}
+    assert [program.device for program in lowered] == sorted(program.device for program in lowered)
     with pytest.raises(UnsupportedRequest, match="0 global batches"):
         programs(file, batches=0)
 

@@ -68,8 +68,8 @@ def test_a_plan_is_read_as_it_was_written(planner: str, sharding: str | None) ->
     assert allocation == best.allocation
     assert again(plan) == plan
     rows = {d: row.operations.tolist() for row in schedule.rows for d in row.devices}  # type: ignore[union-attr]
-    known = {d: row.operations.tolist() for row in best.schedule.rows for d in row.devices}  # type: ignore[union-attr]
-    assert rows == known
+    expected = {d: row.operations.tolist() for row in best.schedule.rows for d in row.devices}  # type: ignore[union-attr]
+    assert rows == expected
 
 
 def test_a_stage_names_every_gpu_of_its_replicas() -> None:
@@ -102,8 +102,8 @@ def test_gpus_that_are_no_replica_are_a_fault(devices: list[str], named: str) ->
     (fault,) = raised.value.faults
     assert fault.pointer == "/pipelines/0/stages/0/devices"
     assert fault.detail.startswith(f"{named} are not 2 neighbouring GPUs")
-    found = judge(PlanFile(plan=plan, request=request))
-    assert any(fault.pointer in each for each in found.faults)
+    judgement = judge(PlanFile(plan=plan, request=request))
+    assert any(fault.pointer in each for each in judgement.faults)
 
 
 # ---- a plan and the choices of its request ---------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def test_a_plan_at_a_choice_that_is_not_allowed_is_a_fault() -> None:
         "The plan is at tensor 2; the request allows tensor 1, optimizer sharded; tensor 2, optimizer sharded.",
     )
     without = again(planned(silent, choice=Choice()), degrees=None)
-    (said,) = faults(with_degrees(), without)
-    assert said == "The plan does not say its degrees; the request allows tensor 1; tensor 2."
+    (sentence,) = faults(with_degrees(), without)
+    assert sentence == "The plan does not say its degrees; the request allows tensor 1; tensor 2."
 
 
 @pytest.mark.tier("quick")
@@ -211,9 +211,9 @@ def test_a_certificate_of_one_choice_does_not_cover_the_request() -> None:
 
 def test_a_plan_judged_again_has_no_certificate_beyond_its_choice() -> None:
     request, plan = answered()
-    found = judge(PlanFile(plan=plan.model_copy(update={"prediction": None}), request=request))
-    assert found.faults == ()
-    for certificate in found.plan.certificates:
+    judgement = judge(PlanFile(plan=plan.model_copy(update={"prediction": None}), request=request))
+    assert judgement.faults == ()
+    for certificate in judgement.plan.certificates:
         whole = certificate.covers.degrees == ("tensor 1", "tensor 2")
         assert whole or certificate.scope != "all plans of this request"
 
@@ -246,9 +246,9 @@ def test_modules_are_read_as_they_were_written_in_their_order() -> None:
     plan = recomputing(planned(request, "dp"), {"modules": ["norm", "mlp"]})
     allocation, _schedule = from_plan(plan, cells)
     assert [stage.modules for stage in allocation.stages] == [("mlp", "norm")]
-    found = judge(PlanFile(plan=plan, request=request))
-    assert found.faults == ()
-    assert found.timeline is not None
+    judgement = judge(PlanFile(plan=plan, request=request))
+    assert judgement.faults == ()
+    assert judgement.timeline is not None
     # Of four layers with 2 samples on each replica: B 12 and norm 1, mlp 3, and the gather of 6 bytes, exposed.
     (stage,) = allocation.stages
     costs = stage_costs(cells, stage, 4)
@@ -294,7 +294,7 @@ def test_a_request_with_modules_covers_them() -> None:
 def test_programs_name_the_modules_that_stages_recompute() -> None:
     request = with_modules()
     file = PlanFile(plan=recomputing(planned(request, "dp"), {"modules": ["norm"]}), request=request)
-    assert {held.modules for program in programs(file) for held in program.stages} == {("norm",)}
+    assert {stage.modules for program in programs(file) for stage in program.stages} == {("norm",)}
 
 
 @pytest.mark.tier("quick")

@@ -39,7 +39,7 @@ def changed(name: str, forward_ns: int | None) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("times", "link_ns", "said"),
+    ("times", "link_ns", "begin"),
     [
         pytest.param({"bandwidth=2": 5, "memory=2": 8}, 99, "bandwidth=2", id="the-least-time-of-two"),
         pytest.param({"memory=2": None, "bandwidth=2": 8}, 99, "bandwidth=2", id="one-does-not-fit"),
@@ -49,14 +49,14 @@ def changed(name: str, forward_ns: int | None) -> Row:
         pytest.param({}, 999, "", id="nothing-was-changed"),
     ],
 )
-def test_the_change_that_helps_most_is_named(times: dict[str, int | None], link_ns: int, said: str) -> None:
+def test_the_change_that_helps_most_is_named(times: dict[str, int | None], link_ns: int, begin: str) -> None:
     plan = planned(request())
     rows = [changed(name, forward_ns) for name, forward_ns in times.items()]
-    found = [
+    sensitivities = [
         Sensitivity("link", "a faster link", link_ns, "re-timed"),
         Sensitivity("latency", "no latency", 1, "re-timed"),
     ]
     least_ns = min([link_ns, *(row.plan.value_ns for row in rows if row.plan is not None)])
-    sentence = most_helpful(plan, rows, found)
-    assert sentence.startswith(said)
-    assert sentence.endswith(f": {100 * (1 - least_ns / plan.value_ns):.1f} % less time") == (said != "")
+    sentence = most_helpful(plan, rows, sensitivities)
+    assert sentence.startswith(begin)
+    assert sentence.endswith(f": {100 * (1 - least_ns / plan.value_ns):.1f} % less time") == (begin != "")

@@ -37,8 +37,8 @@ def one_f_one_b(num_stages: int, num_micro_batches: int, split: bool = False) ->
 
 
 def by_hand(*rows: str) -> Orders:
-    made = [np.array(parse_row(row), dtype=np.int32) for row in rows]
-    return Orders("by hand", tuple(Row((d,), operations) for d, operations in enumerate(made)))
+    arrays = [np.array(parse_row(row), dtype=np.int32) for row in rows]
+    return Orders("by hand", tuple(Row((d,), operations) for d, operations in enumerate(arrays)))
 
 
 def on_devices(*devices: int) -> Allocation:
@@ -70,17 +70,17 @@ def test_the_text_is_a_line_per_rank() -> None:
 
 def test_import_gives_the_orders_back() -> None:
     allocation, orders = one_f_one_b(4, 7, split=True)
-    again, found = onto(to_csv(allocation, orders), allocation)
+    again, imported = onto(to_csv(allocation, orders), allocation)
     assert again == allocation
-    for row, other in zip(reversed(orders.rows), found.rows, strict=True):
+    for row, other in zip(reversed(orders.rows), imported.rows, strict=True):
         assert other.devices == row.devices, "a line per device, in the order of their numbers"
         assert np.array_equal(other.operations, row.operations)
 
 
 def test_idle_cells_are_skipped() -> None:
-    _, found = onto("0F0,0F1,,,0B0 ,0B1\n,1F0,1F1,1B0,1B1\n", on_devices(5, 2))
-    assert [row.devices for row in found.rows] == [(5,), (2,)]
-    assert found.rows[0].operations.tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
+    _, imported = onto("0F0,0F1,,,0B0 ,0B1\n,1F0,1F1,1B0,1B1\n", on_devices(5, 2))
+    assert [row.devices for row in imported.rows] == [(5,), (2,)]
+    assert imported.rows[0].operations.tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1]]
 
 
 @pytest.mark.parametrize("cell", ["1FOO3", "2BANANA", "F0", "2F", "0R0", "-1F0", "1F0x", "01F0"])
@@ -151,9 +151,9 @@ def test_pytorchs_runtime_loads_the_rows_of_replicas_and_of_what_recomputes(
         computing = [str(each) for each in runtime.pipeline_order_with_comms[rank] if each.is_compute_op]
         kept = [KINDS[kind] for kind, *_ in orders.rows[rank].operations.tolist() if kind != RECOMPUTE]
         assert [word.strip("0123456789") for word in computing] == kept
-    said = remarks(allocation, orders)
-    assert any("stage 2 layers 2" in each for each in said) == recompute
-    assert any("ahead of its backwards" in each for each in said) == recompute
-    assert any("2 replicas" in each for each in said) == (counts == (2, 2, 2))
-    assert any("3 of stage 0, 1 of stage 1, 2 of stage 2" in each for each in said) == (counts == (3, 1, 2))
-    assert said or counts == (1, 1, 1)
+    sentences = remarks(allocation, orders)
+    assert any("stage 2 layers 2" in each for each in sentences) == recompute
+    assert any("ahead of its backwards" in each for each in sentences) == recompute
+    assert any("2 replicas" in each for each in sentences) == (counts == (2, 2, 2))
+    assert any("3 of stage 0, 1 of stage 1, 2 of stage 2" in each for each in sentences) == (counts == (3, 1, 2))
+    assert sentences or counts == (1, 1, 1)

@@ -34,8 +34,8 @@ esac
 """
 
 
-def value_of(text: str, given: dict[str, str] | None = None) -> str:
-    return Variables(text, Budget("the script"), given or {}).value(Value("$PP", 10**6)).text
+def value_of(text: str, overrides: dict[str, str] | None = None) -> str:
+    return Variables(text, Budget("the script"), overrides or {}).value(Value("$PP", 10**6)).text
 
 
 @pytest.mark.tier("quick")
@@ -115,12 +115,14 @@ def test_flags_of_a_branch_that_does_not_run_do_not_count() -> None:
     with pytest.raises(InvalidDocument, match=r"one of 4, line 2; 2, line 4, by \[ \$SIZE = big \], line 1") as caught:
         imported("megatron", FLAGS)
     assert "--given SIZE=…" in str(caught.value.remedy)
-    found = imported("megatron", FLAGS, given={"SIZE": "small"})
-    assert stages_of(found) == [(0, 4), (5, 9)]
+    result = imported("megatron", FLAGS, given={"SIZE": "small"})
+    assert stages_of(result) == [(0, 4), (5, 9)]
 
 
 def test_a_flag_under_a_condition_is_supposed_aloud() -> None:
-    found = imported("megatron", f'ARGS="{PP} 2"\nif [ $DO ]; then\n  ARGS="$ARGS --use-distributed-optimizer"\nfi\n')
-    assert found.request.memory.optimizer_sharding == "over_replicas"
-    said = [each for each in found.assumptions if "as if a condition held" in each]
-    assert said == ["judged as if a condition held that is not known, by [ $DO ], line 2: --use-distributed-optimizer"]
+    result = imported("megatron", f'ARGS="{PP} 2"\nif [ $DO ]; then\n  ARGS="$ARGS --use-distributed-optimizer"\nfi\n')
+    assert result.request.memory.optimizer_sharding == "over_replicas"
+    sentences = [each for each in result.assumptions if "as if a condition held" in each]
+    assert sentences == [
+        "judged as if a condition held that is not known, by [ $DO ], line 2: --use-distributed-optimizer"
+    ]

@@ -72,31 +72,31 @@ def judged(
     request = PlanRequest(
         schema_version=1, profile=profile, topology=catalogue.cluster(cluster), global_batch_size=batch
     )
-    asked = LayoutRequest(
+    question = LayoutRequest(
         schema_version=1, format=form, layout=text, source="train.sh", request=request, compare=False, **more
     )
-    return import_layout(asked, workers=1)
+    return import_layout(question, workers=1)
 
 
-def stages(found: LayoutImported) -> list[tuple[tuple[int, int], int]]:
-    return [(stage.layers, len(stage.devices)) for stage in found.plan.pipelines[0].stages]
+def stages(result: LayoutImported) -> list[tuple[tuple[int, int], int]]:
+    return [(stage.layers, len(stage.devices)) for stage in result.plan.pipelines[0].stages]
 
 
 def test_the_model_of_the_flags_is_the_shipped_one() -> None:
-    found = model(LLAMA).shape
-    assert found is not None
-    assert found == find_shape("llama-3-8b", 8192).model_copy(update={"name": "train"})
+    shape = model(LLAMA).shape
+    assert shape is not None
+    assert shape == find_shape("llama-3-8b", 8192).model_copy(update={"name": "train"})
 
 
 def test_experts_and_latent_attention_are_read_with_megatrons_defaults() -> None:
     latent = "--multi-latent-attention --q-lora-rank 256 --kv-lora-rank 128 --qk-head-dim 64 --v-head-dim 64"
     dense = "--moe-layer-freq ([0]*2+[1]*6) --moe-shared-expert-intermediate-size 256 --ffn-hidden-size 2048"
-    found = model(f"{EXPERTS} {latent} {dense}").shape
-    assert found is not None
-    assert found.experts is not None
-    assert found.latent is not None
-    assert (found.experts.dense_layers, found.experts.shared_ffn, found.experts.ffn) == (2, 256, 512)
-    assert (found.latent.rotary_width, found.head_width, found.ffn) == (64, 128, 2048)
+    shape = model(f"{EXPERTS} {latent} {dense}").shape
+    assert shape is not None
+    assert shape.experts is not None
+    assert shape.latent is not None
+    assert (shape.experts.dense_layers, shape.experts.shared_ffn, shape.experts.ffn) == (2, 256, 512)
+    assert (shape.latent.rotary_width, shape.head_width, shape.ffn) == (64, 128, 2048)
     gpt = model("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --vocab-size 1000").shape
     assert gpt is not None
     assert (gpt.ffn, gpt.gated, gpt.norm, gpt.positions, gpt.attention_biases, gpt.tied, gpt.dropout) == (
@@ -111,9 +111,9 @@ def test_what_the_flags_do_not_say_of_the_model_is_asked_for_at_once() -> None:
         model(flags)
     with pytest.raises(InvalidDocument, match="no --seq-length, --vocab-size"):
         model(flags, values={"H": "1024"})
-    found = model(flags, values={"H": "1024", "seq-length": "512", "vocab-size": "1000"}).shape
-    assert found is not None
-    assert (found.hidden, found.sequence_length) == (1024, 512)
+    shape = model(flags, values={"H": "1024", "seq-length": "512", "vocab-size": "1000"}).shape
+    assert shape is not None
+    assert (shape.hidden, shape.sequence_length) == (1024, 512)
     with pytest.raises(InvalidDocument, match="neither a variable nor a flag 'HH'"):
         model(flags, values={"HH": "1024"})
 
@@ -126,19 +126,19 @@ BOTH = (
 
 def test_degrees_are_those_of_the_plan() -> None:
     text = f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {LLAMA} {BOTH} --global-batch-size 16"
-    found = judged("megatron", text, model(text))
-    assert found.plan.degrees is not None
-    assert found.plan.degrees.tensor == 2
-    assert stages(found) == [((0, 16), 4), ((17, 33), 4)]
-    assert found.plan.pipelines[0].stages[0].devices == ("node0/0", "node0/1", "node0/2", "node0/3")
-    assert found.plan.num_micro_batches == 8
-    assert not any("flags start" in each for each in found.assumptions)
-    assert not found.faults
-    Plan.model_validate(plan_file(found).plan.model_dump())
+    result = judged("megatron", text, model(text))
+    assert result.plan.degrees is not None
+    assert result.plan.degrees.tensor == 2
+    assert stages(result) == [((0, 16), 4), ((17, 33), 4)]
+    assert result.plan.pipelines[0].stages[0].devices == ("node0/0", "node0/1", "node0/2", "node0/3")
+    assert result.plan.num_micro_batches == 8
+    assert not any("flags start" in each for each in result.assumptions)
+    assert not result.faults
+    Plan.model_validate(plan_file(result).plan.model_dump())
     whole = judged("megatron", text.replace("--use-distributed-optimizer ", ""), model(text))
-    assert found.plan.prediction is not None
+    assert result.plan.prediction is not None
     assert whole.plan.prediction is not None
-    assert found.plan.prediction.peak_memory_bytes < whole.plan.prediction.peak_memory_bytes
+    assert result.plan.prediction.peak_memory_bytes < whole.plan.prediction.peak_memory_bytes
 
 
 def test_a_layout_without_degrees_is_judged_at_1_and_compared_with_all_that_a_request_leaves_open() -> None:
@@ -176,9 +176,9 @@ def test_modules_that_are_recomputed_take_time_and_free_memory() -> None:
 
 def test_experts_spread_over_replicas() -> None:
     text = f"{EXPERTS} --expert-model-parallel-size 4 --pipeline-model-parallel-size 2 --micro-batch-size 1"
-    found = judged("megatron", text, model(text))
-    assert found.plan.degrees is not None
-    assert (found.plan.degrees.expert, found.plan.degrees.expert_tensor, found.plan.num_micro_batches) == (4, 1, 4)
+    result = judged("megatron", text, model(text))
+    assert result.plan.degrees is not None
+    assert (result.plan.degrees.expert, result.plan.degrees.expert_tensor, result.plan.num_micro_batches) == (4, 1, 4)
     degrees = "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2"
     text = f"{EXPERTS} {degrees} --pipeline-model-parallel-size 2 --micro-batch-size 1"
     profile = model(text)
@@ -212,9 +212,9 @@ def test_open_values_are_asked_for_at_once_and_given() -> None:
     with pytest.raises(InvalidDocument, match="has 2 faults") as caught:
         judged("megatron", text, profile)
     assert "--given PP=… --given TP=…" in str(caught.value.remedy)
-    found = judged("megatron", text, profile, given={"PP": "2", "TP": "2"})
-    assert any("--micro-batch-size $MBS, line 1" in each and "not read" in each for each in found.assumptions)
-    assert len(stages(found)) == 2
+    result = judged("megatron", text, profile, given={"PP": "2", "TP": "2"})
+    assert any("--micro-batch-size $MBS, line 1" in each and "not read" in each for each in result.assumptions)
+    assert len(stages(result)) == 2
 
 
 @pytest.mark.tier("ci")
@@ -237,10 +237,10 @@ def test_every_flag_is_in_one_class() -> None:
     assert not READ & CHANGING.keys()
     assert not IRRELEVANT & (READ | CHANGING.keys())
     assert HARMLESS.keys() <= CHANGING.keys()
-    found = judged("megatron", f"{LLAMA} --save-interval 3 --no-save-optim --frobnicate 2 --fp8 e4m3", model(LLAMA))
-    (unknown,) = [each for each in found.assumptions if each.startswith("no flags of Megatron's")]
+    result = judged("megatron", f"{LLAMA} --save-interval 3 --no-save-optim --frobnicate 2 --fp8 e4m3", model(LLAMA))
+    (unknown,) = [each for each in result.assumptions if each.startswith("no flags of Megatron's")]
     assert unknown.endswith(": --frobnicate")
-    (changing,) = [each for each in found.assumptions if each.startswith("not understood")]
+    (changing,) = [each for each in result.assumptions if each.startswith("not understood")]
     assert changing.endswith("--fp8 (matrix products in 8 bits)")
 
 
@@ -249,11 +249,11 @@ def test_recipes_are_read_by_name() -> None:
     with pytest.raises(InvalidDocument, match="has 2 configurations: small_config, large_config") as caught:
         judged("megatron", RECIPES, profile)
     assert "--config small_config" in str(caught.value.remedy)
-    found = judged("megatron", RECIPES, profile, config="large_config")
-    assert stages(found) == [((0, 3), 4), ((4, 9), 4)]
-    assert found.plan.num_micro_batches == 4
-    assert found.request.memory.optimizer_sharding == "over_replicas"
-    assert any("not read" in each and "common()" in each for each in found.assumptions)
+    result = judged("megatron", RECIPES, profile, config="large_config")
+    assert stages(result) == [((0, 3), 4), ((4, 9), 4)]
+    assert result.plan.num_micro_batches == 4
+    assert result.request.memory.optimizer_sharding == "over_replicas"
+    assert any("not read" in each and "common()" in each for each in result.assumptions)
     assert [layers for layers, _devices in stages(judged("megatron", RECIPES, profile, config="small_config"))] == [
         (0, 9)
     ]
@@ -269,20 +269,20 @@ def test_recipes_are_read_by_name() -> None:
 
 def test_lists_and_texts_that_a_recipe_makes_are_read() -> None:
     profile = model(EXPERTS.partition("--num-experts")[0] + " --tensor-model-parallel-size 2")
-    for made in (
+    for expression in (
         '[list(each) for each in [["embedding"] + ["decoder"] * 3, ["decoder"] * 5 + ["loss"]] if each]',
         '"|".join(["Et*3", "t*5L"])',
     ):
-        text = RECIPES.replace("_layout(cfg.model.pipeline_model_parallel_size)", made)
+        text = RECIPES.replace("_layout(cfg.model.pipeline_model_parallel_size)", expression)
         assert stages(judged("megatron", text, profile, config="large_config")) == [((0, 3), 4), ((4, 9), 4)]
 
 
 def test_recomputed_modules_of_layers_that_are_not_modelled_are_named() -> None:
     flags = f"{EXPERTS} --tensor-model-parallel-size 2 --sequence-parallel --global-batch-size 16"
     flags += " --recompute-granularity selective --recompute-modules mhc moe_act"
-    found = judged("megatron", flags, model(flags))
-    assert any("judged as if absent: mhc" in each for each in found.assumptions)
-    assert found.plan.pipelines[0].stages[0].recompute.modules == ("moe_act",)  # type: ignore[union-attr]
+    result = judged("megatron", flags, model(flags))
+    assert any("judged as if absent: mhc" in each for each in result.assumptions)
+    assert result.plan.pipelines[0].stages[0].recompute.modules == ("moe_act",)  # type: ignore[union-attr]
     with pytest.raises(InvalidDocument, match="has 'moe_atc', none of"):
         judged("megatron", flags.replace("moe_act", "moe_atc"), model(EXPERTS))
 
@@ -314,11 +314,11 @@ def test_torchtitans_configurations_are_read_by_name_and_count_tokens() -> None:
     profile = profile_of(shape, "torch", ["H100"], micro_batch_sizes=(1, 2))
     with pytest.raises(InvalidDocument, match="has 2 configurations: debug, deep"):
         judged("torchtitan", TITAN, profile)
-    found = judged("torchtitan", TITAN, profile, config="deep")
-    assert found.plan.degrees is not None
-    assert found.plan.degrees.tensor == 2
-    assert (len(stages(found)), found.plan.num_micro_batches) == (2, 4)
-    assert found.plan.pipelines[0].stages[0].recompute == "none"
+    result = judged("torchtitan", TITAN, profile, config="deep")
+    assert result.plan.degrees is not None
+    assert result.plan.degrees.tensor == 2
+    assert (len(stages(result)), result.plan.num_micro_batches) == (2, 4)
+    assert result.plan.pipelines[0].stages[0].recompute == "none"
     debug = judged("torchtitan", TITAN, profile, config="debug")
     assert (len(stages(debug)), debug.plan.num_micro_batches) == (1, 2)
     assert debug.plan.pipelines[0].stages[0].recompute != "none"
@@ -330,10 +330,10 @@ def test_deepspeeds_configurations_need_no_pipeline_and_templates_say_their_name
     text = f'{{"train_micro_batch_size_per_gpu": MICRO, "zero_optimization": {zero}}}'
     with pytest.raises(InvalidDocument, match="MICRO in the place of values"):
         judged("deepspeed", text, profile, "1x4xA100")
-    found = judged("deepspeed", text, profile, "1x4xA100", given={"MICRO": "2"})
-    assert (len(stages(found)), found.plan.num_micro_batches) == (1, 2)
-    assert found.plan.sharding == "parameters"
-    assert not any("counted whole" in each for each in found.assumptions)
-    assert any("on the host" in each for each in found.assumptions)
+    result = judged("deepspeed", text, profile, "1x4xA100", given={"MICRO": "2"})
+    assert (len(stages(result)), result.plan.num_micro_batches) == (1, 2)
+    assert result.plan.sharding == "parameters"
+    assert not any("counted whole" in each for each in result.assumptions)
+    assert any("on the host" in each for each in result.assumptions)
     with pytest.raises(InvalidDocument, match="stage is 2; PipelineModule takes 0 or 1"):
         judged("deepspeed", '{"num_stages": 2, "zero_optimization": {"stage": 2}}', profile, "1x4xA100")

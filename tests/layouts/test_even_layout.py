@@ -61,12 +61,12 @@ def test_without_tensor_parallelism_it_is_the_plan_written_by_hand() -> None:
         update_rule="synchronous",
         schedule=PlanSchedule(name="early-backward", rows=rows, warmup=(2, 1)),
     )
-    found = penstock.even_layout(request, pipeline=2, micro_batch_size=2)
+    even = penstock.even_layout(request, pipeline=2, micro_batch_size=2)
     written = penstock.judge(PlanFile(plan=by_hand, request=request))
     assert written.faults == ()
-    assert found.file.request == request
-    assert found.file.plan.pipelines == by_hand.pipelines
-    assert found.file.plan.prediction == written.plan.prediction
+    assert even.file.request == request
+    assert even.file.plan.pipelines == by_hand.pipelines
+    assert even.file.plan.prediction == written.plan.prediction
 
 
 def _rank(stage: int, replica: int, lane: int, replicas: int, tensor: int) -> int:
@@ -77,28 +77,28 @@ def _rank(stage: int, replica: int, lane: int, replicas: int, tensor: int) -> in
 @pytest.mark.parametrize(("tensor", "pipeline", "replicas"), [(2, 2, 4), (4, 2, 2), (8, 2, 1), (2, 1, 8), (8, 1, 2)])
 def test_ranks_count_as_those_of_megatron(tensor: int, pipeline: int, replicas: int) -> None:
     gpus = [f"node{node}/{gpu}" for node, gpu in product(range(2), range(8))]
-    found = penstock.even_layout(_request(), tensor=tensor, pipeline=pipeline, sharding="optimizer")
-    plan = found.file.plan
+    even = penstock.even_layout(_request(), tensor=tensor, pipeline=pipeline, sharding="optimizer")
+    plan = even.file.plan
     assert (plan.micro_batch_size, plan.num_micro_batches) == (replicas, 16 // replicas)
     assert plan.degrees is not None
     assert (plan.degrees.tensor, plan.sharding) == (tensor, "optimizer")
     for number, stage in enumerate(plan.pipelines[0].stages):
         lanes = product(range(replicas), range(tensor))
         assert list(stage.devices) == [gpus[_rank(number, r, lane, replicas, tensor)] for r, lane in lanes]
-    assert penstock.judge(found.file).faults == ()
+    assert penstock.judge(even.file).faults == ()
 
 
 def test_the_first_of_four_stages_is_written_down() -> None:
-    found = penstock.even_layout(_request(), tensor=2, pipeline=4)
-    stages = found.file.plan.pipelines[0].stages
+    even = penstock.even_layout(_request(), tensor=2, pipeline=4)
+    stages = even.file.plan.pipelines[0].stages
     assert [stage.layers for stage in stages] == [(0, 1), (2, 3), (4, 5), (6, 7)]  # embedding and head are a layer each
     assert stages[0].devices == ("node0/0", "node0/1", "node0/2", "node0/3")
     assert stages[3].devices == ("node1/4", "node1/5", "node1/6", "node1/7")
 
 
 def test_virtual_stages_are_dealt_in_turn_and_interleaved() -> None:
-    found = penstock.even_layout(_request("1x4xH100", 8), tensor=2, pipeline=2, virtual_stages=3)
-    plan = found.file.plan
+    even = penstock.even_layout(_request("1x4xH100", 8), tensor=2, pipeline=2, virtual_stages=3)
+    plan = even.file.plan
     assert [stage.layers for stage in plan.pipelines[0].stages] == [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 7)]
     assert [stage.devices[0] for stage in plan.pipelines[0].stages] == ["node0/0", "node0/2"] * 3
     assert plan.schedule.name == "interleaved"
@@ -114,8 +114,8 @@ def _operations(text: str) -> list[str]:
 
 
 def test_one_gpu_runs_all_layers() -> None:
-    found = penstock.even_layout(_request("1x1xH100", 4), micro_batch_size=2)
-    plan = found.file.plan
+    even = penstock.even_layout(_request("1x1xH100", 4), micro_batch_size=2)
+    plan = even.file.plan
     assert plan.pipelines[0].stages == (Stage(layers=(0, 7), devices=("node0/0",)),)
     assert plan.schedule.rows[0].text.split() == ["(F0", "B0)*2"]
 
@@ -136,11 +136,11 @@ def test_recomputation_is_of_every_transformer_layer_by_itself() -> None:
 
 def test_a_layout_that_does_not_fit_is_an_answer() -> None:
     request = _request("1x2xH100", 2, catalogue.profile("llama-3-8b"))
-    found = penstock.even_layout(request)
-    assert not found.fits
-    assert found.file.plan.prediction is not None
-    device = found.file.plan.prediction.devices[0]
-    assert found.missing_bytes == device.peak_memory_bytes - device.memory_bytes
+    even = penstock.even_layout(request)
+    assert not even.fits
+    assert even.file.plan.prediction is not None
+    device = even.file.plan.prediction.devices[0]
+    assert even.missing_bytes == device.peak_memory_bytes - device.memory_bytes
     assert penstock.even_layout(_request("1x2xH100", 2)).fits
 
 
@@ -196,8 +196,8 @@ def test_a_measured_model_needs_names_alone() -> None:
     profile = catalogue.profile("bert-48").model_copy(
         update={"shape": None, "variants": None, "classes": None, "framework": None}
     )
-    found = penstock.even_layout(_request("1x4xV100", 8, profile, memory=MemoryModel()), pipeline=4)
-    sizes = [last - first + 1 for first, last in (stage.layers for stage in found.file.plan.pipelines[0].stages)]
+    even = penstock.even_layout(_request("1x4xV100", 8, profile, memory=MemoryModel()), pipeline=4)
+    sizes = [last - first + 1 for first, last in (stage.layers for stage in even.file.plan.pipelines[0].stages)]
     assert sizes == [13, 12, 12, 13]
     uneven = penstock.even_layout(_request("1x7xV100", 7, profile, memory=MemoryModel()), pipeline=7).file.plan
     assert uneven.pipelines[0].stages[-1].layers == (43, 49)
@@ -206,7 +206,7 @@ def test_a_measured_model_needs_names_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "batch", "error", "sentence"),
+    ("options", "batch", "error", "sentence"),
     [
         ({"tensor": 3}, 16, UnsupportedRequest, "tensor 3 does not divide 32 attention heads"),
         ({"tensor": 16}, 16, UnsupportedRequest, "tensor 16 needs 16 GPUs in one node, and the largest has 8"),
@@ -224,9 +224,9 @@ def test_a_measured_model_needs_names_alone() -> None:
         ),
     ],
 )
-def test_what_is_refused(asked: dict[str, int], batch: int, error: type[PenstockError], sentence: str) -> None:
+def test_what_is_refused(options: dict[str, int], batch: int, error: type[PenstockError], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
-        penstock.even_layout(_request(batch=batch), **asked)  # type: ignore[arg-type]
+        penstock.even_layout(_request(batch=batch), **options)  # type: ignore[arg-type]
 
 
 def test_layers_without_roles_have_no_plain_layout() -> None:
@@ -242,12 +242,12 @@ def test_recomputed_modules_take_less_time_than_layers_and_free_less() -> None:
     times, sizes = [], []
     for again in ("none", ["norm"], ["mlp"], ["mlp", "norm", "attention"], "full"):
         layout = {"tensor": 4, "pipeline": 4, "virtual_stages": 5, "sharding": "optimizer"}
-        found = penstock.even_layout(request, **layout, recompute=again)  # type: ignore[arg-type]
-        prediction = found.file.plan.prediction
+        even = penstock.even_layout(request, **layout, recompute=again)  # type: ignore[arg-type]
+        prediction = even.file.plan.prediction
         assert prediction is not None
         times.append(prediction.time_per_global_batch_ns)
         sizes.append(prediction.peak_memory_bytes)
-        assert penstock.judge(found.file).faults == ()
+        assert penstock.judge(even.file).faults == ()
     assert times == sorted(times)
     assert sizes == sorted(sizes, reverse=True)
     assert times[2] / times[0] == pytest.approx(704 / 593.6, rel=0.05)

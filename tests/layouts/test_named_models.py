@@ -40,7 +40,7 @@ def large():
 """
 
 
-def said(text: str, **more: object) -> tuple[str, int, int]:
+def named_shape(text: str, **more: object) -> tuple[str, int, int]:
     """Name, transformer layers and tokens of a sample of the profile that a configuration makes."""
     profile = profile_said("torchtitan", text, "train", ["H100"], compare=False, **more)  # type: ignore[arg-type]
     assert profile.shape is not None
@@ -50,38 +50,38 @@ def said(text: str, **more: object) -> tuple[str, int, int]:
 
 
 def test_a_configuration_of_either_release_names_its_model() -> None:
-    assert said(TOML.format(name="llama3", flavor="8B_flex")) == ("llama3-8B", 32, 4096)
-    assert said(TOML.format(name="qwen3", flavor="0.6B")) == ("qwen3-0.6B", 28, 4096)
+    assert named_shape(TOML.format(name="llama3", flavor="8B_flex")) == ("llama3-8B", 32, 4096)
+    assert named_shape(TOML.format(name="qwen3", flavor="0.6B")) == ("qwen3-0.6B", 28, 4096)
     python = PYTHON.format(model="Llama3Model", flavor="8B")
-    assert said(python, config="small") == ("llama3-8B", 32, 4096)
-    assert said(python, config="large") == ("llama3-70B", 80, 4096)
+    assert named_shape(python, config="small") == ("llama3-8B", 32, 4096)
+    assert named_shape(python, config="large") == ("llama3-70B", 80, 4096)
     oss = PYTHON.format(model="GptOssModel", flavor="20b")
-    assert said(oss, config="small") == ("gpt_oss-20b", 24, 4096)
+    assert named_shape(oss, config="small") == ("gpt_oss-20b", 24, 4096)
     flags = "--model.name llama3 --model.flavor 8B --training.seq_len 4096 --parallelism.tensor_parallel_degree 2"
-    assert said(flags) == ("llama3-8B", 32, 4096)
-    given = {"model.name": "llama3", "model.flavor": "8B"}
+    assert named_shape(flags) == ("llama3-8B", 32, 4096)
+    overrides = {"model.name": "llama3", "model.flavor": "8B"}
     bare = TOML.partition("[training]")[2]
-    assert said(f"[training]{bare}", values=given) == ("llama3-8B", 32, 4096)
+    assert named_shape(f"[training]{bare}", values=overrides) == ("llama3-8B", 32, 4096)
 
 
 def test_a_family_is_not_taken_for_another_one() -> None:
     """Names begin alike, and a file may import several families."""
     python = PYTHON.format(model="Model", flavor="4B")
-    assert said(python.replace("def small", "def qwen3_small"), config="qwen3_small") == ("qwen3-4B", 36, 4096)
+    assert named_shape(python.replace("def small", "def qwen3_small"), config="qwen3_small") == ("qwen3-4B", 36, 4096)
     vision = python.replace("def small", "def qwen3_vl_small").replace("= small", "= qwen3_vl_small")
     with pytest.raises(InvalidDocument, match="the model qwen3_vl 4B is none that is known"):
-        said(vision, config="qwen3_vl_small")
+        named_shape(vision, config="qwen3_vl_small")
     several = "from torchtitan.models.qwen3 import a\nfrom torchtitan.models.gpt_oss import b\n" + python
     with pytest.raises(InvalidDocument, match=r"it has no model\.name"):
-        said(several, config="small")
-    assert said(several, config="small", values={"model.name": "qwen3"}) == ("qwen3-4B", 36, 4096)
+        named_shape(several, config="small")
+    assert named_shape(several, config="small", values={"model.name": "qwen3"}) == ("qwen3-4B", 36, 4096)
     fused = python.replace('"4B"', '"8B_flex_flash"')
-    assert said(fused.replace("Model\n", "Qwen3Model\n"), config="small") == ("qwen3-8B", 36, 4096)
+    assert named_shape(fused.replace("Model\n", "Qwen3Model\n"), config="small") == ("qwen3-8B", 36, 4096)
 
 
 def test_without_a_length_a_sample_has_torchtitans_own() -> None:
     text = TOML.format(name="llama3", flavor="8B").replace("seq_len = 4096\n", "")
-    assert said(text)[2] == 2048
+    assert named_shape(text)[2] == 2048
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_without_a_length_a_sample_has_torchtitans_own() -> None:
 )
 def test_a_model_that_is_not_known_is_refused(text: str, why: str) -> None:
     with pytest.raises((InvalidDocument, UnsupportedRequest), match=why):
-        said(text, config="small" if text.startswith("from") else None)
+        named_shape(text, config="small" if text.startswith("from") else None)
 
 
 def test_a_profile_that_contradicts_the_model_is_refused() -> None:
@@ -106,9 +106,9 @@ def test_a_profile_that_contradicts_the_model_is_refused() -> None:
     text = TOML.format(name="llama3", flavor="8B").replace("4096", "8192")
     with pytest.raises(PenstockError) as caught:
         import_layout(LayoutRequest(format="torchtitan", layout=text, request=request, compare=False), workers=1)
-    said = [f"{fault.pointer}: {fault.detail}" for fault in caught.value.faults]
-    assert "line 3: model.flavor 8B of llama3 has hidden 4096; the profile has 8192" in said
-    assert "line 3: model.flavor 8B of llama3 has 32 layers; the profile has 80" in said
+    sentences = [f"{fault.pointer}: {fault.detail}" for fault in caught.value.faults]
+    assert "line 3: model.flavor 8B of llama3 has hidden 4096; the profile has 8192" in sentences
+    assert "line 3: model.flavor 8B of llama3 has 32 layers; the profile has 80" in sentences
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_gpus_that_share_a_sequence_share_out_states_too(pipeline: int, sharding
         topology=cluster,
         global_batch_size=8,
     )
-    found = import_layout(LayoutRequest(format="torchtitan", layout=text, request=request, compare=False), workers=1)
-    assert any("4 GPUs that share a sequence" in each for each in found.assumptions)
-    assert found.request.memory.optimizer_sharding == memory
-    assert found.plan.sharding == sharding
+    result = import_layout(LayoutRequest(format="torchtitan", layout=text, request=request, compare=False), workers=1)
+    assert any("4 GPUs that share a sequence" in each for each in result.assumptions)
+    assert result.request.memory.optimizer_sharding == memory
+    assert result.plan.sharding == sharding
     plain = text.replace("context_parallel_degree = 4", "context_parallel_degree = 1").replace(
         "shard_degree = 1", "shard_degree = 1\ndata_parallel_replicate_degree = 4"
     )

@@ -64,10 +64,10 @@ torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} ${TRAINING_ARGS
 
 def test_a_scripts_variables_are_looked_up() -> None:
     assert parsed("megatron", SCRIPT).batch() == 16
-    found = imported("megatron", SCRIPT)
-    assert stages_of(found) == [(0, 5), (6, 9)]
-    assert found.plan.num_micro_batches == 8
-    assert found.request.memory.optimizer_sharding == "over_replicas"
+    result = imported("megatron", SCRIPT)
+    assert stages_of(result) == [(0, 5), (6, 9)]
+    assert result.plan.num_micro_batches == 8
+    assert result.request.memory.optimizer_sharding == "over_replicas"
     fewer = imported("megatron", SCRIPT.replace("GPUS_PER_NODE=2", "GPUS_PER_NODE=4").replace("* 4 ))", "* 2 ))"))
     assert any("start 8 devices; judged is a job on 4" in each for each in fewer.assumptions)
 
@@ -125,9 +125,9 @@ def test_what_cannot_be_known_is_said(script: str, words: str) -> None:
     ],
 )
 def test_two_ranks_in_every_spelling(text: str) -> None:
-    found = imported("megatron", text)
-    assert stages_of(found) == [(0, 4), (5, 9)]
-    assert not found.plan.overlap_all_reduce
+    result = imported("megatron", text)
+    assert stages_of(result) == [(0, 4), (5, 9)]
+    assert not result.plan.overlap_all_reduce
 
 
 def test_settings_of_configurations() -> None:
@@ -136,12 +136,12 @@ def test_settings_of_configurations() -> None:
         "activations_checkpoint_granularity: full\nactivations_checkpoint_method: block\n"
         "activations_checkpoint_num_layers: 1\nmicro_batch_size: 4\nmicro_batch_size: 2\n"
     )
-    found = imported("megatron", text)
-    assert stages_of(found) == [(0, 2), (3, 4), (5, 6), (7, 9)]
-    assert found.plan.schedule.name == "interleaved"
-    assert found.plan.overlap_all_reduce
-    assert [stage.recompute for stage in found.plan.pipelines[0].stages] == [((a, a),) for a in (1, 3, 5, 7)]
-    assert any("--micro-batch-size is given 2 times" in each for each in found.assumptions)
+    result = imported("megatron", text)
+    assert stages_of(result) == [(0, 2), (3, 4), (5, 6), (7, 9)]
+    assert result.plan.schedule.name == "interleaved"
+    assert result.plan.overlap_all_reduce
+    assert [stage.recompute for stage in result.plan.pipelines[0].stages] == [((a, a),) for a in (1, 3, 5, 7)]
+    assert any("--micro-batch-size is given 2 times" in each for each in result.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -171,21 +171,21 @@ def test_multi_token_prediction_is_a_layer_of_its_own() -> None:
         assert any(words in fault.detail for fault in caught.value.faults), caught.value
     layers = list(GPT.layers)
     mtp = layers[-2].model_copy(update={"name": "mtp.0", "kind": "mtp"})
-    found = roles_of(GPT.model_copy(update={"layers": (*layers[:-1], mtp, layers[-1])}))
-    assert found is not None
-    assert found[:3] == (1, 8, 2)
-    assert found.mtp == 1
+    with_mtp = roles_of(GPT.model_copy(update={"layers": (*layers[:-1], mtp, layers[-1])}))
+    assert with_mtp is not None
+    assert with_mtp[:3] == (1, 8, 2)
+    assert with_mtp.mtp == 1
 
 
 @pytest.mark.tier("quick")
 def test_commands_and_conditions_of_a_shell() -> None:
-    known = Variables("A=1\nB=\"$A\"\nC='$A'\nD=${A}${B}x\nE=$(( (A + 5) * 2 % 7 ))\nF=\n", Budget("the script"))
+    variables = Variables("A=1\nB=\"$A\"\nC='$A'\nD=${A}${B}x\nE=$(( (A + 5) * 2 % 7 ))\nF=\n", Budget("the script"))
     end = 10**6
     for word, meaning in {"$B": "1", "$C": "$A", "$D": "11x", "$E": "5", "${F:-7}": "7", "'$A'": "$A"}.items():
-        assert known.value(Value(word, end)).text == meaning
+        assert variables.value(Value(word, end)).text == meaning
     for word in ("$(date)", "$Z", "${A//1/2}", "$((1/0))"):
         with pytest.raises(Unsaid):
-            known.value(Value(word, end))
+            variables.value(Value(word, end))
 
 
 @pytest.mark.tier("quick")
@@ -227,23 +227,23 @@ data_parallel_shard_degree = 1
     ],
 )  # fmt: skip
 def test_torchtitan_cuts_and_orders_as_it_does(text: str, stages: list[tuple[int, int]], schedule: str) -> None:
-    found = imported("torchtitan", text)
-    assert stages_of(found) == stages
-    assert found.plan.schedule.name == schedule
+    result = imported("torchtitan", text)
+    assert stages_of(result) == stages
+    assert result.plan.schedule.name == schedule
     if schedule == "zb-v":
-        devices = [stage.devices for stage in found.plan.pipelines[0].stages]
+        devices = [stage.devices for stage in result.plan.pipelines[0].stages]
         assert devices[0] == devices[3] != devices[1] == devices[2]
 
 
 def test_gradient_accumulation_and_degrees_are_told() -> None:
-    said = TITAN.replace("local_batch_size = 8", "local_batch_size = 4").replace(
+    settings = TITAN.replace("local_batch_size = 8", "local_batch_size = 4").replace(
         "replicate_degree = 2", "replicate_degree = 4"
     )
-    found = imported("torchtitan", said)
-    assert any("the step is 2 pipelines of 4 samples" in each for each in found.assumptions)
-    assert any("start 8 devices; judged is a job on 4" in each for each in found.assumptions)
-    assert found.request.memory.optimizer_sharding == "none"
-    sharded = said.replace("shard_degree = 1", "shard_degree = -1")
+    result = imported("torchtitan", settings)
+    assert any("the step is 2 pipelines of 4 samples" in each for each in result.assumptions)
+    assert any("start 8 devices; judged is a job on 4" in each for each in result.assumptions)
+    assert result.request.memory.optimizer_sharding == "none"
+    sharded = settings.replace("shard_degree = 1", "shard_degree = -1")
     hybrid = imported("torchtitan", sharded)
     assert hybrid.request.memory.optimizer_sharding == "none"
     assert any("HSDP" in each and "counted whole" in each for each in hybrid.assumptions)
@@ -297,10 +297,10 @@ def least_spread(weights: list[int], parts: int) -> tuple[float, list[int]]:
                 if (begin, part - 1) not in cells:
                     continue
                 most, least, bounds = cells[begin, part - 1]
-                own = float(before[end] - before[begin])
-                most, least = max(most, own), min(least, own)
-                known = cells.get((end, part))
-                if known is None or most - least <= known[0] - known[1]:
+                weight = float(before[end] - before[begin])
+                most, least = max(most, weight), min(least, weight)
+                best = cells.get((end, part))
+                if best is None or most - least <= best[0] - best[1]:
                     cells[end, part] = most, least, [*bounds, end]
     most, least, bounds = cells[len(weights), parts]
     return most - least, bounds
@@ -315,27 +315,27 @@ def test_deepspeeds_balance(weights: list[int], data: st.DataObject) -> None:
 
 
 def test_a_v_is_the_targets_too() -> None:
-    asked = request("torchtitan")
-    text = imported("torchtitan", TITAN + 'pipeline_parallel_schedule = "ZBVZeroBubble"', request=asked)
+    plan_request = request("torchtitan")
+    text = imported("torchtitan", TITAN + 'pipeline_parallel_schedule = "ZBVZeroBubble"', request=plan_request)
     assert text.fits
     assert text.plan.request_hash == text.request.content_hash()
     assert min(each.bound_ns for each in text.plan.certificates) <= text.plan.prediction.time_per_global_batch_ns
 
 
 def test_a_layout_that_lacks_memory_may_be_quicker_than_what_fits() -> None:
-    asked = request("megatron").model_dump(mode="json")
+    document = request("megatron").model_dump(mode="json")
 
     def with_headroom(size: int) -> LayoutImported:
-        given = PlanRequest.parse(asked | {"memory": asked["memory"] | {"headroom_bytes": size}})
-        return imported("megatron", f"{PP} 1 --micro-batch-size 4", request=given)
+        plan_request = PlanRequest.parse(document | {"memory": document["memory"] | {"headroom_bytes": size}})
+        return imported("megatron", f"{PP} 1 --micro-batch-size 4", request=plan_request)
 
     everything = int(15.75 * 2**30) - 2**29  # of a V100, less its context
     needed = with_headroom(everything).missing_bytes
-    found = with_headroom(everything - needed // 5)
-    value = found.plan.prediction.time_per_global_batch_ns
-    assert not found.fits
-    assert any(value < bound.bound_ns for bound in within_bounds(to_problem(found.request)))
-    assert all(bound.bound_ns <= value for bound in found.plan.certificates)
+    result = with_headroom(everything - needed // 5)
+    value = result.plan.prediction.time_per_global_batch_ns
+    assert not result.fits
+    assert any(value < bound.bound_ns for bound in within_bounds(to_problem(result.request)))
+    assert all(bound.bound_ns <= value for bound in result.plan.certificates)
 
 
 @pytest.mark.tier("nightly")
@@ -343,7 +343,7 @@ def test_the_largest_text_on_one_line_is_read() -> None:
     """Each line is looked through once for conditions: not once for each of its 49,000 assignments."""
     text = f"a=1 && PP=4 {PP} $PP " + "value=3 --some-flag " * 49_000
     assert len(text) < 1_000_000
-    known = Flags(text, "x")
-    assert known.number("pipeline-model-parallel-size") == 4
+    flags = Flags(text, "x")
+    assert flags.number("pipeline-model-parallel-size") == 4
     with pytest.raises(InvalidDocument, match="did you mean --pipeline-model-parallel-size"):
         Flags(text + " --pipeline-model-paralel-size 4", "x")

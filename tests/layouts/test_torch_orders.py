@@ -27,7 +27,7 @@ CLASSES: dict[str, Any] = {
 def pytorchs(name: str, ranks: int, chunks: int, number: int, rank: int) -> list[list[int]]:
     """[kind, stage, micro-batch] of what PyTorch runs on a rank."""
     rounds = max(1, number // ranks)
-    given = SimpleNamespace(
+    schedule = SimpleNamespace(
         pp_group_size=ranks,
         n_local_stages=chunks,
         num_stages=ranks * chunks,
@@ -35,7 +35,7 @@ def pytorchs(name: str, ranks: int, chunks: int, number: int, rank: int) -> list
         _n_microbatches=number,
         _stages=[None] * chunks,
     )
-    actions = CLASSES[name]._calculate_single_rank_operations(given, rank)
+    actions = CLASSES[name]._calculate_single_rank_operations(schedule, rank)
     return [[KINDS[each.computation_type.name], each.stage_index, each.microbatch_index] for each in actions if each]
 
 
@@ -55,13 +55,13 @@ def pytorchs(name: str, ranks: int, chunks: int, number: int, rank: int) -> list
 def test_orders_are_those_of_pytorch(name: str, ranks: int, chunks: int, number: int) -> None:
     layers = ranks * chunks
     problem = make_problem([2] * layers, nodes=(ranks,), global_batch_size=number, micro_batch_sizes=())
-    held = ranks_of_stages(name, ranks, chunks)
-    allocation = single_pipeline(tuple(Stage(s, s, (rank,)) for s, rank in enumerate(held)), number)
+    rank_of = ranks_of_stages(name, ranks, chunks)
+    allocation = single_pipeline(tuple(Stage(s, s, (rank,)) for s, rank in enumerate(rank_of)), number)
     within = within_of("torchtitan", GPT)
     group = within.group(ranks, number)
     orders = order_of(problem, allocation, name, group)
     for row in orders.rows:
         assert row.operations.tolist() == pytorchs(name, ranks, chunks, number, row.devices[0])
-    found = order_name(allocation, orders, within)
-    assert found is not None
-    assert found.name == name
+    order = order_name(allocation, orders, within)
+    assert order is not None
+    assert order.name == name

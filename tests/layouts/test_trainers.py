@@ -57,12 +57,12 @@ def request(target: str | None = None, nodes: int = 1, batch: int = 16) -> PlanR
 
 
 def imported(form: str, text: str, **more: Any) -> LayoutImported:
-    given = {"request": request(), "compare": False} | more
-    return import_layout(LayoutRequest(format=form, layout=text, **given), workers=1)
+    fields = {"request": request(), "compare": False} | more
+    return import_layout(LayoutRequest(format=form, layout=text, **fields), workers=1)
 
 
-def stages_of(found: LayoutImported) -> list[tuple[int, int]]:
-    return [stage.layers for stage in found.plan.pipelines[0].stages]
+def stages_of(result: LayoutImported) -> list[tuple[int, int]]:
+    return [stage.layers for stage in result.plan.pipelines[0].stages]
 
 
 cuts = st.lists(st.integers(0, LAST - 1), max_size=LAST, unique=True).map(sorted)
@@ -117,13 +117,13 @@ def test_layout_strings_mean_what_megatron_means(text: str, stages: list[tuple[i
 def test_wrong_layout_strings_say_the_column(text: str, column: int, words: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_layout(text, Roles(1, 8, 1, ""))
-    said = [fault for fault in caught.value.faults if words in fault.detail]
-    assert said, caught.value
-    assert said[0].pointer == f"line 1, column {column}"
+    matching = [fault for fault in caught.value.faults if words in fault.detail]
+    assert matching, caught.value
+    assert matching[0].pointer == f"line 1, column {column}"
 
 
 @dataclass(repr=False)
-class Made:
+class Exported:
     """A plan that a trainer can express, and how the trainer's job is started."""
 
     target: str
@@ -132,11 +132,11 @@ class Made:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Made:
+def plans(draw: st.DrawFn) -> Exported:
     """Any number of nodes, ranks, parts and micro-batches, any order and recomputation that the trainer has."""
     target = draw(st.sampled_from(sorted(TRAINERS)))
-    asked = request(target, nodes=draw(st.sampled_from([1, 2])), batch=48)
-    problem = to_problem(asked)
+    plan_request = request(target, nodes=draw(st.sampled_from([1, 2])), batch=48)
+    problem = to_problem(plan_request)
     assert problem.within is not None
     nodes = problem.nodes()
     names = draw(st.permutations(range(len(nodes))))
@@ -164,18 +164,18 @@ def plans(draw: st.DrawFn) -> Made:
     overlap = draw(st.booleans()) if target == "megatron" else True
     orders = order_of(problem, allocation, name, group)
     timeline = simulate(problem, allocation, orders, overlap=overlap)
-    made = JudgedPlan.of("by-hand", allocation, orders, timeline, overlap)
+    judged = JudgedPlan.of("by-hand", allocation, orders, timeline, overlap)
     hosts = ",".join(problem.network.node_names[node] for node in names)
-    file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
-    return Made(target, file, {"nodes": hosts, "devices_per_node": each})
+    file = PlanFile(plan=to_plan(problem, plan_request, judged, ()), request=plan_request)
+    return Exported(target, file, {"nodes": hosts, "devices_per_node": each})
 
 
 @settings(max_examples=30, phases=(Phase.explicit, Phase.generate))
 @given(plans())
-def test_what_is_exported_is_imported_as_the_same_plan(made: Made) -> None:
-    file = made.file
-    text = layout_text(file, made.target)
-    back = imported(made.target, text, request=file.request, **made.world)
+def test_what_is_exported_is_imported_as_the_same_plan(exported: Exported) -> None:
+    file = exported.file
+    text = layout_text(file, exported.target)
+    back = imported(exported.target, text, request=file.request, **exported.world)
     for field in ("pipelines", "num_micro_batches", "overlap_all_reduce", "prediction"):
         assert getattr(back.plan, field) == getattr(file.plan, field), (field, text)
     assert back.plan.schedule.rows == file.plan.schedule.rows, text  # one order may have two names
@@ -183,11 +183,11 @@ def test_what_is_exported_is_imported_as_the_same_plan(made: Made) -> None:
 
 
 def test_ranges_hold_any_single_pipeline() -> None:
-    asked = request(nodes=2).model_copy(update={"planner": "dapple"})
-    plan = solve(asked, workers=1).plan
+    plan_request = request(nodes=2).model_copy(update={"planner": "dapple"})
+    plan = solve(plan_request, workers=1).plan
     assert plan is not None
-    text = layout_text(PlanFile(plan=plan, request=asked), "ranges")
-    back = imported("ranges", text, request=asked)
+    text = layout_text(PlanFile(plan=plan, request=plan_request), "ranges")
+    back = imported("ranges", text, request=plan_request)
     assert (back.plan.pipelines, back.plan.schedule, back.plan.prediction) == (
         plan.pipelines,
         plan.schedule,
@@ -199,24 +199,26 @@ def test_ranges_hold_any_single_pipeline() -> None:
 def test_a_layout_that_breaks_a_pin_is_measured_by_bounds_that_ask_for_none(kept: bool) -> None:
     """All layers pinned to one of four devices, or to all; two stages on two devices each are quicker than one."""
     names = [f"node0/{d}" for d in range(4)]
-    given = request().model_dump(mode="json") | {"pins": [{"layers": [0, 9], "devices": names if kept else names[:1]}]}
+    document = request().model_dump(mode="json") | {
+        "pins": [{"layers": [0, 9], "devices": names if kept else names[:1]}]
+    }
     text = '{"layers": [[0, 4], [5, 9]], "num_micro_batches": 4}'
-    found = imported("ranges", text, request=PlanRequest.parse(given))
-    value = found.plan.prediction.time_per_global_batch_ns
-    whole = [each for each in found.plan.certificates if each.scope == REQUEST_SCOPE]
+    result = imported("ranges", text, request=PlanRequest.parse(document))
+    value = result.plan.prediction.time_per_global_batch_ns
+    whole = [each for each in result.plan.certificates if each.scope == REQUEST_SCOPE]
     assert whole
-    assert all(each.bound_ns <= value for each in found.plan.certificates)
+    assert all(each.bound_ns <= value for each in result.plan.certificates)
     assert [each.covers.covers().pins == {"kept", "broken"} for each in whole if each.covers] == [not kept]
-    pinned = request_bound(to_problem(PlanRequest.parse(given))).bound_ns
+    pinned = request_bound(to_problem(PlanRequest.parse(document))).bound_ns
     assert (pinned > value) == (not kept)
 
 
 def even(target: str) -> PlanFile:
     """Two stages on two devices each, as the trainer would have them."""
     ranges = plan_file(imported("ranges", '{"layers": [[0, 4], [5, 9]], "num_micro_batches": 4}')).plan
-    asked = request(target)
-    plain = ranges.model_copy(update={"request_hash": asked.content_hash(), "certificates": ()})
-    return PlanFile(plan=plain, request=asked)
+    plan_request = request(target)
+    plain = ranges.model_copy(update={"request_hash": plan_request.content_hash(), "certificates": ()})
+    return PlanFile(plan=plain, request=plan_request)
 
 
 def test_each_trainer_reads_its_file() -> None:
@@ -243,13 +245,13 @@ def test_each_trainer_reads_its_file() -> None:
 
 @pytest.mark.tier("quick")
 def test_a_plan_beyond_a_trainer_says_which_stage_and_offers_the_target() -> None:
-    asked = request(nodes=2).model_copy(update={"planner": "dapple"})
-    problem = to_problem(asked)
+    plan_request = request(nodes=2).model_copy(update={"planner": "dapple"})
+    problem = to_problem(plan_request)
     stages = (Stage(0, 4, (0, 1, 2)), Stage(5, 9, (3,)))
     allocation = single_pipeline(stages, 4)
     orders = order_of(problem, allocation, "early-backward")
-    made = JudgedPlan.of("by-hand", allocation, orders, simulate(problem, allocation, orders))
-    file = PlanFile(plan=to_plan(problem, asked, made, ()), request=asked)
+    judged = JudgedPlan.of("by-hand", allocation, orders, simulate(problem, allocation, orders))
+    file = PlanFile(plan=to_plan(problem, plan_request, judged, ()), request=plan_request)
     with pytest.raises(UnsupportedRequest, match=r"stage 1 .* has 1 replica, stage 0 3") as caught:
         layout_text(file, "megatron")
     assert "--target megatron" in (caught.value.remedy or "")
@@ -278,13 +280,13 @@ def test_megatron_cuts_evenly_unless_told(flags: str, stages: list[tuple[int, in
 
 
 def test_flags_say_batch_recomputation_and_overlap() -> None:
-    found = imported(
+    result = imported(
         "megatron",
         "--pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16 --recompute-granularity full "
         "--recompute-method block --recompute-num-layers 2",
     )
-    assert (found.plan.num_micro_batches, found.plan.overlap_all_reduce) == (4, False)
-    assert [stage.recompute for stage in found.plan.pipelines[0].stages] == [((1, 1), (2, 2)), ((5, 5), (6, 6))]
+    assert (result.plan.num_micro_batches, result.plan.overlap_all_reduce) == (4, False)
+    assert [stage.recompute for stage in result.plan.pipelines[0].stages] == [((1, 1), (2, 2)), ((5, 5), (6, 6))]
 
 
 @pytest.mark.parametrize(
@@ -360,25 +362,25 @@ def test_deepspeeds_own_methods_cut_the_profile() -> None:
 def test_a_layout_that_lacks_memory_is_judged_all_the_same() -> None:
     small = json.loads(request().model_copy().text())
     small["topology"]["uniform"]["memory_bytes"] = 100_000_000
-    found = imported("megatron", "--pipeline-model-parallel-size 2", request=PlanRequest.parse(small))
-    assert not found.fits
-    assert found.missing_bytes > 0
-    assert any("does not fit" in sentence for sentence in found.sentences)
+    result = imported("megatron", "--pipeline-model-parallel-size 2", request=PlanRequest.parse(small))
+    assert not result.fits
+    assert result.missing_bytes > 0
+    assert any("does not fit" in sentence for sentence in result.sentences)
 
 
 @pytest.mark.tier("nightly")
 def test_rivals_are_within_the_limits_and_beyond() -> None:
     quick = request().model_copy(update={"options": {"exclude": "polish,closing,exact,relax"}, "recompute": "never"})
     flags = "--pipeline-model-parallel-size 4 --micro-batch-size 1"
-    found = imported("megatron", flags, compare=True, request=quick)
-    kept, free = found.rivals
+    result = imported("megatron", flags, compare=True, request=quick)
+    kept, free = result.rivals
     assert kept.time_ns is not None
     assert free.time_ns is not None
     assert kept.plan is not None
     assert kept.comparison is not None
-    assert free.time_ns <= kept.time_ns <= found.plan.prediction.time_per_global_batch_ns  # type: ignore[union-attr]
-    assert kept.saved == pytest.approx(1 - kept.time_ns / found.plan.prediction.time_per_global_batch_ns)  # type: ignore[union-attr]
-    problem = to_problem(found.request)
+    assert free.time_ns <= kept.time_ns <= result.plan.prediction.time_per_global_batch_ns  # type: ignore[union-attr]
+    assert kept.saved == pytest.approx(1 - kept.time_ns / result.plan.prediction.time_per_global_batch_ns)  # type: ignore[union-attr]
+    problem = to_problem(result.request)
     assert problem.within is not None
     assert faults(problem, *from_plan(kept.plan, problem), problem.within) == []
-    assert layout_text(PlanFile(plan=kept.plan, request=found.request), "megatron")
+    assert layout_text(PlanFile(plan=kept.plan, request=result.request), "megatron")

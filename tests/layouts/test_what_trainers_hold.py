@@ -52,8 +52,8 @@ def imported(form: str, text: str, **more: Any) -> LayoutImported:
 def per_parameter(request: PlanRequest, replicas: int) -> float:
     """Bytes that a device holds for each parameter of a stage of 16-bit transformer layers."""
     problem = to_problem(request)
-    held = static_bytes(problem, Stage(2, 5, tuple(range(replicas)))).total
-    return held / (int(problem.parameter_bytes[6] - problem.parameter_bytes[2]) / 2)
+    static = static_bytes(problem, Stage(2, 5, tuple(range(replicas)))).total
+    return static / (int(problem.parameter_bytes[6] - problem.parameter_bytes[2]) / 2)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def per_parameter(request: PlanRequest, replicas: int) -> float:
 )
 def test_megatrons_gradients_are_as_wide_as_megatron_has_them(flags: str, bytes_each: dict[int, float]) -> None:
     """18 bytes, or 6 + 12/dp: Megatron's theoretical_memory_usage.py; 16 and 4 + 12/dp with gradients of 16 bits."""
-    found = imported("megatron", f"{PP} 2 --num-layers 12\n{flags}")
+    result = imported("megatron", f"{PP} 2 --num-layers 12\n{flags}")
     for replicas, size in bytes_each.items():
-        assert per_parameter(found.request, replicas) == pytest.approx(size, abs=1e-6)
-    said = [each for each in found.plan.assumptions if "bytes per parameter" in each]
-    assert len(said) == 1
+        assert per_parameter(result.request, replicas) == pytest.approx(size, abs=1e-6)
+    sentences = [each for each in result.plan.assumptions if "bytes per parameter" in each]
+    assert len(sentences) == 1
     whole = max(bytes_each.values()) in (16, 18) and "distributed" not in flags
-    assert whole == bool(re.search(r"\b(16|18) bytes per parameter", said[0])), said
+    assert whole == bool(re.search(r"\b(16|18) bytes per parameter", sentences[0])), sentences
 
 
 @pytest.mark.tier("quick")
@@ -91,13 +91,13 @@ def test_a_target_has_its_gradients_in_the_request_and_its_hash_stays() -> None:
         "deepspeed": "parameter",
         None: "parameter",
     }.items():
-        asked = PlanRequest.parse(fields(target=target))
-        assert asked.memory.gradient == width
-        again = PlanRequest.parse(asked.model_dump(mode="json"))
-        assert again == asked
-        assert again.content_hash() == asked.content_hash()
-    told = fields(target="megatron", memory={"gradient": "parameter", "optimizer": "sgd"})
-    assert PlanRequest.parse(told).memory.gradient == "parameter"
+        plan_request = PlanRequest.parse(fields(target=target))
+        assert plan_request.memory.gradient == width
+        again = PlanRequest.parse(plan_request.model_dump(mode="json"))
+        assert again == plan_request
+        assert again.content_hash() == plan_request.content_hash()
+    overridden = fields(target="megatron", memory={"gradient": "parameter", "optimizer": "sgd"})
+    assert PlanRequest.parse(overridden).memory.gradient == "parameter"
     assert json.loads(PlanRequest.parse(fields(target="megatron")).canonical_json())["memory"]["gradient"] == "fp32"
     wrong = fields(target=["megatron"], memory=7)
     with pytest.raises(InvalidDocument):
@@ -110,16 +110,18 @@ def test_a_plan_within_megatron_says_its_gradients_and_exports_them() -> None:
         ({}, "--accumulate-allreduce-grads-in-fp32", "megatron keeps gradients in fp32: 18 bytes per parameter"),
         ({"gradient": "parameter"}, "--grad-reduce-in-bf16", "in the parameters' bf16, as requested.*: 16 bytes"),
     ):
-        asked = PlanRequest.parse(fields(cluster="1x2xA100", memory=memory, **more))
-        plan = solve(asked, workers=1).plan
+        plan_request = PlanRequest.parse(fields(cluster="1x2xA100", memory=memory, **more))
+        plan = solve(plan_request, workers=1).plan
         assert plan is not None
         assert any(re.search(words, each) for each in plan.assumptions), plan.assumptions
-        file = PlanFile(plan=plan, request=asked)
+        file = PlanFile(plan=plan, request=plan_request)
         text = layout_text(file, "megatron")
         assert flag in text
-        back = import_layout(LayoutRequest(format="megatron", layout=text, request=asked, compare=False), workers=1)
+        back = import_layout(
+            LayoutRequest(format="megatron", layout=text, request=plan_request, compare=False), workers=1
+        )
         assert back.plan.prediction == plan.prediction
-        assert back.request.memory == asked.memory
+        assert back.request.memory == plan_request.memory
 
 
 KEPT = '[activation_checkpoint]\nmode = "none"\n'
@@ -152,19 +154,19 @@ def test_a_job_of_fsdp_alone_that_may_fit_is_not_said_not_to() -> None:
     whole = imported("torchtitan", text, profile=big, cluster="1x8xA100")
     assert whole.fits, "on all GPUs it is judged as it is"
     request = PlanRequest.parse(fields(profile=big, cluster="2x8xA100"))
-    asked = LayoutRequest(format="torchtitan", layout=text, request=request, compare=False, nodes="node0")
-    found = import_layout(asked, workers=1)
-    assert any("memory is counted higher than it is" in each for each in found.assumptions)
-    assert found.fits is None
-    (said,) = [each for each in found.sentences if "whether it fits is not known" in each]
+    question = LayoutRequest(format="torchtitan", layout=text, request=request, compare=False, nodes="node0")
+    result = import_layout(question, workers=1)
+    assert any("memory is counted higher than it is" in each for each in result.assumptions)
+    assert result.fits is None
+    (sentence,) = [each for each in result.sentences if "whether it fits is not known" in each]
     # 8.03e9 parameters, 2 + 4 bytes each, seven eighths of it elsewhere
-    assert "up to 39.3 GiB of a device" in said, said
+    assert "up to 39.3 GiB of a device" in sentence, sentence
 
 
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble", "GPipe"])
 def test_without_a_pipeline_no_schedule_is_looked_at(schedule: str) -> None:
-    found = imported("torchtitan", TITAN.format(1, f'pipeline_parallel_schedule = "{schedule}"'))
-    assert stages_of(found) == [(0, 13)]
+    result = imported("torchtitan", TITAN.format(1, f'pipeline_parallel_schedule = "{schedule}"'))
+    assert stages_of(result) == [(0, 13)]
 
 
 def test_a_job_without_a_pipeline_is_exported_with_its_local_batch() -> None:
@@ -342,14 +344,14 @@ def test_a_model_that_contradicts_the_profile_is_refused_with_both_numbers(form:
 
 def test_what_a_profile_does_not_say_is_listed() -> None:
     assert not any("not compared" in each for each in imported("megatron", f"{PP} 2 {AGREEING}").assumptions)
-    own = SMALL.model_copy(update={"name": "mine", "shape": None, "classes": None, "variants": None})
-    found = imported("megatron", f"{PP} 2 {AGREEING}", profile=own)
-    said = [each for each in found.assumptions if "not compared" in each]
-    assert said == [
+    unshaped = SMALL.model_copy(update={"name": "mine", "shape": None, "classes": None, "variants": None})
+    result = imported("megatron", f"{PP} 2 {AGREEING}", profile=unshaped)
+    sentences = [each for each in result.assumptions if "not compared" in each]
+    assert sentences == [
         "not compared with the profile, which does not say them: --num-attention-heads 12, --vocab-size 50304"
     ]
     with pytest.raises(InvalidDocument, match="has 1 fault") as caught:
-        imported("megatron", f"{PP} 2 {AGREEING.replace('1024', '2048')}", profile=own)
+        imported("megatron", f"{PP} 2 {AGREEING.replace('1024', '2048')}", profile=unshaped)
     assert "2048 tokens are 1572864 values" in str(caught.value)
     assert "786432 values of 16 bits" in str(caught.value)
 
@@ -383,9 +385,9 @@ def test_devices_that_stand_for_the_group_are_judged() -> None:
     topology = catalogue.cluster("1x4xA100").model_dump(mode="json", exclude_none=True)
     topology["uniform"]["gpus"] = 8
     flags = f"{PP} 2 --tensor-model-parallel-size 8 --nnodes 4 --nproc-per-node 8"
-    found = imported("megatron", flags, topology=topology)
-    assert any("represents 8 GPUs" in each for each in found.assumptions)
-    assert not any("flags start" in each for each in found.assumptions)
+    result = imported("megatron", flags, topology=topology)
+    assert any("represents 8 GPUs" in each for each in result.assumptions)
+    assert not any("flags start" in each for each in result.assumptions)
     for other in (
         f"{PP} 2 --tensor-model-parallel-size 4",
         f"{PP} 2 --tensor-model-parallel-size 8 --expert-model-parallel-size 2",
@@ -398,11 +400,11 @@ def test_flags_that_change_the_answer_are_all_listed() -> None:
     named = ["fp8-format", "overlap-param-gather", "overlap-moe-expert-parallel-comm", "step-batch-size-schedule"]
     assert set(named) <= CHANGING.keys()
     text = f"{PP} 2 " + " \\\n".join(f"--{name}" + (" e4m3" if name == "fp8-format" else "") for name in CHANGING)
-    (said,) = [each for each in imported("megatron", text).assumptions if each.startswith("not understood")]
-    assert [name for name in CHANGING if f"--{name} (" not in said] == []
+    (sentence,) = [each for each in imported("megatron", text).assumptions if each.startswith("not understood")]
+    assert [name for name in CHANGING if f"--{name} (" not in sentence] == []
     settings = "pipeline_model_parallel_size: 2\ndelay_wgrad_compute: true\nfp8: null\noverlap_param_gather: false"
-    (said,) = [each for each in imported("megatron", settings).assumptions if each.startswith("not understood")]
-    assert said.endswith(
+    (sentence,) = [each for each in imported("megatron", settings).assumptions if each.startswith("not understood")]
+    assert sentence.endswith(
         "absent, and able to change the answer: --delay-wgrad-compute (" + CHANGING["delay-wgrad-compute"] + ")"
     )
     assert not any("not understood" in each for each in imported("megatron", f"{PP} 2 --lr 0.1").assumptions)
@@ -431,20 +433,20 @@ def test_stages_without_transformer_layers_where_embedding_and_head_count() -> N
         f"{PP} 7 --num-layers 12 --num-layers-per-virtual-pipeline-stage 1 --account-for-embedding-in-pipeline-split "
         "--account-for-loss-in-pipeline-split --micro-batch-size 1"
     )
-    found = imported("megatron", flags, cluster="1x7xA100", global_batch_size=14)
-    assert stages_of(found) == [(i, i) for i in range(14)]
-    assert found.plan.schedule.name == "interleaved"
-    exported = layout_text(plan_file(found), "megatron")
+    result = imported("megatron", flags, cluster="1x7xA100", global_batch_size=14)
+    assert stages_of(result) == [(i, i) for i in range(14)]
+    assert result.plan.schedule.name == "interleaved"
+    exported = layout_text(plan_file(result), "megatron")
     assert "'E|(t|)*12L'" in exported
     again = imported("megatron", exported, cluster="1x7xA100", global_batch_size=14)
-    assert again.plan.pipelines == found.plan.pipelines
+    assert again.plan.pipelines == result.plan.pipelines
 
 
 @pytest.mark.parametrize("more", ["--mtp-num-layers 1", "--pipeline-model-parallel-layout 'Et*6|t*6mL'"])
 def test_multi_token_prediction_that_the_profile_lacks_is_named(more: str) -> None:
-    found = imported("megatron", f"{PP} 2 {more}")
-    assert stages_of(found) == [(0, 6), (7, 13)]
-    assert any("multi-token prediction changes the answer and is not modelled" in each for each in found.assumptions)
+    result = imported("megatron", f"{PP} 2 {more}")
+    assert stages_of(result) == [(0, 6), (7, 13)]
+    assert any("multi-token prediction changes the answer and is not modelled" in each for each in result.assumptions)
 
 
 def test_multi_token_prediction_on_a_stage_of_its_own_is_refused() -> None:
@@ -463,8 +465,8 @@ def test_ranks_may_count_along_the_pipeline_first() -> None:
     for ranks in (1, 4):
         flags = f"{PP} {ranks} --use-tp-pp-dp-mapping"
         assert stages_of(imported("megatron", flags)) == stages_of(imported("megatron", f"{PP} {ranks}"))
-    found = imported("megatron", f"{PP} 2 --use-tp-pp-dp-mapping")
-    assert [stage.devices for stage in found.plan.pipelines[0].stages] == [
+    result = imported("megatron", f"{PP} 2 --use-tp-pp-dp-mapping")
+    assert [stage.devices for stage in result.plan.pipelines[0].stages] == [
         ("node0/0", "node0/2"),
         ("node0/1", "node0/3"),
     ]
@@ -496,10 +498,10 @@ def test_the_command_line_takes_a_release_and_says_what_a_csv_lacks(
     capsys.readouterr()
     for command in (["export", str(path), "--to", "csv"], ["export", "schedule", str(path)]):
         assert main(command) == 0
-        told = capsys.readouterr()
-        assert told.out.splitlines()[1].startswith("1F0,1B0,1F1")
-        assert "note: each line is of 2 replicas" in told.err
-        assert "note: recomputed are stage 0 layers 1, 2, 3, 4, 5, 6; stage 1 layers 7" in told.err
+        output = capsys.readouterr()
+        assert output.out.splitlines()[1].startswith("1F0,1B0,1F1")
+        assert "note: each line is of 2 replicas" in output.err
+        assert "note: recomputed are stage 0 layers 1, 2, 3, 4, 5, 6; stage 1 layers 7" in output.err
 
 
 def test_every_refusal_here_is_of_the_input() -> None:

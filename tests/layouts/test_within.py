@@ -56,8 +56,8 @@ def every_plan(problem: Problem, within: Within) -> Iterator[JudgedPlan]:
                             loop = [s % ranks for s in range(parts)]
                             ways = [loop, [*range(ranks), *reversed(range(ranks))]] if parts == 2 * ranks else [loop]
                             for rank_of in ways:
-                                held = [world[r * per : (r + 1) * per] for r in rank_of]
-                                plain = tuple(Stage(a, b - 1, d) for (a, b), d in zip(spans, held, strict=True))
+                                rank_devices = [world[r * per : (r + 1) * per] for r in rank_of]
+                                plain = tuple(Stage(a, b - 1, d) for (a, b), d in zip(spans, rank_devices, strict=True))
                                 yield from _plans(problem, within, plain, number)
 
 
@@ -135,11 +135,11 @@ def test_uniform_finds_the_best_of_all_plans_within(trainer: str, data: st.DataO
         covered = [plan for plan in plans if features_of_candidate(limited, plan) <= bound.covers]
         assert all(bound.bound_ns <= plan.value_ns for plan in covered), bound
         assert bound.scope != REQUEST_SCOPE or covered == plans
-    found = driver.solve(replace(problem, within=within), "uniform")
-    assert (None if found.best is None else found.best.value_ns) == best
-    if found.best is not None:
-        assert faults(problem, found.best.allocation, found.best.schedule, within) == []
-        assert all(bound.bound_ns <= found.best.value_ns for bound in found.bounds)
+    result = driver.solve(replace(problem, within=within), "uniform")
+    assert (None if result.best is None else result.best.value_ns) == best
+    if result.best is not None:
+        assert faults(problem, result.best.allocation, result.best.schedule, within) == []
+        assert all(bound.bound_ns <= result.best.value_ns for bound in result.bounds)
 
 
 @pytest.mark.tier("ci")
@@ -155,10 +155,10 @@ def test_auto_with_a_target_is_never_better_than_without() -> None:
 
 
 def plan_of(*stages: tuple[int, int, tuple[int, ...]], number: int = 4, recompute: tuple = ()) -> Allocation:  # type: ignore[type-arg]
-    made = [Stage(first, last, devices) for first, last, devices in stages]
+    plain = [Stage(first, last, devices) for first, last, devices in stages]
     for s, segments in enumerate(recompute):
-        made[s] = replace(made[s], recompute=segments)
-    return single_pipeline(tuple(made), number)
+        plain[s] = replace(plain[s], recompute=segments)
+    return single_pipeline(tuple(plain), number)
 
 
 PROBLEM = make_problem([1] * 6, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=())
@@ -197,12 +197,12 @@ def test_limits_say_which_stage_and_why(trainer: str, allocation: Allocation, wo
     orders = order_of(PROBLEM, allocation, "interleaved") if looped and not v_shaped else None
     if orders is None:
         orders = order_of(PROBLEM, plan_of((0, 2, (0,)), (3, 5, (1,))) if v_shaped else allocation, "early-backward")
-    found = faults(PROBLEM, allocation, orders, within)
+    sentences = faults(PROBLEM, allocation, orders, within)
     if words is None:
-        assert found == []
+        assert sentences == []
     else:
-        assert found
-        assert re.search(words, found[0]), found
+        assert sentences
+        assert re.search(words, sentences[0]), sentences
 
 
 def test_other_warm_ups_are_not_the_trainers() -> None:

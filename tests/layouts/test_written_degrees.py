@@ -35,8 +35,8 @@ def request(model: str, framework: Framework, expert_tensor: int = 1) -> PlanReq
 
 
 def plan(model: str = "llama-3-8b", framework: Framework = "megatron", **layout: Any) -> PlanFile:
-    asked = request(model, framework, layout.get("expert_tensor", 1))
-    return penstock.even_layout(asked, **{"pipeline": 2, "sharding": "optimizer"} | layout).file
+    plan_request = request(model, framework, layout.get("expert_tensor", 1))
+    return penstock.even_layout(plan_request, **{"pipeline": 2, "sharding": "optimizer"} | layout).file
 
 
 def flags(text: str) -> list[str]:
@@ -100,23 +100,23 @@ def test_what_a_trainer_refuses_is_not_written(to: str, model: str, layout: dict
 def test_degrees_that_a_target_refuses_are_not_planned(
     target: str, expert_tensor: int, degrees: Any, words: str
 ) -> None:
-    given = request("mixtral-8x7b", "megatron", expert_tensor).model_dump(mode="json")
-    asked = PlanRequest.parse(given | {"target": target, "degrees": degrees, "planner": "uniform"})
+    document = request("mixtral-8x7b", "megatron", expert_tensor).model_dump(mode="json")
+    plan_request = PlanRequest.parse(document | {"target": target, "degrees": degrees, "planner": "uniform"})
     with pytest.raises(UnsupportedRequest, match=words):
-        solve(asked, workers=1)
+        solve(plan_request, workers=1)
 
 
 def test_plans_for_a_target_are_within_its_limits_at_degrees_too() -> None:
     """The planners that rank degrees otherwise make plans that no trainer has."""
-    given = request("llama-3-8b", "megatron").model_dump(mode="json")
+    document = request("llama-3-8b", "megatron").model_dump(mode="json")
     more = {"target": "megatron", "degrees": [{"tensor": 2}, {"tensor": 4}], "sharding": "optimizer"}
-    asked = PlanRequest.parse(given | more | {"global_batch_size": 8, "termination": {"max_plans": 2}})
-    found = solve(asked, workers=1)
-    assert found.plan is not None
-    assert found.plan.planner == "uniform"
-    file = PlanFile(plan=found.plan, request=asked)
+    plan_request = PlanRequest.parse(document | more | {"global_batch_size": 8, "termination": {"max_plans": 2}})
+    result = solve(plan_request, workers=1)
+    assert result.plan is not None
+    assert result.plan.planner == "uniform"
+    file = PlanFile(plan=result.plan, request=plan_request)
     assert judge(file).faults == ()
-    degree = found.plan.degrees
+    degree = result.plan.degrees
     assert degree is not None
     assert flags(layout_text(file, "megatron"))[0] == f"tensor-model-parallel-size {degree.tensor}"
 
@@ -127,7 +127,7 @@ def test_other_kernels_and_another_exchange_are_said() -> None:
     assert "the plan's costs are those of ring; torchtitan gathers keys and values" in text
 
 
-OWN = """#!/bin/bash
+USER_SCRIPT = """#!/bin/bash
 TP=4
 torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --sequence-parallel \\
     --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --num-layers 4 \\
@@ -136,9 +136,9 @@ torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --s
 
 
 def test_each_flag_that_differs_has_a_line() -> None:
-    text = with_differences(layout_text(plan(tensor=2), "megatron"), "megatron", OWN, "train.sh")
-    said = text.split("# megatron layout of plan")[0].splitlines()
-    assert said == [
+    text = with_differences(layout_text(plan(tensor=2), "megatron"), "megatron", USER_SCRIPT, "train.sh")
+    lines = text.split("# megatron layout of plan")[0].splitlines()
+    assert lines == [
         "# differs from train.sh in 6 settings:",
         "#   --tensor-model-parallel-size 2: train.sh, line 3, has 4",
         "#   --pipeline-model-parallel-layout Ett|ttL: train.sh does not have it",
@@ -157,13 +157,13 @@ def test_a_written_layout_differs_in_nothing_from_itself(to: str) -> None:
 
 def test_python_and_toml_are_compared_as_well() -> None:
     text = layout_text(plan(tensor=2, framework="torch"), "torchtitan")
-    own = "[parallelism]\ntensor_parallel_degree = 1\npipeline_parallel_degree = 2\n"
-    said = with_differences(text, "torchtitan", own, "train.toml")
-    assert "#   tensor_parallel_degree 2: train.toml, line 2, has 1\n" in said
-    assert "pipeline_parallel_degree" not in said.split('"""')[0].replace("expert_parallel_degree", "")
+    user_file = "[parallelism]\ntensor_parallel_degree = 1\npipeline_parallel_degree = 2\n"
+    commented = with_differences(text, "torchtitan", user_file, "train.toml")
+    assert "#   tensor_parallel_degree 2: train.toml, line 2, has 1\n" in commented
+    assert "pipeline_parallel_degree" not in commented.split('"""')[0].replace("expert_parallel_degree", "")
     recipe = layout_text(plan(tensor=2), "megatron-bridge")
-    said = with_differences(recipe, "megatron-bridge", "cfg.model.sequence_parallel = False\n", "recipe.py")
-    assert "#   sequence_parallel: recipe.py, line 1, does not have it\n" in said
+    commented = with_differences(recipe, "megatron-bridge", "cfg.model.sequence_parallel = False\n", "recipe.py")
+    assert "#   sequence_parallel: recipe.py, line 1, does not have it\n" in commented
 
 
 @pytest.mark.tier("quick")

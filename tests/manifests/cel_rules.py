@@ -12,13 +12,13 @@ import sys
 def main() -> None:
     import cel
 
-    found = []
+    results = []
     for rule, value in json.load(sys.stdin):
         try:
-            found.append(cel.evaluate(rule, {"self": value}))
+            results.append(cel.evaluate(rule, {"self": value}))
         except Exception as error:
-            found.append(f"{rule}: {error}")
-    json.dump(found, sys.stdout)
+            results.append(f"{rule}: {error}")
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent / "schemas" / "limits.json"
 CEL = "cel"
 
 
-class Held(NamedTuple):
+class LimitedValue(NamedTuple):
     """A limit, and a value that it is for."""
 
     path: str
@@ -27,21 +27,21 @@ class Held(NamedTuple):
 
 @cache
 def _limits(kind: str) -> list[tuple[list[str], str, Any]]:
-    known = json.loads(_FILE.read_text())
-    rows = [(path, keyword, limit) for path, limits in known[kind] for keyword, limit in limits.items()]
-    named = {"quantity": known["quantity"]}
+    tables = json.loads(_FILE.read_text())
+    rows = [(path, keyword, limit) for path, limits in tables[kind] for keyword, limit in limits.items()]
+    named = {"quantity": tables["quantity"]}
     return [
         (path.split("/")[1:], keyword, named.get(limit, limit) if keyword == "pattern" else limit)
         for path, keyword, limit in rows
     ]
 
 
-def held(kind: str, job: dict[str, Any]) -> Iterator[Held]:
+def limited_values(kind: str, job: dict[str, Any]) -> Iterator[LimitedValue]:
     """Every limit of a kind with every value of a job that it is for; of rules in CEL each by itself."""
     for path, keyword, limit in _limits(kind):
         for value in _at(job, path):
             for one in limit if keyword == CEL else [limit]:
-                yield Held("/".join(path), keyword, one, value)
+                yield LimitedValue("/".join(path), keyword, one, value)
 
 
 def _at(value: Any, path: list[str]) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def _at(value: Any, path: list[str]) -> Iterator[Any]:
         yield from _at(value[path[0]], path[1:])
 
 
-def broken(one: Held) -> bool:
+def broken(one: LimitedValue) -> bool:
     """Whether a value is beyond its limit, by the meaning that OpenAPI gives the keyword; of no rule in CEL."""
     match one.keyword:
         case "minimum":

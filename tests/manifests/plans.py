@@ -24,19 +24,19 @@ def plan_on(
 
     ``devices``: how many a node has, where it is more; ``switches``: which switch a node hangs at.
     """
-    return _made(tuple(used.items()), tuple((devices or {}).items()), kind, tuple((switches or {}).items()))
+    return _plan_on(tuple(used.items()), tuple((devices or {}).items()), kind, tuple((switches or {}).items()))
 
 
 @lru_cache
-def _made(
+def _plan_on(
     used: tuple[tuple[str, int], ...],
     devices: tuple[tuple[str, int], ...],
     kind: str,
     switches: tuple[tuple[str, str], ...],
 ) -> PlanFile:
-    held = [f"{node}/{index}" for node, count in used for index in range(count)]
+    device_ids = [f"{node}/{index}" for node, count in used for index in range(count)]
     profile = tiny_profile()
-    layers, cost = len(held), profile["measurements"][0]["layers"][0]
+    layers, cost = len(device_ids), profile["measurements"][0]["layers"][0]
     profile["layers"] = [{"name": f"block{i}", "kind": "Block", "parameter_bytes": 1000} for i in range(layers)]
     tensor = {"bytes_per_sample": 1000, "gradient_bytes_per_sample": 1000}
     profile["boundaries"] = [[{"name": f"hidden{i}", **tensor}] for i in range(layers - 1)]
@@ -52,14 +52,14 @@ def _made(
         "num_micro_batches": MICRO_BATCHES,
         "pipelines": [
             {
-                "stages": [{"layers": [i, i], "devices": [device]} for i, device in enumerate(held)],
+                "stages": [{"layers": [i, i], "devices": [device]} for i, device in enumerate(device_ids)],
                 "micro_batches": [0, MICRO_BATCHES - 1],
             }
         ],
         "update_rule": "synchronous",
         "schedule": {
             "name": "gpipe",
-            "rows": [{"devices": [device], "text": forwards_and_backwards} for device in held],
+            "rows": [{"devices": [device], "text": forwards_and_backwards} for device in device_ids],
             "warmup": [MICRO_BATCHES] * layers,
         },
     }

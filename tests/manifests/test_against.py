@@ -44,10 +44,10 @@ def test_a_plan_against_what_is_there_now(tmp_path: Path) -> None:
     assert why(tmp_path, "now.yaml", TOPOLOGY, {"gpu0": 3}) == "'gpu0' has 2 devices, and the plan uses 3"
     assert why(tmp_path, "now.yaml", TOPOLOGY, {"gpu7": 1}) == "there is no node 'gpu7' (there is 'gpu1')"
     assert why(tmp_path, "nodes.txt", NODES, {"gpu0": 2, "gpu1": 1}) == ""
-    found = why(tmp_path, "nodes.txt", NODES, {"gpu0": 1, "gpu1": 2, "gpu2": 1, "else": 1})
-    assert found.startswith("'gpu1' has 1 devices, and the plan uses 2; 'gpu2': ")
-    assert "bad disk" in found
-    assert found.endswith("there is no node 'else'")
+    sentence = why(tmp_path, "nodes.txt", NODES, {"gpu0": 1, "gpu1": 2, "gpu2": 1, "else": 1})
+    assert sentence.startswith("'gpu1' has 1 devices, and the plan uses 2; 'gpu2': ")
+    assert "bad disk" in sentence
+    assert sentence.endswith("there is no node 'else'")
     assert why(tmp_path, "topology.conf", SWITCHES, {"gpu0": 8}) == ""
     assert "gpu2" in why(tmp_path, "topology.conf", SWITCHES, {"gpu2": 1})
 

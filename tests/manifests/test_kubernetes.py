@@ -60,7 +60,7 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(root, format_checker=jsonschema.FormatChecker())
 
 
-def made(to: str, file: PlanFile, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def manifests_of(to: str, file: PlanFile, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The ConfigMap and the job, which the schema of its kind takes."""
     base = {"model": "m:job", "steps": 3, "image": "registry.example/train:1"}
     queue = {"queue": "gpus"} if to == "kueue" else {}
@@ -87,10 +87,10 @@ def nodes_of(spec: dict[str, Any]) -> list[str]:
 
 def place_of(command: list[str], number: int) -> str:
     """Which node torchrun would take a pod for, the ``number``th of its group: from its option or its variable."""
-    told = [word for word in command if word.startswith("--node-rank=")]
-    if told:
+    option = [word for word in command if word.startswith("--node-rank=")]
+    if option:
         assert command[0] == "torchrun"
-        return re.sub(r"--node-rank=\$\((JOB_COMPLETION_INDEX|VC_TASK_INDEX)\)", str(number), told[0])
+        return re.sub(r"--node-rank=\$\((JOB_COMPLETION_INDEX|VC_TASK_INDEX)\)", str(number), option[0])
     run = [*(word.replace("$$(", "$(") for word in command[:4]), "printenv", "PET_NODE_RANK"]
     environ = dict.fromkeys(("JOB_COMPLETION_INDEX", "VC_TASK_INDEX"), str(number))
     return subprocess.run(run, env=environ, capture_output=True, text=True, check=True).stdout.strip()
@@ -99,9 +99,9 @@ def place_of(command: list[str], number: int) -> str:
 @pytest.mark.parametrize("to", KINDS)
 def test_every_manifest_keeps_its_schema_with_odd_settings_too(to: str) -> None:
     file = plan_on(EQUAL, switches=RACKS)
-    config_map, job = made(to, file)
+    config_map, job = manifests_of(to, file)
     assert JobBundle.parse_json(config_map["data"]["job.json"]).plan_hash == file.plan.content_hash()
-    odd_map, odd = made(to, file, **ODD)
+    odd_map, odd = manifests_of(to, file, **ODD)
     assert NAME.fullmatch(odd["metadata"]["name"])
     assert len(odd["metadata"]["name"]) <= 40
     assert odd["metadata"]["name"] != job["metadata"]["name"]
@@ -128,7 +128,7 @@ def test_every_manifest_keeps_its_schema_with_odd_settings_too(to: str) -> None:
 
 def test_the_schemas_refuse_what_the_apis_do_not_have() -> None:
     for to, kind in KINDS.items():
-        _, job = made(to, plan_on(EQUAL))
+        _, job = manifests_of(to, plan_on(EQUAL))
         assert not validator(kind).is_valid(job | {"spec": job["spec"] | {"unheardOf": 1}})
         assert not validator(kind).is_valid(job | {"metadata": {"name": 7}})
 
@@ -136,13 +136,13 @@ def test_the_schemas_refuse_what_the_apis_do_not_have() -> None:
 @pytest.mark.parametrize("to", ["trainjob", "pytorchjob", "jobset", "volcano"])
 def test_pods_go_to_the_plans_nodes_one_each(to: str) -> None:
     """Ranks go by the node's name, so that it does not matter which pod is where."""
-    _, job = made(to, plan_on(EQUAL))
+    _, job = manifests_of(to, plan_on(EQUAL))
     specs = pods_of(job)
     assert {tuple(nodes_of(spec)) for spec in specs} == {tuple(EQUAL)}
     assert all("podAntiAffinity" in spec["affinity"] for spec in specs)
-    held = job["spec"]["trainer"] if to == "trainjob" else specs[0]["containers"][0]
-    assert held["env"][0] == {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    _, anywhere = made(to, plan_on(EQUAL), nodes="any")
+    container = job["spec"]["trainer"] if to == "trainjob" else specs[0]["containers"][0]
+    assert container["env"][0] == {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    _, anywhere = manifests_of(to, plan_on(EQUAL), nodes="any")
     assert "nodeAffinity" not in json.dumps(anywhere)
     assert '"metadata.name"' in json.dumps(anywhere)
     assert "--any-nodes" in json.dumps(anywhere)
@@ -150,22 +150,22 @@ def test_pods_go_to_the_plans_nodes_one_each(to: str) -> None:
 
 def test_numbers_of_pods_and_ranks() -> None:
     file = plan_on(EQUAL)
-    trainer = made("trainjob", file)[1]["spec"]["trainer"]
+    trainer = manifests_of("trainjob", file)[1]["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (4, 2)
-    torch = made("pytorchjob", file)[1]["spec"]
+    torch = manifests_of("pytorchjob", file)[1]["spec"]
     assert torch["nprocPerNode"] == "2"
     assert {role: spec["replicas"] for role, spec in torch["pytorchReplicaSpecs"].items()} == {"Master": 1, "Worker": 3}
-    alone = made("pytorchjob", plan_on({"a": 2}))[1]["spec"]["pytorchReplicaSpecs"]
+    alone = manifests_of("pytorchjob", plan_on({"a": 2}))[1]["spec"]["pytorchReplicaSpecs"]
     assert list(alone) == ["Master"]
-    [nodes] = made("jobset", file)[1]["spec"]["replicatedJobs"]
+    [nodes] = manifests_of("jobset", file)[1]["spec"]["replicatedJobs"]
     assert (nodes["template"]["spec"]["completions"], nodes["template"]["spec"]["parallelism"]) == (4, 4)
-    assert made("volcano", file)[1]["spec"]["minAvailable"] == 4
+    assert manifests_of("volcano", file)[1]["spec"]["minAvailable"] == 4
 
 
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("to", ["jobset", "volcano"])
 def test_unequal_nodes_are_groups_of_their_own(to: str) -> None:
-    _, job = made(to, plan_on(UNEQUAL))
+    _, job = manifests_of(to, plan_on(UNEQUAL))
     specs = pods_of(job)
     assert [nodes_of(spec) for spec in specs] == [["b"], ["a"]]
     commands = [spec["containers"][0]["command"] for spec in specs]
@@ -182,39 +182,42 @@ def test_unequal_nodes_are_groups_of_their_own(to: str) -> None:
 @pytest.mark.parametrize("to", ["trainjob", "pytorchjob", "kueue"])
 def test_what_has_no_word_for_unequal_nodes_says_so(to: str) -> None:
     with pytest.raises(UnsupportedRequest, match=rf"{to} cannot express different numbers.*b has 1, a has 3"):
-        made(to, plan_on(UNEQUAL))
+        manifests_of(to, plan_on(UNEQUAL))
 
 
 def test_kueue_gets_stages_near_each_other_as_slices() -> None:
     level = {"topology_level": "cloud.provider.com/topology-rack"}
 
-    def asked(file: PlanFile, **more: Any) -> dict[str, str]:
-        job = made("kueue", file, **more)[1]
+    def topology_request(file: PlanFile, **more: Any) -> dict[str, str]:
+        job = manifests_of("kueue", file, **more)[1]
         assert job["spec"]["suspend"] is True
         assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-        found = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"]["annotations"]
-        return {key.removeprefix("kueue.x-k8s.io/podset-"): value for key, value in found.items()}
+        annotations = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"]["annotations"]
+        return {key.removeprefix("kueue.x-k8s.io/podset-"): value for key, value in annotations.items()}
 
     rack = level["topology_level"]
-    assert asked(plan_on(EQUAL, switches=RACKS), **level) == {"slice-required-topology": rack, "slice-size": "2"}
-    assert asked(plan_on(EQUAL), **level) == {"required-topology": rack}
+    assert topology_request(plan_on(EQUAL, switches=RACKS), **level) == {
+        "slice-required-topology": rack,
+        "slice-size": "2",
+    }
+    assert topology_request(plan_on(EQUAL), **level) == {"required-topology": rack}
     scattered = dict(zip(EQUAL, ("s1", "s1", "s1", "s2"), strict=True))
-    assert asked(plan_on(EQUAL, switches=scattered), **level) == {"preferred-topology": rack}
-    assert asked(plan_on(EQUAL)) == {"unconstrained-topology": "true"}
+    assert topology_request(plan_on(EQUAL, switches=scattered), **level) == {"preferred-topology": rack}
+    assert topology_request(plan_on(EQUAL)) == {"unconstrained-topology": "true"}
 
 
 def test_kueue_refuses_what_it_cannot_promise() -> None:
     with pytest.raises(UnsupportedRequest, match="any nodes only"):
-        made("kueue", plan_on(EQUAL), nodes="named")
+        manifests_of("kueue", plan_on(EQUAL), nodes="named")
     with pytest.raises(UnsupportedRequest, match="parts of nodes"):
-        made("kueue", plan_on(EQUAL, devices={"gpu-a": 8}))
+        manifests_of("kueue", plan_on(EQUAL, devices={"gpu-a": 8}))
     with pytest.raises(UnsupportedRequest, match="parts of nodes"):
-        made("kueue", plan_on(EQUAL, kind="cpu"))
-    made("kueue", plan_on(EQUAL, kind="cpu"), cpus_per_task=4)
+        manifests_of("kueue", plan_on(EQUAL, kind="cpu"))
+    manifests_of("kueue", plan_on(EQUAL, kind="cpu"), cpus_per_task=4)
 
 
 def test_volcano_gets_stages_near_each_other_as_partitions() -> None:
-    _, job = made("volcano", plan_on(EQUAL, switches=RACKS), highest_tier=1, queue="training", restarts=2)
+    _, job = manifests_of("volcano", plan_on(EQUAL, switches=RACKS), highest_tier=1, queue="training", restarts=2)
     [task] = job["spec"]["tasks"]
     assert task["partitionPolicy"] == {
         "totalPartitions": 2,
@@ -223,16 +226,16 @@ def test_volcano_gets_stages_near_each_other_as_partitions() -> None:
     }
     assert "networkTopology" not in job["spec"]
     assert (job["spec"]["queue"], job["spec"]["maxRetry"]) == ("training", 3), "it counts before it restarts"
-    _, near = made("volcano", plan_on(EQUAL), highest_tier=2)
+    _, near = manifests_of("volcano", plan_on(EQUAL), highest_tier=2)
     assert near["spec"]["networkTopology"] == {"mode": "hard", "highestTierAllowed": 2}
     assert "partitionPolicy" not in near["spec"]["tasks"][0]
 
 
 def test_large_bundles_are_compressed_and_larger_ones_have_to_be_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     file = plan_on(EQUAL)
-    plain, _ = made("jobset", file)
+    plain, _ = manifests_of("jobset", file)
     monkeypatch.setattr(pods, "LARGEST_PLAIN_BYTES", 100)
-    packed, job = made("jobset", file)
+    packed, job = manifests_of("jobset", file)
     unpacked = gzip.decompress(base64.b64decode(packed["binaryData"]["job.json.gz"])).decode()
     assert unpacked == plain["data"]["job.json"]
     command = pods_of(job)[0]["containers"][0]["command"]
@@ -241,7 +244,7 @@ def test_large_bundles_are_compressed_and_larger_ones_have_to_be_mounted(monkeyp
     assert pods.UNPACKED in command
     monkeypatch.setattr(pods, "LARGEST_CONFIG_MAP_BYTES", 100)
     with pytest.raises(UnsupportedRequest, match="a ConfigMap holds 100") as caught:
-        made("jobset", file)
+        manifests_of("jobset", file)
     assert "bundle_path" in str(caught.value)
     settings = LaunchSettings.parse({"model": "m:j", "steps": 1, "image": "i", "bundle_path": "/data/job.json"})
     [written] = make(file, "jobset", settings)
@@ -253,9 +256,9 @@ def test_large_bundles_are_compressed_and_larger_ones_have_to_be_mounted(monkeyp
 def test_node_names_that_kubernetes_does_not_have() -> None:
     for name in ("Upper", "under_score", "a" * 254, "ü", "a b"):
         with pytest.raises(UnsupportedRequest, match="cannot name the plan's node"):
-            made("jobset", plan_on({name: 1, "other": 1}))
+            manifests_of("jobset", plan_on({name: 1, "other": 1}))
     long = "n" * 60 + "." + "m" * 60
-    assert nodes_of(pods_of(made("jobset", plan_on({long: 1}))[1])[0]) == [long]
+    assert nodes_of(pods_of(manifests_of("jobset", plan_on({long: 1}))[1])[0]) == [long]
 
 
 SITE = {
@@ -281,7 +284,7 @@ SITE = {
 
 @pytest.mark.parametrize("to", KINDS)
 def test_what_a_site_adds_to_its_pods(to: str) -> None:
-    plain, more = (made(to, plan_on(EQUAL), **settings)[1] for settings in ({}, SITE))
+    plain, more = (manifests_of(to, plan_on(EQUAL), **settings)[1] for settings in ({}, SITE))
     assert more["metadata"]["labels"].items() >= {"team": "vision", "kueue.x-k8s.io/priority-class": "high"}.items()
     assert more["metadata"]["annotations"].keys() == {"penstock/plan", "k8s.v1.cni.cncf.io/networks"}
     [before, *_], [spec, *_] = pods_of(plain), pods_of(more)
@@ -309,11 +312,11 @@ def test_what_starts_the_ranks_stays_as_it_is() -> None:
         ({"labels": ["team=" + "x" * 64]}, "/labels/0"),
     ):
         with pytest.raises(InvalidDocument) as caught:
-            made("jobset", plan_on(EQUAL), **more)
+            manifests_of("jobset", plan_on(EQUAL), **more)
         assert [fault.pointer for fault in caught.value.faults] == ([] if pointer is None else [pointer])
     with pytest.raises(InvalidDocument, match="trainjob cannot add hostNetwork to a pod"):
-        made("trainjob", plan_on(EQUAL), pod={"hostNetwork": True})
-    made("jobset", plan_on(EQUAL), pod={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"})
+        manifests_of("trainjob", plan_on(EQUAL), pod={"hostNetwork": True})
+    manifests_of("jobset", plan_on(EQUAL), pod={"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"})
 
 
 def test_additions_are_merged_by_name() -> None:
@@ -329,25 +332,25 @@ def test_additions_are_merged_by_name() -> None:
 
 def test_restarts_are_of_the_whole_job_as_each_controller_counts_them() -> None:
     """Training Operator sums the restarts of all containers; Volcano's count is in its own test."""
-    job = made("pytorchjob", plan_on(EQUAL), restarts=2)[1]["spec"]
+    job = manifests_of("pytorchjob", plan_on(EQUAL), restarts=2)[1]["spec"]
     assert {replica["restartPolicy"] for replica in job["pytorchReplicaSpecs"].values()} == {"OnFailure"}
     assert job["runPolicy"]["backoffLimit"] == 2 * len(EQUAL) + 1
-    once = made("pytorchjob", plan_on(EQUAL))[1]["spec"]
+    once = manifests_of("pytorchjob", plan_on(EQUAL))[1]["spec"]
     assert {replica["restartPolicy"] for replica in once["pytorchReplicaSpecs"].values()} == {"Never"}
     assert once["runPolicy"]["backoffLimit"] == 0
-    assert made("jobset", plan_on(EQUAL), restarts=2)[1]["spec"]["failurePolicy"] == {"maxRestarts": 2}
+    assert manifests_of("jobset", plan_on(EQUAL), restarts=2)[1]["spec"]["failurePolicy"] == {"maxRestarts": 2}
 
 
 def test_the_name_that_ranks_go_by_is_not_for_users() -> None:
     with pytest.raises(InvalidDocument, match="NODE_NAME"):
-        made("jobset", plan_on(EQUAL), environment=["NODE_NAME=x"])
+        manifests_of("jobset", plan_on(EQUAL), environment=["NODE_NAME=x"])
 
 
 @given(st.text(min_size=1), st.integers(20, 63))
 def test_any_name_becomes_a_legal_one(name: str, longest: int) -> None:
-    assert NAME.fullmatch(made := legal(name, longest))
-    assert len(made) <= longest
-    assert legal(made, longest) == made
+    assert NAME.fullmatch(name_ := legal(name, longest))
+    assert len(name_) <= longest
+    assert legal(name_, longest) == name_
 
 
 def test_names_that_are_cut_or_changed_stay_different() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from limits import CEL, Held, broken, held
+from limits import CEL, LimitedValue, broken, limited_values
 from plans import plan_on
 from repository import ROOT
 from test_kubernetes import EQUAL, KINDS, ODD, RACKS, SITE
@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "site": SITE,
     "again": {"restarts": 2},
 }
-OWN = {"volcano": {"highest_tier": 2, "queue": "training"}, "kueue": {"queue": "gpus"}}
+SETTINGS_OF = {"volcano": {"highest_tier": 2, "queue": "training"}, "kueue": {"queue": "gpus"}}
 LEAST = {"trainjob": 60, "pytorchjob": 20, "jobset": 25, "kueue": 25, "volcano": 60}
 """Values that limits are for, in the manifests of a target: fewer would be a test of nothing."""
 BEYOND = {
@@ -51,27 +51,33 @@ BEYOND = {
 @cache
 def manifests(to: str) -> list[dict[str, Any]]:
     """The jobs of a target, at degrees and with settings."""
-    found = []
+    jobs = []
     for file in (plan_on(EQUAL, switches=RACKS), plan_at_tensor(2), plan_at_tensor(8)):
         for more in VARIANTS.values():
-            said = {"model": "m:job", "steps": 3, "image": "registry.example/train:1", **OWN.get(to, {}), **more}
+            settings = {
+                "model": "m:job",
+                "steps": 3,
+                "image": "registry.example/train:1",
+                **SETTINGS_OF.get(to, {}),
+                **more,
+            }
             if to == "trainjob":  # whose runtime restarts
-                said.pop("restarts", None)
-            [written] = make(file, to, LaunchSettings.parse(said))
-            found.append(list(yaml.safe_load_all(written.text))[1])
-    return found
+                settings.pop("restarts", None)
+            [written] = make(file, to, LaunchSettings.parse(settings))
+            jobs.append(list(yaml.safe_load_all(written.text))[1])
+    return jobs
 
 
-def values(to: str) -> list[Held]:
-    return [each for job in manifests(to) for each in held(KINDS[to], job)]
+def values(to: str) -> list[LimitedValue]:
+    return [each for job in manifests(to) for each in limited_values(KINDS[to], job)]
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("to", KINDS)
 def test_every_value_is_within_its_limits(to: str) -> None:
-    known = [each for each in values(to) if each.keyword != CEL]
-    assert [each[:3] for each in known if broken(each)] == []
-    assert len(known) >= LEAST[to]
+    plain_limits = [each for each in values(to) if each.keyword != CEL]
+    assert [each[:3] for each in plain_limits if broken(each)] == []
+    assert len(plain_limits) >= LEAST[to]
 
 
 def replaced(value: Any, path: list[str], by: Any) -> Any:
@@ -87,10 +93,13 @@ def replaced(value: Any, path: list[str], by: Any) -> Any:
 @pytest.mark.parametrize("to", KINDS)
 def test_each_limit_refuses_what_is_beyond_it(to: str) -> None:
     job = manifests(to)[3]
-    known = {(each.path, each.keyword) for each in held(KINDS[to], job) if each.keyword != CEL}
-    for path, keyword in known:
+    places = {(each.path, each.keyword) for each in limited_values(KINDS[to], job) if each.keyword != CEL}
+    for path, keyword in places:
         changed = replaced(job, path.split("/"), BEYOND[keyword])
-        assert any(broken(each) for each in held(KINDS[to], changed) if each[:2] == (path, keyword)), (path, keyword)
+        assert any(broken(each) for each in limited_values(KINDS[to], changed) if each[:2] == (path, keyword)), (
+            path,
+            keyword,
+        )
 
 
 def evaluated(rules: list[tuple[str, Any]], tier: str) -> list[Any]:
@@ -104,8 +113,8 @@ def evaluated(rules: list[tuple[str, Any]], tier: str) -> list[Any]:
         command, input=json.dumps(rules), capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    results: list[Any] = json.loads(done.stdout)
+    return results
 
 
 @pytest.mark.tier("ci")
@@ -126,8 +135,8 @@ def test_rules_in_cel_refuse(pytestconfig: pytest.Config) -> None:
         "size(self.metadata.name)": {"metadata": {"name": "a" * 64}},
         "self >= 1": 0,
     }
-    known = [each.limit for each in values("trainjob") if each.keyword == CEL]
-    rules = [(next(rule for rule in known if rule.startswith(begin)), value) for begin, value in bad.items()]
+    limits_in_cel = [each.limit for each in values("trainjob") if each.keyword == CEL]
+    rules = [(next(rule for rule in limits_in_cel if rule.startswith(begin)), value) for begin, value in bad.items()]
     assert evaluated(rules, tier) == [False] * len(rules)
     [startup] = {each.limit for each in values("jobset") if each.keyword == CEL}
     policy = {"startupPolicy": {"startupPolicyOrder": "InOrder"}, "replicatedJobs": [{"dependsOn": []}]}

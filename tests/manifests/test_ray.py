@@ -62,7 +62,7 @@ def test_rays_functions_are_called_as_documented() -> None:
             assert not call.args
             seen[call.func.id] = {keyword.arg for keyword in call.keywords}
     assert seen.keys() == DOCUMENTED.keys()
-    assert all(given <= DOCUMENTED[name] for name, given in seen.items())
+    assert all(arguments <= DOCUMENTED[name] for name, arguments in seen.items())
 
 
 def test_a_bundle_per_node_in_the_order_of_the_stages(script: Any) -> None:

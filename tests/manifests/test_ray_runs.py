@@ -45,8 +45,8 @@ def planned(folder: Path) -> Path:
     assert main(["profile", *job, "--micro-batch-size", "1", "--micro-batch-size", "2", "-o", str(profile)]) == 0
     profile.write_text(profile.read_text().replace('"H100"', '"cpu"'))
     hosts = ROOT / "examples" / "topologies" / "cpu-2-hosts.yaml"
-    asked = ["--profile", str(profile), "--topology", str(hosts), "-b", "8", "--planner", "gpipe", "--tensor", "2"]
-    assert main(["plan", *asked, "--sharding", "none", "-o", str(plan)]) in (0, 2)
+    options = ["--profile", str(profile), "--topology", str(hosts), "-b", "8", "--planner", "gpipe", "--tensor", "2"]
+    assert main(["plan", *options, "--sharding", "none", "-o", str(plan)]) in (0, 2)
     assert len(PlanFile.read(plan).plan.pipelines[0].stages) == 2
     return plan
 
@@ -58,17 +58,17 @@ def test_ray_starts_the_ranks_of_every_node_and_they_train(pytestconfig: pytest.
         say = pytest.fail if pytestconfig.getoption("tier") == "everything" else pytest.skip
         say(f"{RELEASE} is not installed: scripts/trainers")
     command = f"{sys.executable} -P -m penstock.cli.main"
-    asked = ["--to", "ray", "--job", "examples.llama:tiny", "--steps", "2", "--directory", str(ROOT)]
+    options = ["--to", "ray", "--job", "examples.llama:tiny", "--steps", "2", "--directory", str(ROOT)]
     for setting in (f"command={command}", "nodes=any", f"report={tmp_path}/report.json"):
-        asked += ["--set", setting]
-    assert main(["export", str(planned(tmp_path)), *asked, "-o", str(tmp_path / "job")]) == 0
+        options += ["--set", setting]
+    assert main(["export", str(planned(tmp_path)), *options, "-o", str(tmp_path / "job")]) == 0
     launch = tmp_path / "job" / "launch.json"
-    said = json.loads(launch.read_text())
-    assert [(node["ranks"], node["resources"]) for node in said["nodes"]] == [
+    launched = json.loads(launch.read_text())
+    assert [(node["ranks"], node["resources"]) for node in launched["nodes"]] == [
         ([0, 1], {"CPU": 2}),
         ([2, 3], {"CPU": 2}),
     ]
-    launch.write_text(json.dumps(said | {"options": [*said["options"], "--check"]}))
+    launch.write_text(json.dumps(launched | {"options": [*launched["options"], "--check"]}))
     paths = [str(release), *filter(None, [os.environ.get("PYTHONPATH")])]
     with TemporaryDirectory(prefix="ray-") as short:  # the names of its sockets hold 107 bytes
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "RAY_TMPDIR": short}

@@ -35,7 +35,7 @@ def launch(**more: object) -> LaunchSettings:
     return LaunchSettings.parse({"model": "train.jobs:gpt", "steps": 7, **more})
 
 
-def made(to: str, file: PlanFile, **more: object) -> dict[str, File]:
+def files_of(to: str, file: PlanFile, **more: object) -> dict[str, File]:
     return {each.name: each for each in make(file, to, launch(**more))}
 
 
@@ -67,7 +67,7 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path: Path) -> None:
 
 
 def test_sbatch_asks_for_the_plans_nodes_and_orders_ranks_by_a_hostfile() -> None:
-    files = made("sbatch", plan_on({"gpu10": 2, "gpu2": 2}), partition="gpu", account="team")
+    files = files_of("sbatch", plan_on({"gpu10": 2, "gpu2": 2}), partition="gpu", account="team")
     script = files["job.sbatch"].text
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in script.splitlines() if "#SBATCH" in line
@@ -82,7 +82,7 @@ def test_sbatch_asks_for_the_plans_nodes_and_orders_ranks_by_a_hostfile() -> Non
 
 
 def test_unequal_nodes_and_parts_of_nodes() -> None:
-    script = made("sbatch", plan_on(UNEQUAL, devices={"b": 4}))["job.sbatch"].text
+    script = files_of("sbatch", plan_on(UNEQUAL, devices={"b": 4}))["job.sbatch"].text
     assert "#SBATCH --ntasks=4\n" in script
     assert "#SBATCH --gpus=4\n" in script
     assert "--exclusive" not in script
@@ -90,11 +90,11 @@ def test_unequal_nodes_and_parts_of_nodes() -> None:
 
 
 def test_cpus_are_no_gpus() -> None:
-    assert "--gpus" not in made("sbatch", plan_on(EQUAL, kind="cpu"))["job.sbatch"].text
+    assert "--gpus" not in files_of("sbatch", plan_on(EQUAL, kind="cpu"))["job.sbatch"].text
 
 
 def test_any_nodes_are_not_named() -> None:
-    files = made("sbatch", plan_on(EQUAL), nodes="any", segment=2)
+    files = files_of("sbatch", plan_on(EQUAL), nodes="any", segment=2)
     assert set(files) == {"job.sbatch", "job.json"}
     script = files["job.sbatch"].text
     assert "gpu2" not in script
@@ -104,7 +104,7 @@ def test_any_nodes_are_not_named() -> None:
 
 
 def test_checkpoints_make_a_job_that_slurm_may_start_again() -> None:
-    script = made("sbatch", plan_on(EQUAL), checkpoint="/data/run", checkpoint_every=5)["job.sbatch"].text
+    script = files_of("sbatch", plan_on(EQUAL), checkpoint="/data/run", checkpoint_every=5)["job.sbatch"].text
     assert "#SBATCH --requeue" in script
     assert "--checkpoint /data/run --checkpoint-every 5 --resume auto" in script
 
@@ -116,9 +116,9 @@ def test_each_node_starts_its_own_number_with_every_word_as_it_was_given(
 ) -> None:
     for each in make(plan_on(UNEQUAL), "torchrun", launch(**ODD)):
         (tmp_path / each.name).write_text(each.text)
-    said = _ran(tmp_path, node)
-    assert said.returncode == 0, said.stderr
-    *words, odd, two, master = said.stdout.split("\0")[:-1]
+    process = _ran(tmp_path, node)
+    assert process.returncode == 0, process.stderr
+    *words, odd, two, master = process.stdout.split("\0")[:-1]
     assert f"--nproc-per-node={started}" in words
     assert "--nnodes=2" in words
     rank = words[words.index("--no-python") + 1 :]
@@ -134,9 +134,9 @@ def test_each_node_starts_its_own_number_with_every_word_as_it_was_given(
 def test_a_node_that_the_plan_does_not_have(tmp_path: Path) -> None:
     for each in make(plan_on(UNEQUAL), "torchrun", launch()):
         (tmp_path / each.name).write_text(each.text)
-    said = _ran(tmp_path, "c")
-    assert said.returncode == 65
-    assert said.stderr == "the plan has no node c; it runs on b, a\n"
+    process = _ran(tmp_path, "c")
+    assert process.returncode == 65
+    assert process.stderr == "the plan has no node c; it runs on b, a\n"
     (tmp_path / "job.json").unlink()
     assert "keep job.json next to this script" in _ran(tmp_path, "b").stderr
 
@@ -185,7 +185,7 @@ def test_what_a_site_adds_to_its_scripts(tmp_path: Path) -> None:
         "srun_options": ["--container-image=registry.example#train:1", "--mpi=none"],
     }
     for to, tasks in (("sbatch", 4), ("sbatch-torchrun", 4 * 3)):
-        script = made(to, plan_on(UNEQUAL), cpus_per_task=4, setup=setup, **options)["job.sbatch"].text
+        script = files_of(to, plan_on(UNEQUAL), cpus_per_task=4, setup=setup, **options)["job.sbatch"].text
         memory = [line for line in script.splitlines() if "--mem" in line]
         assert memory == ["#SBATCH --mem=0", "#SBATCH --mem=900G"], "the last one counts"
         assert "#SBATCH --reservation=night\n" in script
@@ -219,7 +219,7 @@ def test_what_is_missing_idle_or_contradictory_is_named() -> None:
 
 @pytest.mark.tier("ci")
 def test_a_unit_that_systemd_takes(tmp_path: Path) -> None:
-    files = made("systemd", plan_on(EQUAL), name="a job", restarts=3, checkpoint="/data/x")
+    files = files_of("systemd", plan_on(EQUAL), name="a job", restarts=3, checkpoint="/data/x")
     unit = next(name for name in files if name.endswith(".service"))
     text = files[unit].text
     assert "Restart=on-failure" in text

@@ -64,7 +64,7 @@ def request(seed: int, *, nodes: int = 4, planner: str = "exact", **more: Any) -
     """
     rng = random.Random(seed)
     allowed = more.pop("allowed", {})
-    own = {name: more.pop(name) for name in ("objective", "free", "busy", "time_limit_ns") if name in more}
+    fields = {name: more.pop(name) for name in ("objective", "free", "busy", "time_limit_ns") if name in more}
     job = {
         "name": "job",
         "profile": profile(rng),
@@ -75,4 +75,4 @@ def request(seed: int, *, nodes: int = 4, planner: str = "exact", **more: Any) -
         "nodes": allowed,
         **more,
     }
-    return PlacementRequest.parse({"topology": tree(rng, nodes), "jobs": [job], **own})
+    return PlacementRequest.parse({"topology": tree(rng, nodes), "jobs": [job], **fields})

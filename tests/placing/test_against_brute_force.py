@@ -23,12 +23,12 @@ SEEDS = range(4)
 @cache
 def every_set(seed: int) -> tuple[tuple[int, tuple[str, ...], int, int, float], ...]:
     """Of each set of nodes: its class, names, devices, the exact time of a step, and its price."""
-    asked = request(seed)
-    assert isinstance(asked.topology, ClusterTopology)
-    cluster = Cluster(asked.topology)
-    job = Job(asked.jobs[0], cluster, frozenset(range(len(cluster.devices))), "")
+    placement_request = request(seed)
+    assert isinstance(placement_request.topology, ClusterTopology)
+    cluster = Cluster(placement_request.topology)
+    job = Job(placement_request.jobs[0], cluster, frozenset(range(len(cluster.devices))), "")
     hosts = range(len(job.site.hosts))
-    found = []
+    sets = []
     for some in chain.from_iterable(combinations(hosts, size) for size in range(1, len(hosts) + 1)):
         chosen = job.site.taken(some)
         result = job.solve(job.problem(chosen), None)
@@ -36,13 +36,13 @@ def every_set(seed: int) -> tuple[tuple[int, tuple[str, ...], int, int, float], 
         devices = job.site.devices_of(chosen)
         price = sum(cluster.devices[device].price or 0 for device in devices)
         names = tuple(job.site.hosts[host].name for host, _count in chosen)
-        found.append((job.site.alike(chosen), names, len(devices), result.best.value_ns, price))
-    return tuple(found)
+        sets.append((job.site.alike(chosen), names, len(devices), result.best.value_ns, price))
+    return tuple(sets)
 
 
-def placed(asked: PlacementRequest) -> tuple[float, int, int]:
+def placed(placement_request: PlacementRequest) -> tuple[float, int, int]:
     """Value, time and devices of the placement; its plan is one that the judge takes."""
-    choice = answer(asked).choices[0]
+    choice = answer(placement_request).choices[0]
     assert choice.plan_file is not None
     assert choice.value is not None
     assert choice.bound is not None
@@ -82,9 +82,9 @@ def test_no_set_does_more_per_device(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_price_allows_the_fastest_of_what_it_buys(seed: int) -> None:
     most = sorted(price for *_rest, price in every_set(seed))[len(every_set(seed)) // 2]
-    asked = request(seed, objective="fastest_within_budget", budget={"price_per_hour": most})
+    placement_request = request(seed, objective="fastest_within_budget", budget={"price_per_hour": most})
     best = min(time for _kind, _names, _count, time, price in every_set(seed) if price <= most)
-    assert placed(asked)[1] <= best
+    assert placed(placement_request)[1] <= best
 
 
 @pytest.mark.cases(2)
@@ -92,8 +92,8 @@ def test_a_price_allows_the_fastest_of_what_it_buys(seed: int) -> None:
 def test_a_deadline_is_kept_by_the_fewest_devices(seed: int) -> None:
     times = sorted(time for _kind, _names, _count, time, _price in every_set(seed))
     deadline = times[len(times) // 3]
-    asked = request(seed, objective="fastest_within_budget", budget={"time_per_global_batch_ns": deadline})
-    value, time_ns, devices = placed(asked)
+    placement_request = request(seed, objective="fastest_within_budget", budget={"time_per_global_batch_ns": deadline})
+    value, time_ns, devices = placed(placement_request)
     assert time_ns <= deadline
     fewest = min(count for _kind, _names, count, time, _price in every_set(seed) if time <= deadline)
     assert devices == fewest == -value
@@ -101,8 +101,8 @@ def test_a_deadline_is_kept_by_the_fewest_devices(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_so_many_nodes_and_no_others_are_looked_at(seed: int) -> None:
-    asked = request(seed, allowed={"min": 2, "max": 2})
-    choice = answer(asked).choices[0]
+    placement_request = request(seed, allowed={"min": 2, "max": 2})
+    choice = answer(placement_request).choices[0]
     best = min(time for _kind, names, _count, time, _price in every_set(seed) if len(names) == 2)
     assert choice.time_per_global_batch_ns == best
     assert [row.nodes for row in choice.rows] == [2]

@@ -27,14 +27,14 @@ def placed(cluster: str = "2x4xH100", **more: Any) -> Placement:
     return penstock.place("llama-3-8b", cluster, global_batch_size=8, **more)
 
 
-def cells(found: Placement) -> list[tuple[str, ...]]:
+def cells(placement: Placement) -> list[tuple[str, ...]]:
     """The GPUs of each cell of the plan, which has no fault."""
-    assert found.plan_file is not None
-    assert penstock.judge(found.plan_file).faults == ()
-    plan = found.plan_file.plan
+    assert placement.plan_file is not None
+    assert penstock.judge(placement.plan_file).faults == ()
+    plan = placement.plan_file.plan
     size = 1 if plan.degrees is None else plan.degrees.tensor
     stages = [stage.devices for pipeline in plan.pipelines for stage in pipeline.stages]
-    return [held[at : at + size] for held in stages for at in range(0, len(held), size)]
+    return [devices[at : at + size] for devices in stages for at in range(0, len(devices), size)]
 
 
 def node(gpu: str) -> str:
@@ -42,51 +42,51 @@ def node(gpu: str) -> str:
 
 
 def test_degrees_are_chosen_as_for_a_plan() -> None:
-    found = placed(nodes={"max": 1})
-    assert found.plan_file is not None
-    assert found.plan_file.request.degrees == "auto"
-    assert found.plan_file.plan.degrees is not None
+    placement = placed(nodes={"max": 1})
+    assert placement.plan_file is not None
+    assert placement.plan_file.request.degrees == "auto"
+    assert placement.plan_file.plan.degrees is not None
     plan = penstock.plan("llama-3-8b", "1x4xH100", global_batch_size=8, planner="even").plan
     assert plan.prediction is not None
-    assert found.time_per_global_batch_ns == plan.prediction.time_per_global_batch_ns
-    assert f" at {found.plan_file.plan.degrees}, " in found.why[0]
-    assert cells(found)
+    assert placement.time_per_global_batch_ns == plan.prediction.time_per_global_batch_ns
+    assert f" at {placement.plan_file.plan.degrees}, " in placement.why[0]
+    assert cells(placement)
 
 
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("planner", ["auto", "even"])
 def test_cells_are_whole_and_inside_nodes_where_some_gpus_are_taken(planner: str) -> None:
     """Three free GPUs fill one cell of two, and five fill two."""
-    taken = ["node0/0", *(f"node1/{gpu}" for gpu in (0, 2, 3)), "node2/1", "node2/5"]
-    found = placed(
+    busy_gpus = ["node0/0", *(f"node1/{gpu}" for gpu in (0, 2, 3)), "node2/1", "node2/5"]
+    placement = placed(
         "3x8xH100",
-        busy=[*taken, *(f"node0/{gpu}" for gpu in range(1, 5))],
+        busy=[*busy_gpus, *(f"node0/{gpu}" for gpu in range(1, 5))],
         degrees={"tensor": 2},
         sharding="optimizer",
         planner=planner,
     )
-    held = cells(found)
-    assert all(len(cell) == 2 for cell in held)
-    assert all(len({node(gpu) for gpu in cell}) == 1 for cell in held)
-    assert {gpu for cell in held for gpu in cell}.isdisjoint(taken)
-    assert {node(gpu) for cell in held for gpu in cell} <= set(found.nodes)
-    assert found.every_set
+    gpu_groups = cells(placement)
+    assert all(len(cell) == 2 for cell in gpu_groups)
+    assert all(len({node(gpu) for gpu in cell}) == 1 for cell in gpu_groups)
+    assert {gpu for cell in gpu_groups for gpu in cell}.isdisjoint(busy_gpus)
+    assert {node(gpu) for cell in gpu_groups for gpu in cell} <= set(placement.nodes)
+    assert placement.every_set
 
 
 def test_a_cluster_without_cells_has_no_place(capsys: pytest.CaptureFixture[str]) -> None:
-    found = placed(degrees={"tensor": 8})
-    assert (found.status, found.plan_file) == ("infeasible", None)
-    assert "tensor 8 needs 8 GPUs in one node, and the largest has 4" in found.why
-    asked = ("place", "--example", "llama-3-8b", "--cluster", "2x4xH100", "-b", "8")
-    assert main([*asked, "--tensor", "8"]) == 3
+    placement = placed(degrees={"tensor": 8})
+    assert (placement.status, placement.plan_file) == ("infeasible", None)
+    assert "tensor 8 needs 8 GPUs in one node, and the largest has 4" in placement.why
+    command = ("place", "--example", "llama-3-8b", "--cluster", "2x4xH100", "-b", "8")
+    assert main([*command, "--tensor", "8"]) == 3
     assert "tensor 8 needs 8 GPUs in one node" in capsys.readouterr().out
 
 
 @pytest.mark.tier("nightly")
 def test_a_profile_without_degrees_is_placed_as_before() -> None:
-    found = penstock.place("resnet-50", "1x2xV100", global_batch_size=8)
-    assert found.plan_file is not None
-    assert (found.plan_file.request.degrees, found.plan_file.plan.degrees) == (None, None)
+    placement = penstock.place("resnet-50", "1x2xV100", global_batch_size=8)
+    assert placement.plan_file is not None
+    assert (placement.plan_file.request.degrees, placement.plan_file.plan.degrees) == (None, None)
 
 
 def joined(bandwidth: int, *, apart: bool) -> Problem:
@@ -101,8 +101,8 @@ def joined(bandwidth: int, *, apart: bool) -> Problem:
             "links": tuple(Link(a=b, b=a, bandwidth_bytes_per_s=bandwidth, latency_ns=2_000) for a, b in links),
         }
     )
-    asked = PlanRequest(profile=catalogue.profile("llama-3-8b"), topology=topology, global_batch_size=32)
-    return to_problem(with_open_degrees(asked))
+    plan_request = PlanRequest(profile=catalogue.profile("llama-3-8b"), topology=topology, global_batch_size=32)
+    return to_problem(with_open_degrees(plan_request))
 
 
 @pytest.mark.tier("nightly")
@@ -111,16 +111,16 @@ def test_what_is_known_of_hosts_holds_however_they_are_joined() -> None:
     sets = [joined(gb * 10**9, apart=apart) for gb, apart in ((400, False), (1, True), (12, True))]
     hosts, chosen = Hosts(sets[0], {}), set()
     for problem in sets:
-        own = choices.quick(problem)
-        assert own.best is not None
-        chosen.add(own.choice)
-        found = hosts.plan(problem, lambda _gpus: NEVER_NS)
-        assert found is not None
-        assert found.best is not None
-        assert found.best.value_ns == own.best.value_ns
-        assert hosts.plan(problem, lambda _gpus, least=own.best.value_ns: least - 1) is None
-        assert hosts.may_take(lambda _gpus, least=own.best.value_ns: least)
-        certified = hosts.certified(problem, found)
+        whole = choices.quick(problem)
+        assert whole.best is not None
+        chosen.add(whole.choice)
+        transferred = hosts.plan(problem, lambda _gpus: NEVER_NS)
+        assert transferred is not None
+        assert transferred.best is not None
+        assert transferred.best.value_ns == whole.best.value_ns
+        assert hosts.plan(problem, lambda _gpus, least=whole.best.value_ns: least - 1) is None
+        assert hosts.may_take(lambda _gpus, least=whole.best.value_ns: least)
+        certified = hosts.certified(problem, transferred)
         assert certified.best is not None
         assert hosts.bound_ns() <= hosts.tighten() <= least_bound(problem).bound_ns <= certified.best.value_ns
         assert certified.bounds[0].bound_ns == hosts.tighten()

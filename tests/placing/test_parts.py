@@ -110,12 +110,12 @@ def test_the_topology_of_a_part_joins_devices_as_the_whole_does(seed: int) -> No
 
 @pytest.mark.tier("ci")
 def test_regular_plans_are_sound_and_near_the_bound() -> None:
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         profile=catalogue.profile("bert-48"), topology=catalogue.cluster("2x4xV100"), global_batch_size=64
     )
-    found = regular.plan(to_problem(asked))
-    assert found.best is not None
-    assert found.best.value_ns < 1.5 * found.bounds[0].bound_ns
+    result = regular.plan(to_problem(plan_request))
+    assert result.best is not None
+    assert result.best.value_ns < 1.5 * result.bounds[0].bound_ns
 
 
 @pytest.mark.parametrize("objective", ["throughput", "throughput_per_device"])
@@ -123,11 +123,11 @@ def test_sets_that_no_network_would_help_are_not_planned(monkeypatch: pytest.Mon
     monkeypatch.setattr(choice, "SMALL", 0)
     fewer = 0
     for seed in range(3):
-        asked = request(seed, planner="auto", objective=objective)
-        (quick,) = answer(asked).choices
+        placement_request = request(seed, planner="auto", objective=objective)
+        (quick,) = answer(placement_request).choices
         with monkeypatch.context() as patched:
-            patched.setattr(regular, "may_take", lambda *_given: True)
-            (every,) = answer(asked).choices
+            patched.setattr(regular, "may_take", lambda *_arguments: True)
+            (every,) = answer(placement_request).choices
         assert quick.value == every.value
         assert quick.nodes == every.nodes
         fewer += quick.planned < every.planned
@@ -136,15 +136,15 @@ def test_sets_that_no_network_would_help_are_not_planned(monkeypatch: pytest.Mon
 
 @pytest.mark.tier("ci")
 def test_no_network_makes_a_plan_faster_than_none() -> None:
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         profile=catalogue.profile("bert-48"), topology=catalogue.cluster("2x4xV100"), global_batch_size=64
     )
-    problem = to_problem(asked)
-    found = regular.plan(problem)
-    assert found.best is not None
-    value_ns = found.best.value_ns
+    problem = to_problem(plan_request)
+    result = regular.plan(problem)
+    assert result.best is not None
+    value_ns = result.best.value_ns
     assert regular.may_take(problem, lambda _devices: value_ns)
-    assert not regular.may_take(problem, lambda _devices: found.bounds[0].bound_ns - 1)
+    assert not regular.may_take(problem, lambda _devices: result.bounds[0].bound_ns - 1)
 
 
 @pytest.mark.tier("ci")
@@ -160,14 +160,14 @@ def test_one_stage_pays_nothing_for_tensors_with_several_readers(spare_bytes: in
     profile = read_profile(text, name="skips", micro_batch_size=1)
     assert [len(cut) for cut in profile.boundaries] == [1, 2, 2]
     device = Device(id="n/0", kind="V100", memory_bytes=16 * 4 * 1000 + spare_bytes)
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         profile=profile,
         topology=ClusterTopology(name="one", nodes=(Node(name="n", devices=(device,)),)),
         global_batch_size=16,
         memory=MemoryModel(headroom_bytes=0),
         recompute="never",
     )
-    best = regular.plan(to_problem(asked)).best
+    best = regular.plan(to_problem(plan_request)).best
     assert best is not None
     assert best.allocation.num_micro_batches == (1 if spare_bytes == 0 else 2)
     assert best.value_ns == 16 * 4 * 3_000_000
@@ -176,15 +176,15 @@ def test_one_stage_pays_nothing_for_tensors_with_several_readers(spare_bytes: in
 @pytest.mark.tier("ci")
 def test_regular_plans_say_what_is_missing() -> None:
     topology = catalogue.cluster("1x2xV100")
-    asked = PlanRequest(profile=catalogue.profile("bert-48"), topology=topology, global_batch_size=64)
+    plan_request = PlanRequest(profile=catalogue.profile("bert-48"), topology=topology, global_batch_size=64)
     small = topology.expanded()
     devices = tuple(device.model_copy(update={"memory_bytes": 2**30}) for device in small.nodes[0].devices)
     node = small.nodes[0].model_copy(update={"devices": devices})
-    tight = asked.model_copy(update={"topology": small.model_copy(update={"nodes": (node,)})})
-    found = regular.plan(to_problem(tight))
-    assert found.status is Status.INFEASIBLE
-    assert found.shortage is not None
-    assert found.shortage.missing_bytes > 0
+    tight = plan_request.model_copy(update={"topology": small.model_copy(update={"nodes": (node,)})})
+    result = regular.plan(to_problem(tight))
+    assert result.status is Status.INFEASIBLE
+    assert result.shortage is not None
+    assert result.shortage.missing_bytes > 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -192,25 +192,25 @@ def test_shares_are_worth_most(seed: int) -> None:
     rng = random.Random(seed)
     hosts = rng.randint(2, 7)
     worth = [{n: rng.random() * n for n in rng.sample(range(1, 8), 3)} for _ in range(3)]
-    found = shares(worth, hosts)
-    assert sum(found) <= hosts
+    numbers = shares(worth, hosts)
+    assert sum(numbers) <= hosts
     best = max(
-        sum(options.get(n, 0.0) for options, n in zip(worth, taken, strict=True))
-        for taken in product(*([0, *options] for options in worth))
-        if sum(taken) <= hosts
+        sum(options.get(n, 0.0) for options, n in zip(worth, combination, strict=True))
+        for combination in product(*([0, *options] for options in worth))
+        if sum(combination) <= hosts
     )
-    assert sum(options.get(n, 0.0) for options, n in zip(worth, found, strict=True)) == pytest.approx(best)
+    assert sum(options.get(n, 0.0) for options, n in zip(worth, numbers, strict=True)) == pytest.approx(best)
 
 
 def test_kinds_that_the_profile_lacks_are_left_out() -> None:
-    asked = request(0, planner="dapple")
-    job = asked.jobs[0]
-    known = tuple(each for each in job.profile.measurements if each.device_kind == KINDS[0])  # type: ignore[union-attr]
-    profile = job.profile.model_copy(update={"measurements": known})  # type: ignore[union-attr]
-    asked = asked.model_copy(update={"jobs": (job.model_copy(update={"profile": profile}),)})
-    choice = answer(asked).choices[0]
-    assert isinstance(asked.topology, ClusterTopology)
-    kinds = {device.id: device.kind for node in asked.topology.nodes for device in node.devices}
+    placement_request = request(0, planner="dapple")
+    job = placement_request.jobs[0]
+    costed = tuple(each for each in job.profile.measurements if each.device_kind == KINDS[0])  # type: ignore[union-attr]
+    profile = job.profile.model_copy(update={"measurements": costed})  # type: ignore[union-attr]
+    placement_request = placement_request.model_copy(update={"jobs": (job.model_copy(update={"profile": profile}),)})
+    choice = answer(placement_request).choices[0]
+    assert isinstance(placement_request.topology, ClusterTopology)
+    kinds = {device.id: device.kind for node in placement_request.topology.nodes for device in node.devices}
     assert {kinds[device] for device in choice.devices} == {KINDS[0]}
     assert "of kinds that the profile 'chain' has no costs for" in choice.why[-1]
 

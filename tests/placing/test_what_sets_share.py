@@ -40,11 +40,11 @@ def job() -> Job:
         ),
     ]
     whole = quick.model_copy(update={"nodes": tuple(nodes), "links": tuple(links)})
-    asked: dict[str, Any] = {"name": "job", "profile": catalogue.profile("llama-3-8b"), "global_batch_size": 16}
-    taken = ["slow1/1", "slow1/6", "node2/3"]
-    request = with_open_jobs(PlacementRequest.parse({"topology": whole, "jobs": [asked], "busy": taken}))
+    fields: dict[str, Any] = {"name": "job", "profile": catalogue.profile("llama-3-8b"), "global_batch_size": 16}
+    busy = ["slow1/1", "slow1/6", "node2/3"]
+    request = with_open_jobs(PlacementRequest.parse({"topology": whole, "jobs": [fields], "busy": busy}))
     cluster = Cluster(whole)
-    return Job(request.jobs[0], cluster, cluster.free(None, taken), "")
+    return Job(request.jobs[0], cluster, cluster.free(None, busy), "")
 
 
 def sets(of: Job, rng: random.Random) -> Iterator[tuple[frozenset[tuple[int, int]], Problem]]:
@@ -55,12 +55,12 @@ def sets(of: Job, rng: random.Random) -> Iterator[tuple[frozenset[tuple[int, int
         yield frozenset((of.site.hosts[host].group, count) for host, count in chosen), of.problem(chosen)
 
 
-def said(problem: Problem) -> dict[str, Any]:
+def contents(problem: Problem) -> dict[str, Any]:
     """All that a problem says, but what it is made of, and what is kept to be computed once."""
     network, left_out = problem.network, {"real", "network", "variants", "_costs"}
-    own = {each.name: plain(getattr(problem, each.name)) for each in fields(problem) if each.name not in left_out}
+    values = {each.name: plain(getattr(problem, each.name)) for each in fields(problem) if each.name not in left_out}
     joined = (network.device_names, network.node_names, network.node_of, network.insides, network.cables)
-    return own | {"network": joined}
+    return values | {"network": joined}
 
 
 def plain(value: Any) -> Any:
@@ -77,25 +77,25 @@ def plain(value: Any) -> Any:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_choice_on_other_hosts_of_the_same_groups_is_what_it_would_be_by_itself(seed: int) -> None:
-    known: dict[object, Known] = {}
+    known_by_groups: dict[object, Known] = {}
     careless: Known = {}
     shared = different = 0
     for groups, problem in sets(job(), random.Random(seed)):
-        own = known.setdefault(groups, {})
+        shared_costs = known_by_groups.setdefault(groups, {})
         for choice in problem.choices:
             try:
                 expected = contract(problem, choice)
             except UnsupportedRequest:
                 continue
-            shared += choice in own
-            found = contract(problem, choice, own)
-            assert said(found) == said(expected)
-            assert found.real is problem or choice.degrees.cell == 1
+            shared += choice in shared_costs
+            reused = contract(problem, choice, shared_costs)
+            assert contents(reused) == contents(expected)
+            assert reused.real is problem or choice.degrees.cell == 1
             for kind in {device.kind for device in expected.devices}:
                 for rows in (1, 3):
-                    assert (found.costs(kind, rows).backward_ns == expected.costs(kind, rows).backward_ns).all()
+                    assert (reused.costs(kind, rows).backward_ns == expected.costs(kind, rows).backward_ns).all()
             try:
-                different += said(contract(problem, choice, careless)) != said(expected)
+                different += contents(contract(problem, choice, careless)) != contents(expected)
             except KeyError:
                 different += 1
     assert shared > 10

@@ -67,14 +67,14 @@ def pairs(length: int, width: int) -> int:
 def test_configurations_say_which_layers_have_windows(
     family: str, more: dict[str, Any], windowed: tuple[bool, ...]
 ) -> None:
-    found = shape_of({"model_type": family, **LLAMA, **more}, sequence_length=8192)
-    assert windowed_layers(found) == windowed
+    shape = shape_of({"model_type": family, **LLAMA, **more}, sequence_length=8192)
+    assert windowed_layers(shape) == windowed
 
 
 def test_windows_in_no_pattern_are_refused_in_a_sentence() -> None:
-    given = {"model_type": "qwen2", **LLAMA, "use_sliding_window": True, "max_window_layers": 4}
+    configuration = {"model_type": "qwen2", **LLAMA, "use_sliding_window": True, "max_window_layers": 4}
     with pytest.raises(UnsupportedRequest, match="layer_types in another pattern than some sliding_attention"):
-        shape_of(given)
+        shape_of(configuration)
 
 
 @pytest.mark.parametrize(("length", "width"), [(64, 7), (64, 64), (1000, 128)])

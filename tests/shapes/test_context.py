@@ -46,10 +46,10 @@ def _over_context(cost: DividedCost) -> list[Collective]:
 
 
 def _moved(cost: DividedCost) -> dict[tuple[str, str], int]:
-    found: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
     for each in _over_context(cost):
-        found[each.phase, each.operation] += each.bytes_per_sample
-    return dict(found)
+        sizes[each.phase, each.operation] += each.bytes_per_sample
+    return dict(sizes)
 
 
 # ---- by hand: s tokens, a heads of width e, k of keys, c GPUs of t each ----------------------------------------------
@@ -69,8 +69,8 @@ def test_bytes_by_hand(c: int, t: int) -> None:
     }  # fmt: skip
     if t * c <= k:
         exchanged = _moved(_block(tensor=t, context=c, context_kind="all_to_all"))
-        own = 2 * (2 * a * e + 2 * k * e) * (s // c) // t
-        assert exchanged == {("forward", "all_to_all"): own, ("backward", "all_to_all"): own}
+        exchanged_bytes = 2 * (2 * a * e + 2 * k * e) * (s // c) // t
+        assert exchanged == {("forward", "all_to_all"): exchanged_bytes, ("backward", "all_to_all"): exchanged_bytes}
 
 
 def test_a_ring_of_transformer_engine_step_by_step() -> None:
@@ -149,8 +149,8 @@ def test_flops_of_all_gpus_are_the_models(t: int, c: int, kind: ContextKind | No
 def test_what_all_gpus_keep_is_what_one_would(kind: ContextKind) -> None:
     alone, shared = (_block(context=c, context_kind=kind) for c in (1, 4))
     assert 4 * shared.stash_bytes == alone.stash_bytes
-    held = [layers_of(Case(LLAMA, Layout(context=c), H100))["dense"] for c in (1, 4)]
-    assert held[0] == held[1], "weights are whole on every GPU"
+    dense_layers = [layers_of(Case(LLAMA, Layout(context=c), H100))["dense"] for c in (1, 4)]
+    assert dense_layers[0] == dense_layers[1], "weights are whole on every GPU"
 
 
 def test_torch_keeps_the_keys_and_values_that_it_gathered() -> None:
@@ -162,10 +162,10 @@ def test_torch_keeps_the_keys_and_values_that_it_gathered() -> None:
 
 def test_buffers_by_hand() -> None:
     a, k, e, c = LLAMA.heads, LLAMA.kv_heads, LLAMA.head_width, 4
-    found = {kind: context_buffers(LLAMA, Layout(context=c, context_kind=kind)) for kind in KINDS}
-    assert found["ring"] == 2 * c * (2 * k * e + a * e)
-    assert found["all_gather"] == 2 * 2 * c * 2 * k * e
-    assert found["all_to_all"] == 2 * (2 * a * e + 2 * k * e)
+    sizes = {kind: context_buffers(LLAMA, Layout(context=c, context_kind=kind)) for kind in KINDS}
+    assert sizes["ring"] == 2 * c * (2 * k * e + a * e)
+    assert sizes["all_gather"] == 2 * 2 * c * 2 * k * e
+    assert sizes["all_to_all"] == 2 * (2 * a * e + 2 * k * e)
     assert context_buffers(LLAMA, Layout()) == 0
 
 
@@ -194,18 +194,18 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that one rank puts into torch's functional collectives, by their name."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            found[name] += tensor.numel() * tensor.element_size()
+            sizes[name] += tensor.numel() * tensor.element_size()
             return call(tensor, *args, **kwargs)
 
         return called
 
     for name in ("all_gather_single", "reduce_scatter_single", "permute_tensor"):
         monkeypatch.setattr(functional, name, counted(name, getattr(functional, name)))
-    return found
+    return sizes
 
 
 def _local(ranks: int, device: str) -> list[Tensor]:
@@ -280,10 +280,10 @@ def test_profiles_of_every_length_have_variants_that_gain(framework: Framework, 
 
 
 def test_degrees_that_were_asked_for_are_there_or_refused() -> None:
-    found = profile_of(
+    profile = profile_of(
         SHORT, "megatron", ("H100",), degrees=DegreeOptions(tensor=(2,), context=(2, 4)), micro_batch_sizes=(1,)
     )
-    assert [str(each.degrees) for each in found.variants or ()] == [
+    assert [str(each.degrees) for each in profile.variants or ()] == [
         "context 2", "context 4", "tensor 2", "tensor 2, context 2", "tensor 2, context 4",
     ]  # fmt: skip
     with pytest.raises(UnsupportedRequest, match=r"2 × context 3 does not divide a sequence of 1024 tokens"):

@@ -36,11 +36,11 @@ def test_eager_times_are_those_of_the_operations_on_the_meta_device(name: str) -
             continue
         facts = device_facts(measured.device_kind)
         layout = Layout(framework="torch", micro_batch_size=measured.micro_batch_size)
-        found = costs_of(Case(shape, layout, facts, MODELS[name].dtype))
-        for mine, known in zip(list(found.values())[1:], (measured.layers[1], measured.layers[-1]), strict=True):
-            assert mine.forward_ns == pytest.approx(known.forward_ns, rel=0.12)
-            assert mine.backward_ns == pytest.approx(known.backward_ns, rel=0.12)
-            assert mine.stash_bytes == pytest.approx(known.stash_bytes, rel=0.003)
+        costs = costs_of(Case(shape, layout, facts, MODELS[name].dtype))
+        for mine, profiled in zip(list(costs.values())[1:], (measured.layers[1], measured.layers[-1]), strict=True):
+            assert mine.forward_ns == pytest.approx(profiled.forward_ns, rel=0.12)
+            assert mine.backward_ns == pytest.approx(profiled.backward_ns, rel=0.12)
+            assert mine.stash_bytes == pytest.approx(profiled.stash_bytes, rel=0.003)
 
 
 @pytest.mark.tier("ci")
@@ -113,28 +113,28 @@ def test_parameters_of_a_gpu_are_those_of_the_shipped_layers(name: str) -> None:
     case = Case(SHAPES[name], Layout(framework="torch"), device_facts("A100"), dtype)
     profile = catalogue.profile(name)
     shipped = (profile.layers[0], profile.layers[1], profile.layers[-1])
-    for mine, known in zip(layers_of(case).values(), shipped, strict=True):
-        assert mine.parameter_bytes == known.parameter_bytes
-        assert mine.update_ns == pytest.approx(known.update_ns, abs=1)
+    for mine, profiled in zip(layers_of(case).values(), shipped, strict=True):
+        assert mine.parameter_bytes == profiled.parameter_bytes
+        assert mine.update_ns == pytest.approx(profiled.update_ns, abs=1)
 
 
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("framework", ["megatron", "torch"])
 def test_parameters_of_all_gpus_are_the_model_and_copies_of_norms(framework: str) -> None:
     shape = SHAPES["gpt-3-175b"].model_copy(update={"padded_vocabulary": 51_200})
-    own = local_parameters(shape, Layout(tensor=8, framework=framework))  # type: ignore[arg-type]
+    per_gpu = local_parameters(shape, Layout(tensor=8, framework=framework))  # type: ignore[arg-type]
     block = parameters.layer(shape, dense=True)
-    assert 8 * own["dense"].total == block.total + 7 * block.replicated
-    assert own["head"].total == shape.hidden * 2, "the tied weight is the embedding's"
-    assert 8 * own["embedding"].total == 51_200 * shape.hidden + 8 * 2048 * shape.hidden
+    assert 8 * per_gpu["dense"].total == block.total + 7 * block.replicated
+    assert per_gpu["head"].total == shape.hidden * 2, "the tied weight is the embedding's"
+    assert 8 * per_gpu["embedding"].total == 51_200 * shape.hidden + 8 * 2048 * shape.hidden
 
 
 def test_key_and_value_heads_are_copied_where_they_are_fewer_than_the_gpus() -> None:
     shape = LLAMA.model_copy(update={"kv_heads": 2})
-    own = local_parameters(shape, Layout(tensor=8))["dense"].total
+    per_gpu = local_parameters(shape, Layout(tensor=8))["dense"].total
     each = 2 * LLAMA.hidden * LLAMA.head_width
     dense, replicated, _expert = parameters.layer(shape, dense=True)
-    assert own == dense // 8 + replicated + each - each * 2 // 8, "a whole head, not a quarter of one"
+    assert per_gpu == dense // 8 + replicated + each - each * 2 // 8, "a whole head, not a quarter of one"
 
 
 # ---- recomputed modules ----------------------------------------------------------------------------------------------
@@ -169,10 +169,12 @@ def test_modules_are_parts_of_a_forward(framework: str) -> None:
         assert list(modules) == ["attention", "mlp", "norm"]
         left = block.forward_ns - sum(each.forward_ns for each in modules.values())
         assert 0 < left < 0.05 * block.forward_ns
-        made = [made for each in modules.values() for made in each.collectives]
+        collectives = [collectives for each in modules.values() for collectives in each.collectives]
         forward = [each for each in block.collectives if each.phase == "forward"]
         for operation in ("all_gather", "reduce_scatter"):
-            again, first = (sum(each.count for each in some if each.operation == operation) for some in (made, forward))
+            again, first = (
+                sum(each.count for each in some if each.operation == operation) for some in (collectives, forward)
+            )
             assert again == first
         assert modules["norm"].forward_ns * 10 < modules["mlp"].forward_ns
     assert _costs(LLAMA, tensor=8)["embedding"].modules is None

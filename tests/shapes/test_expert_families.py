@@ -36,8 +36,8 @@ FAMILIES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_the_librarys_modules(family: str) -> None:
-    given = {name: value for name, value in FAMILIES[family].items() if value is not None}
-    config = transformers.AutoConfig.for_model(family, **given, tie_word_embeddings=False)
+    fields = {name: value for name, value in FAMILIES[family].items() if value is not None}
+    config = transformers.AutoConfig.for_model(family, **fields, tie_word_embeddings=False)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     shape = shape_of(config.to_dict(), sequence_length=64)

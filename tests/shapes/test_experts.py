@@ -58,10 +58,10 @@ def _with(shape: TransformerShape, **values: object) -> TransformerShape:
 def test_gpus_have_the_experts_between_them(degrees: tuple[int, int, int]) -> None:
     layout, whole = _layout(degrees), local_parameters(SMALL, Layout())["experts"]
     assert whole.experts == 8 * 3 * 64 * 48
-    own = local_parameters(SMALL, layout)["experts"]
-    assert own.experts * layout.expert * layout.expert_tensor == whole.experts
-    held = layers_of(Case(SMALL, layout, device_facts("H100")))["experts"]
-    assert held.expert_bytes == 2 * own.experts
+    per_gpu = local_parameters(SMALL, layout)["experts"]
+    assert per_gpu.experts * layout.expert * layout.expert_tensor == whole.experts
+    layer = layers_of(Case(SMALL, layout, device_facts("H100")))["experts"]
+    assert layer.expert_bytes == 2 * per_gpu.experts
 
 
 @pytest.mark.parametrize("degrees", DIVIDED)
@@ -173,14 +173,14 @@ def test_modules_of_experts_are_parts_of_the_feed_forward(framework: str, degree
     layout = Layout(framework=framework, tensor=degrees[0], expert=degrees[1])  # type: ignore[arg-type]
     case = Case(_with(SMALL, shared_gate=True), layout, device_facts("H100"))
     cost = costs_of(case)
-    known = {each.module: each for each in cost["experts"].modules or () if each.module not in ALONE}
-    assert list(known) == ["attention", "mlp", "norm", "moe_act", "shared_experts"]
+    costs_of_module = {each.module: each for each in cost["experts"].modules or () if each.module not in ALONE}
+    assert list(costs_of_module) == ["attention", "mlp", "norm", "moe_act", "shared_experts"]
     assert [each.module for each in cost["dense"].modules or ()][:3] == ["attention", "mlp", "norm"]
-    parts = known["moe_act"], known["shared_experts"]
-    assert sum(each.freed_bytes for each in parts) < known["mlp"].freed_bytes
-    assert sum(each.forward_ns for each in parts) < known["mlp"].forward_ns
-    assert not known["moe_act"].collectives
-    assert all(each.over == "tensor" for each in known["shared_experts"].collectives)
+    parts = costs_of_module["moe_act"], costs_of_module["shared_experts"]
+    assert sum(each.freed_bytes for each in parts) < costs_of_module["mlp"].freed_bytes
+    assert sum(each.forward_ns for each in parts) < costs_of_module["mlp"].forward_ns
+    assert not costs_of_module["moe_act"].collectives
+    assert all(each.over == "tensor" for each in costs_of_module["shared_experts"].collectives)
 
 
 def test_a_part_of_what_is_recomputed_frees_nothing_more() -> None:
@@ -211,24 +211,28 @@ def test_imbalance_is_memory_and_time_of_the_busiest_gpu() -> None:
 @pytest.mark.parametrize("length", [4096, 65_536])
 def test_profiles_have_at_most_60_combinations(name: str, length: int) -> None:
     shape = SHAPES[name].model_copy(update={"sequence_length": length})
-    found = profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1,)).variants
-    assert found is not None
-    assert 1 < len(found) <= 60
-    for variant in found:
+    variants = profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1,)).variants
+    assert variants is not None
+    assert 1 < len(variants) <= 60
+    for variant in variants:
         degrees = variant.degrees
         mesh, group = degrees.tensor * degrees.context, degrees.expert * degrees.expert_tensor
         assert mesh % group == 0 or group % mesh == 0
-    most = max(variant.degrees.expert for variant in found)
+    most = max(variant.degrees.expert for variant in variants)
     assert most == min(64, 8 if name.startswith("mixtral") else 128)
 
 
 def test_expert_degrees_that_are_asked_for() -> None:
-    found = profile_of(
+    profile = profile_of(
         SMALL, "megatron", ("H100",), micro_batch_sizes=(1,), degrees=DegreeOptions(tensor=(2,), expert=(4,))
     )
-    assert [str(variant.degrees) for variant in found.variants or ()] == ["expert 4", "tensor 2", "tensor 2, expert 4"]
-    assert found.layers[1].kind == "Block"
-    assert found.layers[2].kind == "ExpertBlock"
+    assert [str(variant.degrees) for variant in profile.variants or ()] == [
+        "expert 4",
+        "tensor 2",
+        "tensor 2, expert 4",
+    ]
+    assert profile.layers[1].kind == "Block"
+    assert profile.layers[2].kind == "ExpertBlock"
     with pytest.raises(UnsupportedRequest, match="expert 3 does not divide 8 experts; nearest: expert 1, 2, 4"):
         profile_of(SMALL, "megatron", ("H100",), degrees=DegreeOptions(expert=(3,)))
     with pytest.raises(UnsupportedRequest, match="experts are whole on a GPU"):

@@ -120,9 +120,9 @@ def test_a_family_that_nothing_explains_is_refused_with_what_to_do(values: dict[
     ],
 )
 def test_what_is_missing_or_impossible_is_named(change: dict[str, Any], words: str) -> None:
-    given = {name: value for name, value in {**LLAMA, **change}.items() if value is not None}
+    configuration = {name: value for name, value in {**LLAMA, **change}.items() if value is not None}
     with pytest.raises(PenstockError, match=r"config\.json") as caught:
-        shape_of(given)
+        shape_of(configuration)
     assert words in str(caught.value)
     assert caught.value.exit_code == 65
 

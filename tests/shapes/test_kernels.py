@@ -16,11 +16,11 @@ A100, B200 = device_facts("A100"), device_facts("B200")
 @pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (4096, 128, 8192), (1, 8192, 8192), (16, 16, 16)])
 def test_a_product_is_no_faster_than_its_arithmetic_or_half_its_bytes(sizes: tuple[int, int, int]) -> None:
     rows, inner, columns = sizes
-    found = Kernels(H100, "bf16").product_ns(*sizes)
+    time_ns = Kernels(H100, "bf16").product_ns(*sizes)
     moved = 2 * (rows * inner + inner * columns + rows * columns)
-    assert found >= 2 * rows * inner * columns / H100.flops_per_s("bf16") * 1e9
-    assert found >= 0.5 * moved / H100.bytes_per_s() * 1e9
-    assert found >= H100.launch_ns
+    assert time_ns >= 2 * rows * inner * columns / H100.flops_per_s("bf16") * 1e9
+    assert time_ns >= 0.5 * moved / H100.bytes_per_s() * 1e9
+    assert time_ns >= H100.launch_ns
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_measured_products_of_groups_on_b200(
     """Forward, and (with results of 8 bytes, read and written) gradients of weights added up in fp32."""
     rows, inner, columns = sizes
     measured = groups * 2 * rows * inner * columns / (efficiency * 2250e12) * 1e9
-    found = Kernels(B200, "bf16").grouped_product_ns(groups, *sizes, result_bytes=result_bytes)
-    assert found == pytest.approx(measured, rel=0.25)
+    time_ns = Kernels(B200, "bf16").grouped_product_ns(groups, *sizes, result_bytes=result_bytes)
+    assert time_ns == pytest.approx(measured, rel=0.25)
 
 
 def test_a_group_alone_is_no_faster_than_a_product() -> None:

@@ -96,15 +96,15 @@ def test_a_layer_is_that_of_transformers(shape: TransformerShape, monkeypatch: p
     assert sum(each.numel() for each in layer.parameters()) == parameters.layer(shape, dense=True).total
     tables = torch.empty(2, 1, shape.sequence_length, latent.rotary_width, device="meta", dtype=torch.bfloat16)
     data = torch.empty(1, shape.sequence_length, shape.hidden, device="meta", dtype=torch.bfloat16, requires_grad=True)
-    own = {each.untyped_storage()._cdata for each in (*layer.parameters(), tables)}
+    parameter_storages = {each.untyped_storage()._cdata for each in (*layer.parameters(), tables)}
     kept: dict[int, torch.UntypedStorage] = {}
 
-    def keep(found: Tensor) -> Tensor:
-        storage = found.untyped_storage()
-        kept.update({} if storage._cdata in own else {storage._cdata: storage})
-        return found
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.update({} if storage._cdata in parameter_storages else {storage._cdata: storage})
+        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda found: found), OperationRecorder() as forward:
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), OperationRecorder() as forward:
         result = layer(data, position_embeddings=tuple(tables))
     with OperationRecorder() as backward:
         result.backward(torch.empty_like(result))
@@ -170,14 +170,14 @@ def _listed(cost: DividedCost) -> list[tuple[str, str, int, int]]:
 
 def test_megatron_gathers_what_is_narrow() -> None:
     s = 2 * DEEPSEEK.sequence_length
-    found: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
     for phase, operation, size, _count in _listed(_block(tensor=8)):
-        found[phase, operation] += size
+        sizes[phase, operation] += size
     hidden, narrow, rotary = DEEPSEEK.hidden, 1536 + 512, 64
-    assert found["forward", "all_gather"] == s * (narrow + rotary + hidden)
-    assert found["forward", "reduce_scatter"] == s * 2 * hidden
-    assert found["backward", "all_gather"] == s * (2 * hidden + narrow + hidden), "results, and inputs for the weights"
-    assert found["backward", "reduce_scatter"] == s * (narrow + rotary + hidden)
+    assert sizes["forward", "all_gather"] == s * (narrow + rotary + hidden)
+    assert sizes["forward", "reduce_scatter"] == s * 2 * hidden
+    assert sizes["backward", "all_gather"] == s * (2 * hidden + narrow + hidden), "results, and inputs for the weights"
+    assert sizes["backward", "reduce_scatter"] == s * (narrow + rotary + hidden)
     direct = [each for each in _listed(_block(DIRECT, tensor=8)) if each[:2] == ("forward", "all_gather")]
     assert sum(size for *_names, size, _count in direct) == s * (hidden + 512 + 64 + hidden)
 
@@ -237,8 +237,8 @@ def test_profiles_know_latent_attention(framework: Framework) -> None:
     degrees = {(each.degrees.tensor, each.degrees.context): each for each in profile.variants or ()}
     assert degrees.keys() == {(t, c) for t in (1, 2, 4, 8) for c in (1, 2)} - {(1, 1)}
     facts = device_facts("H100", framework=framework)
-    held = layers_of(Case(DEEPSEEK, Layout(tensor=8, framework=framework), facts))["dense"]
-    assert degrees[8, 1].layers[1] == held
+    layer = layers_of(Case(DEEPSEEK, Layout(tensor=8, framework=framework), facts))["dense"]
+    assert degrees[8, 1].layers[1] == layer
     one, eight = profile.measurements[0].layers[1], degrees[8, 1].measurements[0].layers[1]
     assert one.forward_ns / 8 < eight.forward_ns < one.forward_ns / 4
     assert one.stash_bytes / 8 <= eight.stash_bytes < one.stash_bytes / 3

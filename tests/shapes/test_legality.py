@@ -53,37 +53,37 @@ CASES: list[tuple[str, TransformerShape, dict[str, Any], int, str]] = [
 ]  # fmt: skip
 
 
-def _layout(given: dict[str, Any], gpus: int) -> Layout:
-    layout = Layout(**given)
-    return layout if "data" in given else replace(layout, data=gpus // (layout.gpus or 1))
+def _layout(degrees: dict[str, Any], gpus: int) -> Layout:
+    layout = Layout(**degrees)
+    return layout if "data" in degrees else replace(layout, data=gpus // (layout.gpus or 1))
 
 
-@pytest.mark.parametrize(("rule", "shape", "given", "gpus", "words"), CASES)
+@pytest.mark.parametrize(("rule", "shape", "degrees", "gpus", "words"), CASES)
 def test_a_broken_rule_is_the_only_one_and_says_so(
-    rule: str, shape: TransformerShape, given: dict[str, Any], gpus: int, words: str
+    rule: str, shape: TransformerShape, degrees: dict[str, Any], gpus: int, words: str
 ) -> None:
-    (found,) = broken(shape, _layout(given, gpus), gpus)
-    assert found.rule == rule
-    assert words in re.sub(r" \(Megatron's checks at the start [^)]*\)", "", found.sentence)
+    (problem,) = broken(shape, _layout(degrees, gpus), gpus)
+    assert problem.rule == rule
+    assert words in re.sub(r" \(Megatron's checks at the start [^)]*\)", "", problem.sentence)
 
 
 def test_every_rule_has_a_case() -> None:
     assert {rule.__name__ for rule in RULES} == {case[0] for case in CASES}
 
 
-@pytest.mark.parametrize(("rule", "shape", "given", "gpus", "words"), CASES)
+@pytest.mark.parametrize(("rule", "shape", "degrees", "gpus", "words"), CASES)
 def test_the_nearest_values_keep_the_rule(
-    rule: str, shape: TransformerShape, given: dict[str, Any], gpus: int, words: str
+    rule: str, shape: TransformerShape, degrees: dict[str, Any], gpus: int, words: str
 ) -> None:
-    (found,) = broken(shape, _layout(given, gpus), gpus)
-    near = re.search(r"nearest: (?:[a-z ]+ )?([\d, or]+)$", found.sentence)
+    (problem,) = broken(shape, _layout(degrees, gpus), gpus)
+    near = re.search(r"nearest: (?:[a-z ]+ )?([\d, or]+)$", problem.sentence)
     for value in map(int, re.findall(r"\d+", near[1])) if near else ():
-        changed = _layout({**given, found.degree: value}, gpus)
+        changed = _layout({**degrees, problem.degree: value}, gpus)
         assert rule not in {one.rule for one in broken(shape, changed, gpus)}, (value, words)
 
 
 @pytest.mark.parametrize(
-    ("shape", "given", "gpus"),
+    ("shape", "degrees", "gpus"),
     [
         (LLAMA, {"tensor": 8, "pipeline": 4}, 64),
         (LLAMA, {"tensor": 16, "data": 4}, 64),  # Megatron copies key and value heads
@@ -94,8 +94,8 @@ def test_the_nearest_values_keep_the_rule(
         (LLAMA, {"sharding": "parameters", "data": 8}, 8),
     ],
 )
-def test_what_trainers_run_is_legal(shape: TransformerShape, given: dict[str, Any], gpus: int) -> None:
-    assert broken(shape, _layout(given, gpus), gpus) == []
+def test_what_trainers_run_is_legal(shape: TransformerShape, degrees: dict[str, Any], gpus: int) -> None:
+    assert broken(shape, _layout(degrees, gpus), gpus) == []
 
 
 def test_layers_are_split_as_the_frameworks_do() -> None:

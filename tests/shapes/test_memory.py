@@ -83,12 +83,12 @@ def test_what_is_recomputed_is_kept_once(modules: set[str]) -> None:
 
 def _held_at_most(order: list[tuple[str, int]], stages: int) -> list[int]:
     """Micro-batches of each virtual stage when their sum is largest."""
-    held = list(accumulate(order, lambda now, step: _after(now, *step), initial=(0,) * stages))
-    return list(max(held, key=sum))
+    counts = list(accumulate(order, lambda now, step: _after(now, *step), initial=(0,) * stages))
+    return list(max(counts, key=sum))
 
 
-def _after(held: tuple[int, ...], kind: str, stage: int) -> tuple[int, ...]:
-    return tuple(number + (1 if kind == "F" else -1) * (each == stage) for each, number in enumerate(held))
+def _after(counts: tuple[int, ...], kind: str, stage: int) -> tuple[int, ...]:
+    return tuple(number + (1 if kind == "F" else -1) * (each == stage) for each, number in enumerate(counts))
 
 
 def _interleaved(pipeline: int, rank: int, virtual: int, micro_batches: int) -> list[tuple[str, int]]:
@@ -118,7 +118,7 @@ def test_one_forward_one_backward_holds_what_lies_behind() -> None:
 def test_static_bytes_per_parameter_by_hand() -> None:
     shape = LLAMA_70B.model_copy(update={"vocabulary": 1024})
     number = parameters.total(shape)
-    found = {
+    bytes_per_parameter = {
         (framework, sharding): sum(
             memory_of_stages(shape, Layout(data=8, sharding=sharding, framework=framework))[0][:3]
         ) / number
@@ -126,7 +126,7 @@ def test_static_bytes_per_parameter_by_hand() -> None:
         for sharding in SHARDINGS
         if (framework, sharding) != ("megatron", "parameters_kept")
     }  # fmt: skip
-    assert found == pytest.approx({
+    assert bytes_per_parameter == pytest.approx({
         ("megatron", "none"): 18, ("megatron", "optimizer"): 6 + 12 / 8, ("megatron", "gradients"): 2 + 16 / 8,
         ("megatron", "parameters"): 18 / 8, ("torch", "none"): 16, ("torch", "optimizer"): 6 + 12 / 8,
         ("torch", "gradients"): 2 + 16 / 8, ("torch", "parameters"): 16 / 8, ("torch", "parameters_kept"): 6 + 12 / 8,
@@ -165,12 +165,12 @@ def test_a_tied_weight_is_held_twice_only_where_embedding_and_head_are_apart() -
 
 def test_experts_are_divided_by_their_own_group_and_states_by_who_shares_them() -> None:
     layout = Layout(tensor=2, data=4, expert=4)
-    (found,) = memory_of_stages(DEEPSEEK_V2, layout)
+    (stage,) = memory_of_stages(DEEPSEEK_V2, layout)
     rows = 102_400
     layers = [parameters.layer(DEEPSEEK_V2, dense=number == 0) for number in range(4)]
     ends = [parameters.embedding(DEEPSEEK_V2, rows), parameters.head(DEEPSEEK_V2, rows)]
     dense, replicated, expert = (sum(part) for part in zip(*layers, *ends, strict=True))
-    own, routed = dense / 2 + replicated, expert / 4
-    assert found.parameters == pytest.approx(2 * (own + routed))
-    assert found.gradients == pytest.approx(4 * (own + routed))
-    assert found.optimizer == pytest.approx(12 * (own / 4 + routed / 2)), "8 GPUs / 4 expert groups hold the same"
+    others, routed = dense / 2 + replicated, expert / 4
+    assert stage.parameters == pytest.approx(2 * (others + routed))
+    assert stage.gradients == pytest.approx(4 * (others + routed))
+    assert stage.optimizer == pytest.approx(12 * (others / 4 + routed / 2)), "8 GPUs / 4 expert groups hold the same"

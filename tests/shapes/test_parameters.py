@@ -124,8 +124,8 @@ def test_every_family_has_a_total_to_keep() -> None:
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
 def test_shapes_of_examples_have_their_profiles_parameters(name: str) -> None:
     width = 4 if MODELS[name].dtype == "fp32" else 2
-    held = sum(layer.parameter_bytes for layer in catalogue.profile(name).layers) // width
-    assert parameters.total(SHAPES[name]) == held
+    profiled = sum(layer.parameter_bytes for layer in catalogue.profile(name).layers) // width
+    assert parameters.total(SHAPES[name]) == profiled
 
 
 def _counted(specs: list[LayerSpec]) -> int:
@@ -162,5 +162,5 @@ def test_classes_add_up_to_a_layer_by_hand() -> None:
     attention = 2 * 8 * 12 + 2 * 8 * 6
     assert parameters.layer(make(), dense=True) == (attention + 3 * 8 * 10, 2 * 8, 0)
     experts = Experts(number=6, per_token=2, ffn=5, shared_ffn=7, dense_layers=1)
-    found = parameters.layer(make(experts=experts), dense=False)
-    assert found == (attention + 3 * 8 * 7, 2 * 8 + 6 * 8, 6 * 3 * 8 * 5)
+    counts = parameters.layer(make(experts=experts), dense=False)
+    assert counts == (attention + 3 * 8 * 7, 2 * 8 + 6 * 8, 6 * 3 * 8 * 5)

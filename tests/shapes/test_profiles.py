@@ -82,8 +82,8 @@ def test_the_judges_memory_is_that_of_the_closed_form(
         tensor=tensor, pipeline=pipeline, data=data, framework=framework, micro_batch_size=2,
         global_batch_size=16, sharding=sharding,  # type: ignore[arg-type]
     )  # fmt: skip
-    known = [stage.total for stage in memory_of_stages(shape, layout)]
-    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+    expected = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.cases(15)
@@ -101,8 +101,8 @@ def test_and_where_more_is_sharded(
     )  # fmt: skip
     if (framework, sharding) == ("megatron", "parameters_kept"):
         pytest.skip("a sharding of FSDP2 alone: tests/shapes/test_legality.py")
-    known = [stage.total for stage in memory_of_stages(shape, layout)]
-    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+    expected = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.tier("ci")
@@ -114,8 +114,8 @@ def test_of_sharded_sequences(framework: Framework, sharding: Sharding) -> None:
     layout = Layout(
         tensor=2, context=2, data=2, framework=framework, global_batch_size=4, sharding=sharding
     )  # fmt: skip
-    known = [stage.total for stage in memory_of_stages(shape, layout)]
-    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+    expected = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.cases(4)
@@ -131,32 +131,32 @@ def test_of_long_sequences_as_well(
         tensor=tensor, context=context, pipeline=pipeline, framework=framework, context_kind=kind,
         global_batch_size=4,
     )  # fmt: skip
-    known = [stage.total for stage in memory_of_stages(shape, layout)]
-    assert _peaks(shape, layout) == pytest.approx(known, rel=0.001)
+    expected = [stage.total for stage in memory_of_stages(shape, layout)]
+    assert _peaks(shape, layout) == pytest.approx(expected, rel=0.001)
 
 
 def test_copied_heads_are_in_both() -> None:
     layout = Layout(tensor=8, pipeline=2, global_batch_size=4)
-    known = [stage.total for stage in memory_of_stages(GROUPED, layout)]
-    assert _peaks(GROUPED, layout) == pytest.approx(known, rel=0.001)
+    expected = [stage.total for stage in memory_of_stages(GROUPED, layout)]
+    assert _peaks(GROUPED, layout) == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("name", sorted(SHAPES.keys() & set(catalogue.model_names())))
 def test_a_shipped_profile_keeps_its_own_numbers(name: str) -> None:
     profile = catalogue.profile(name)
-    found = with_variants(profile, SHAPES[name], "torch")
+    variants = with_variants(profile, SHAPES[name], "torch")
     added = {"shape", "framework", "classes", "variants", "assumptions"}
-    assert found == profile
-    assert found.model_dump(exclude=added) == catalogue.read(name).model_dump(exclude=added)
-    assert ModelProfile.model_validate_json(found.canonical_json()) == found
-    degrees = [each.degrees.tensor for each in found.variants or () if each.degrees.context == 1]
-    assert sorted({each.degrees.context for each in found.variants or ()} - {1}) == (
+    assert variants == profile
+    assert variants.model_dump(exclude=added) == catalogue.read(name).model_dump(exclude=added)
+    assert ModelProfile.model_validate_json(variants.canonical_json()) == variants
+    degrees = [each.degrees.tensor for each in variants.variants or () if each.degrees.context == 1]
+    assert sorted({each.degrees.context for each in variants.variants or ()} - {1}) == (
         [2] if SHAPES[name].sequence_length >= 2 * LEAST_TOKENS else []
     )
     assert degrees == {"gpt": [2, 4], "gpt2-small": [2, 4], "gpt2-xl": [], "bert-base": [2, 4]}.get(name, [2, 4, 8])
     if degrees:
-        assert set(found.classes or ()) == {0, 1, 2}, "all blocks are alike"
+        assert set(variants.classes or ()) == {0, 1, 2}, "all blocks are alike"
 
 
 def test_sends_are_hidden_for_as_long_as_a_measured_pass_takes() -> None:
@@ -176,29 +176,29 @@ def test_sends_are_hidden_for_as_long_as_a_measured_pass_takes() -> None:
 
     def hidden(profile: ModelProfile) -> list[tuple[str, int]]:
         (variant,) = profile.variants or ()
-        found = variant.measurements[0].layers[1].collectives
-        return [(each.phase, each.hidden_ns) for each in found if each.over == "context"]
+        collectives = variant.measurements[0].layers[1].collectives
+        return [(each.phase, each.hidden_ns) for each in collectives if each.over == "context"]
 
     factors = {"forward": 2, "backward": 3}
-    assert hidden(slow) == [(phase, factors[phase] * known) for phase, known in hidden(fast)]
-    assert all(known > 0 for _phase, known in hidden(fast))
+    assert hidden(slow) == [(phase, factors[phase] * hidden_ns) for phase, hidden_ns in hidden(fast)]
+    assert all(hidden_ns > 0 for _phase, hidden_ns in hidden(fast))
 
 
 def test_heads_that_no_degree_divides_are_named() -> None:
-    found = with_variants(catalogue.profile("gpt2-xl"), SHAPES["gpt2-xl"], "torch")
-    assert (found.variants, found.classes) == (None, None)
-    assert "tensor 2 does not divide 25 attention heads" in found.assumptions[-1]
+    divided = with_variants(catalogue.profile("gpt2-xl"), SHAPES["gpt2-xl"], "torch")
+    assert (divided.variants, divided.classes) == (None, None)
+    assert "tensor 2 does not divide 25 attention heads" in divided.assumptions[-1]
 
 
 def test_of_a_shape_alone_the_variants_are_the_closed_form_itself() -> None:
-    found = profile_of(LLAMA, "megatron", ("A100", "H100"), micro_batch_sizes=(1, 4))
-    (variant,) = (each for each in found.variants or () if each.degrees.tensor == 4 and each.degrees.context == 1)
+    profile = profile_of(LLAMA, "megatron", ("A100", "H100"), micro_batch_sizes=(1, 4))
+    (variant,) = (each for each in profile.variants or () if each.degrees.tensor == 4 and each.degrees.context == 1)
     layout = Layout(tensor=4, micro_batch_size=4)
-    known = costs_of(Case(LLAMA, layout, device_facts("H100", framework="megatron")))
-    assert variant.measurements[-1].layers == tuple(known.values())
-    assert found.device_kinds == ("A100", "H100")
-    held = variant.layers[1].parameter_bytes
-    assert held == 2 * (parameters.layer(LLAMA, dense=True).dense // 4 + 2 * LLAMA.hidden)
+    costs = costs_of(Case(LLAMA, layout, device_facts("H100", framework="megatron")))
+    assert variant.measurements[-1].layers == tuple(costs.values())
+    assert profile.device_kinds == ("A100", "H100")
+    size = variant.layers[1].parameter_bytes
+    assert size == 2 * (parameters.layer(LLAMA, dense=True).dense // 4 + 2 * LLAMA.hidden)
 
 
 def test_measured_layers_that_differ_are_classes_of_their_own() -> None:
@@ -209,10 +209,10 @@ def test_measured_layers_that_differ_are_classes_of_their_own() -> None:
     changed = profile.model_copy(
         update={"measurements": (measured.model_copy(update={"layers": layers}),), "classes": None, "variants": None}
     )
-    found = with_variants(changed, LLAMA, "torch")
-    assert found.classes is not None
-    assert found.classes[:5] == (0, 1, 1, 2, 1)
-    for variant in found.variants or ():
+    divided = with_variants(changed, LLAMA, "torch")
+    assert divided.classes is not None
+    assert divided.classes[:5] == (0, 1, 1, 2, 1)
+    for variant in divided.variants or ():
         _embedding, usual, odd, _head = variant.measurements[0].layers
         assert odd.forward_ns == pytest.approx(2 * usual.forward_ns, abs=1)
         assert odd.backward_ns == usual.backward_ns
@@ -220,11 +220,11 @@ def test_measured_layers_that_differ_are_classes_of_their_own() -> None:
 
 def test_a_tied_head_holds_its_norm_alone() -> None:
     shape = SHAPES["gpt-3-175b"]
-    found = profile_of(shape, "megatron", ("A100",), micro_batch_sizes=(1,))
-    assert found.layers[-1].parameter_bytes == 2 * 2 * shape.hidden
-    (tie,) = found.shared_parameters
+    profile = profile_of(shape, "megatron", ("A100",), micro_batch_sizes=(1,))
+    assert profile.layers[-1].parameter_bytes == 2 * 2 * shape.hidden
+    (tie,) = profile.shared_parameters
     assert (tie.layers, tie.bytes) == ((0, 97), 2 * 50_304 * shape.hidden)
-    assert sum(layer.parameter_bytes for layer in found.layers) == pytest.approx(2 * 175e9, rel=0.01)
+    assert sum(layer.parameter_bytes for layer in profile.layers) == pytest.approx(2 * 175e9, rel=0.01)
 
 
 def test_an_illegal_degree_is_refused_with_its_rule() -> None:
@@ -248,14 +248,14 @@ def test_a_profile_of_kernels_is_quicker_and_says_by_how_much() -> None:
     """All of it: at degrees, too, and no byte is another."""
     runs, kernels = (profile_of(LLAMA, "torch", ["H100"], micro_batch_sizes=[1], level=level) for level in LEVELS)
     ratio = device_facts("H100", "kernels").flops_per_s("bf16") / device_facts("H100").flops_per_s("bf16")
-    (said,) = set(kernels.assumptions) - set(runs.assumptions)
-    assert said.startswith("times are of kernels measured one by one")
-    assert f"{ratio:.2f} times as quick on H100" in said
+    (sentence,) = set(kernels.assumptions) - set(runs.assumptions)
+    assert sentence.startswith("times are of kernels measured one by one")
+    assert f"{ratio:.2f} times as quick on H100" in sentence
     for plain, quick in zip(runs.variants or (), kernels.variants or (), strict=True):
-        for own, other in zip(plain.measurements[0].layers, quick.measurements[0].layers, strict=True):
-            assert other.forward_ns < own.forward_ns
-            assert other.stash_bytes == own.stash_bytes
-            assert other.collectives == own.collectives
+        for plain_cost, other in zip(plain.measurements[0].layers, quick.measurements[0].layers, strict=True):
+            assert other.forward_ns < plain_cost.forward_ns
+            assert other.stash_bytes == plain_cost.stash_bytes
+            assert other.collectives == plain_cost.collectives
 
 
 def test_a_kind_whose_kernels_were_not_measured_has_no_such_level() -> None:

@@ -74,12 +74,12 @@ def case(name: str, degree: int) -> Case:
 
 
 def totals(collectives: tuple[Collective, ...], *phases: str) -> Counter[tuple[str, str, str]]:
-    found = Counter[tuple[str, str, str]]()
+    totals_of = Counter[tuple[str, str, str]]()
     for each in collectives:
         if each.phase in phases:
             key = (each.phase, each.operation)
-            found.update({(*key, "count"): each.count, (*key, "bytes"): each.bytes_per_sample})
-    return found
+            totals_of.update({(*key, "count"): each.count, (*key, "bytes"): each.bytes_per_sample})
+    return totals_of
 
 
 def has_own_head(shape: TransformerShape) -> bool:
@@ -90,20 +90,20 @@ def has_own_head(shape: TransformerShape) -> bool:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "degree"), CASES)
 def test_parameters_are_those_of_the_closed_form(name: str, degree: int) -> None:
-    known = layers_of(case(name, degree))
-    for role, (held, _cost) in zip(ROLES, layers(name, degree), strict=True):
+    closed = layers_of(case(name, degree))
+    for role, (size, _cost) in zip(ROLES, layers(name, degree), strict=True):
         if not (role == "head" and has_own_head(SHAPES[name])):
-            assert held == known[role].parameter_bytes, role  # type: ignore[index]
+            assert size == closed[role].parameter_bytes, role  # type: ignore[index]
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "degree"), CASES)
 def test_collectives_are_those_of_the_closed_form(name: str, degree: int) -> None:
-    known = costs_of(case(name, degree))
-    for role, (_held, cost) in zip(ROLES, layers(name, degree), strict=True):
+    closed = costs_of(case(name, degree))
+    for role, (_size, cost) in zip(ROLES, layers(name, degree), strict=True):
         if role == "head" and has_own_head(SHAPES[name]):
             continue
-        expected = known[role].collectives  # type: ignore[index]
+        expected = closed[role].collectives  # type: ignore[index]
         assert totals(cost.collectives, "forward", "backward") == totals(expected, "forward", "backward"), role
         assert totals(cost.collectives, "step") == _without_whole_biases(SHAPES[name], role, totals(expected, "step"))
 
@@ -119,11 +119,11 @@ def _without_whole_biases(
 
 @pytest.mark.parametrize(("name", "degree"), CASES)
 def test_kept_bytes_are_those_of_the_closed_form(name: str, degree: int) -> None:
-    known = costs_of(case(name, degree))
-    for role, (_held, cost) in zip(ROLES, layers(name, degree), strict=True):
+    closed = costs_of(case(name, degree))
+    for role, (_size, cost) in zip(ROLES, layers(name, degree), strict=True):
         if role == "head" and has_own_head(SHAPES[name]):
             continue
-        expected = known[role].stash_bytes  # type: ignore[index]
+        expected = closed[role].stash_bytes  # type: ignore[index]
         assert cost.stash_bytes - _numbers(SHAPES[name], role, degree) == pytest.approx(expected, rel=0.03), role
 
 
@@ -185,19 +185,21 @@ def test_parts_of_sequences_are_those_of_the_closed_form(degrees: Degrees) -> No
     chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
     tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)
     with first_of(degrees) as meshes:
-        made = divided(tracer, meshes).run(1)
+        run = divided(tracer, meshes).run(1)
     layout = Layout(tensor=degrees.tensor, context=degrees.context, context_kind="all_gather", framework="torch")
-    known = costs_of(Case(SHAPES[name], layout, FACTS, model.dtype))
-    for role, cost in zip(ROLES, _ends(made.costs), strict=True):
-        expected = known[role].collectives  # type: ignore[index]
+    closed = costs_of(Case(SHAPES[name], layout, FACTS, model.dtype))
+    for role, cost in zip(ROLES, _ends(run.costs), strict=True):
+        expected = closed[role].collectives  # type: ignore[index]
         for over in ("tensor", "context"):
-            own, other = (tuple(each for each in every if each.over == over) for every in (cost.collectives, expected))
-            assert totals(own, "forward", "backward") == totals(other, "forward", "backward"), (role, over)
+            traced, other = (
+                tuple(each for each in every if each.over == over) for every in (cost.collectives, expected)
+            )
+            assert totals(traced, "forward", "backward") == totals(other, "forward", "backward"), (role, over)
     whole = operations(name, 1)[1]
-    block = _ends(made.costs)[1]
-    for found, alone in ((block.forward, whole.forward), (block.backward, whole.backward)):
-        assert sum(each.flops for each in found) == pytest.approx(sum(each.flops for each in alone) / gpus, rel=1e-6)
-    assert block.stash_bytes == pytest.approx(known["dense"].stash_bytes, rel=0.03)
+    block = _ends(run.costs)[1]
+    for of_gpu, alone in ((block.forward, whole.forward), (block.backward, whole.backward)):
+        assert sum(each.flops for each in of_gpu) == pytest.approx(sum(each.flops for each in alone) / gpus, rel=1e-6)
+    assert block.stash_bytes == pytest.approx(closed["dense"].stash_bytes, rel=0.03)
 
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {

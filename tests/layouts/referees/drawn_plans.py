@@ -79,20 +79,20 @@ def profile_at(model: str, framework: Framework, expert_tensor: int) -> ModelPro
 
 
 def requested(profile: ModelProfile, cluster: str, choice: Choice) -> PlanRequest:
-    given = catalogue.cluster(cluster).model_dump(mode="json", exclude_none=True)
+    document = catalogue.cluster(cluster).model_dump(mode="json", exclude_none=True)
     return PlanRequest.parse(
         {
             "schema_version": 1,
             "profile": profile.model_dump(mode="json"),
-            "topology": {**given, "uniform": given["uniform"] | {"memory_bytes": ROOM_BYTES}},
+            "topology": {**document, "uniform": document["uniform"] | {"memory_bytes": ROOM_BYTES}},
             "global_batch_size": BATCH,
-            **(_said(choice) if (choice,) not in UNDIVIDED else {}),
+            **(_fields_of(choice) if (choice,) not in UNDIVIDED else {}),
             "memory": {"gradient": "fp32"},
         }
     )
 
 
-def _said(choice: Choice) -> dict[str, object]:
+def _fields_of(choice: Choice) -> dict[str, object]:
     return {"degrees": to_degrees(choice.degrees).model_dump(mode="json"), "sharding": choice.sharding}
 
 
@@ -103,15 +103,15 @@ def plan_of(seed: int, target: Target) -> Drawn:
     while True:
         model, cluster = random.choice(sorted(MODELS)), random.choice(CLUSTERS)
         profile = profile_at(model, framework, random.choice([1, 2]) if target == "megatron" else 1)
-        known = [Degrees(**each.degrees.model_dump()) for each in profile.variants or ()]
-        choice = Choice(random.choice([Degrees(), *known, *known]), random.choice(["none", "optimizer"]))
+        available = [Degrees(**each.degrees.model_dump()) for each in profile.variants or ()]
+        choice = Choice(random.choice([Degrees(), *available, *available]), random.choice(["none", "optimizer"]))
         if choice.degrees != Degrees() and (target == "deepspeed" or not _cells_fill(cluster, choice.degrees.cell)):
             continue
         request = requested(profile, cluster, choice)
         problem = to_problem(request)
-        found = _drawn(random, request, target, contract(problem, choice) if problem.choices else problem)
-        if found is not None:
-            return found
+        plan = _drawn(random, request, target, contract(problem, choice) if problem.choices else problem)
+        if plan is not None:
+            return plan
 
 
 def _cells_fill(cluster: str, cell: int) -> bool:
@@ -138,26 +138,26 @@ def _drawn(random: Random, request: PlanRequest, target: Target, cells: Problem)
     if group is not None and not within.rounds:
         group = random.choice([g for g in range(ranks, number + 1) if groups_go(ranks, number, g)])
     bounds = [0, *sorted(random.sample(range(1, layers), ranks * chunks - 1)), layers]
-    held = ranks_of_stages(name, ranks, chunks)
+    rank_of = ranks_of_stages(name, ranks, chunks)
     plain = [
         Stage(a, b - 1, tuple(range(rank * per, (rank + 1) * per)))
-        for rank, (a, b) in zip(held, pairwise(bounds), strict=True)
+        for rank, (a, b) in zip(rank_of, pairwise(bounds), strict=True)
     ]
     stages = _recomputing(random, cells, within, plain)
     allocation = single_pipeline(stages, number)
     overlap = random.choice([True, False]) if target == "megatron" else True
     orders = order_of(cells, allocation, name, group)
-    made = JudgedPlan.of("by-hand", allocation, orders, simulate(cells, allocation, orders, overlap=overlap), overlap)
-    file = PlanFile(plan=to_plan(cells, request, made, ()), request=request)
+    judged = JudgedPlan.of("by-hand", allocation, orders, simulate(cells, allocation, orders, overlap=overlap), overlap)
+    file = PlanFile(plan=to_plan(cells, request, judged, ()), request=request)
     rows = cells.global_batch_size // number // per
     return Drawn(file, degrees, ranks, chunks, number, rows, group or ranks)
 
 
 def _recomputing(random: Random, cells: Problem, within: Within, plain: list[Stage]) -> tuple[Stage, ...]:
     """Single modules, where the profile knows them and the trainer has words for them, or a way of whole layers."""
-    known = [module for module in cells.modules if module in MODULES.get(within.trainer, {})]
-    if known and random.random() < 0.3:
-        modules = without_parts(modules_of([random.sample(known, random.randint(1, len(known)))]))
+    possible = [module for module in cells.modules if module in MODULES.get(within.trainer, {})]
+    if possible and random.random() < 0.3:
+        modules = without_parts(modules_of([random.sample(possible, random.randint(1, len(possible)))]))
         return tuple(replace(stage, modules=modules) for stage in plain)
     how = random.choice(list(within.ways(plain)))
     return tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
@@ -169,12 +169,12 @@ def neighbours(drawn: Drawn, process: int, sizes: Sequence[int], over: Sequence[
     stage = process // each * each
 
     def places(number: int) -> list[int]:
-        found = []
+        coordinates = []
         for size in sizes:
-            found.append(number % size)
+            coordinates.append(number % size)
             number //= size
-        return [*found, number]
+        return [*coordinates, number]
 
-    own = places(process - stage)
-    kept = [i for i in range(len(own)) if i not in over]
-    return [stage + n for n in range(each) if all(places(n)[i] == own[i] for i in kept)]
+    origin = places(process - stage)
+    kept = [i for i in range(len(origin)) if i not in over]
+    return [stage + n for n in range(each) if all(places(n)[i] == origin[i] for i in kept)]

@@ -28,11 +28,11 @@ def folder_of(release: str, tier: str) -> Path:
     return folder
 
 
-def under(release: str, referee: str, asked: dict[str, Any], tier: str) -> Any:
+def under(release: str, referee: str, question: dict[str, Any], tier: str) -> Any:
     """What a referee's process, with the release on its path, answers in its last line."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "processes" / referee)],
-        input=json.dumps(asked),
+        input=json.dumps(question),
         capture_output=True,
         text=True,
         check=False,

@@ -25,8 +25,8 @@ def test_every_rank_is_what_the_plan_says(release: str, pytestconfig: pytest.Con
         }
         for each in drawn
     ]
-    found = under(f"deepspeed-{release}", "deepspeed_referee.py", {"cases": cases}, tier)
-    for plan, ranks in zip(drawn, found, strict=True):
+    answers = under(f"deepspeed-{release}", "deepspeed_referee.py", {"cases": cases}, tier)
+    for plan, ranks in zip(drawn, answers, strict=True):
         each = len(plan.world) // plan.ranks
         rows = {device: row for row in plan.file.plan.schedule.rows for device in row.devices}
         for process, rank in enumerate(ranks):

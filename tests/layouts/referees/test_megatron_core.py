@@ -62,37 +62,37 @@ def judged(pytestconfig: pytest.Config) -> list[tuple[Drawn, dict[str, Any]]]:
         }
         for each in drawn
     ]
-    found = under(RELEASE, "megatron_referee.py", {"cases": cases}, tier)
-    return list(zip(drawn, found, strict=True))
+    answers = under(RELEASE, "megatron_referee.py", {"cases": cases}, tier)
+    return list(zip(drawn, answers, strict=True))
 
 
 def test_every_plan_is_taken(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
-    assert [(seed, found["refused"]) for seed, (_drawn, found) in enumerate(judged) if "refused" in found] == []
+    assert [(seed, case["refused"]) for seed, (_drawn, case) in enumerate(judged) if "refused" in case] == []
 
 
 def test_every_rank_has_the_layers_of_the_plan(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
-    for drawn, found in judged:
+    for drawn, case in judged:
         last = drawn.stages[-1][1]
         each = len(drawn.world) // drawn.ranks
-        for process, rank in enumerate(found["ranks"]):
-            own = drawn.stages[process // each :: drawn.ranks]
+        for process, rank in enumerate(case["ranks"]):
+            rank_stages = drawn.stages[process // each :: drawn.ranks]
             assert rank["stages"] == [
                 {
                     "layers": [layer - 1 for layer in range(first, end + 1) if 0 < layer < last],
                     "embedding": first == 0,
                     "head": end == last,
                 }
-                for first, end in own
+                for first, end in rank_stages
             ]
 
 
 def test_every_rank_shares_with_the_ranks_that_the_plan_says(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
     """A stage's GPUs are replica after replica, in it one part of the sequence after the other, tensor fastest."""
-    for drawn, found in judged:
+    for drawn, case in judged:
         tensor, context, expert, expert_tensor = drawn.degrees
         dense, sparse = (tensor, context), (expert_tensor, expert)
         each = len(drawn.world) // drawn.ranks
-        for process, rank in enumerate(found["ranks"]):
+        for process, rank in enumerate(case["ranks"]):
             wanted = {
                 "tensor": neighbours(drawn, process, dense, [0]),
                 "context": neighbours(drawn, process, dense, [1]),
@@ -111,10 +111,10 @@ def test_every_rank_shares_with_the_ranks_that_the_plan_says(judged: list[tuple[
 
 def test_every_rank_runs_the_order_of_the_plan(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
     operations = 0
-    for drawn, found in judged:
+    for drawn, case in judged:
         rows = {device: row for row in drawn.file.plan.schedule.rows for device in row.devices}
         each = len(drawn.world) // drawn.ranks
-        for process, rank in enumerate(found["ranks"]):
+        for process, rank in enumerate(case["ranks"]):
             assert rank["micro_batches"] == drawn.number
             row = rows[drawn.world[process // each * each]]
             ran = [(KINDS[kind], chunk * drawn.ranks + process // each, m) for kind, chunk, m in rank["order"]]
@@ -127,8 +127,8 @@ def test_every_rank_runs_the_order_of_the_plan(judged: list[tuple[Drawn, dict[st
 def test_the_same_is_recomputed(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
     whole = {"none", "block", "uniform"}
     seen = set()
-    for drawn, found in judged:
-        for rank in found["ranks"]:
+    for drawn, case in judged:
+        for rank in case["ranks"]:
             stage = drawn.file.plan.pipelines[0].stages[0].recompute
             granularity, method, layers = rank["recompute"]
             if hasattr(stage, "modules"):
@@ -140,7 +140,7 @@ def test_the_same_is_recomputed(judged: list[tuple[Drawn, dict[str, Any]]]) -> N
 
 
 def test_a_recipe_is_given_what_the_flags_say(judged: list[tuple[Drawn, dict[str, Any]]]) -> None:
-    assert [(seed, found["bridge"]) for seed, (_drawn, found) in enumerate(judged) if found["bridge"]] == []
+    assert [(seed, case["bridge"]) for seed, (_drawn, case) in enumerate(judged) if case["bridge"]] == []
 
 
 def test_bridges_classes_have_every_attribute_that_is_set(pytestconfig: pytest.Config) -> None:

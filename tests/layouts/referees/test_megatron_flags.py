@@ -25,13 +25,13 @@ CLASSES = {
 @pytest.mark.parametrize("release", RELEASES["megatron-core"])
 def test_every_setting_is_classified(release: str, pytestconfig: pytest.Config) -> None:
     core = folder_of(f"megatron-core-{release}", pytestconfig.getoption("tier")) / "megatron" / "core"
-    found: list[str] = []
+    settings: list[str] = []
     for name, file in CLASSES.items():
         classes = {
             node.name: node for node in ast.parse((core / file).read_text()).body if isinstance(node, ast.ClassDef)
         }
         fields = (each.target for each in classes[name].body if isinstance(each, ast.AnnAssign))
-        found += [field.id for field in fields if isinstance(field, ast.Name) and not field.id.startswith("_")]
-    assert len(found) > 300
-    known = IRRELEVANT | READ | CHANGING.keys()
-    assert [name for name in found if name.replace("_", "-") not in known] == []
+        settings += [field.id for field in fields if isinstance(field, ast.Name) and not field.id.startswith("_")]
+    assert len(settings) > 300
+    flags = IRRELEVANT | READ | CHANGING.keys()
+    assert [name for name in settings if name.replace("_", "-") not in flags] == []

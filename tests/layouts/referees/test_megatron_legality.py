@@ -100,22 +100,22 @@ def judged(pytestconfig: pytest.Config) -> list[tuple[dict[str, Any], list[Broke
         row["sp"] = layout.sequence_parallel
         rows.append(row)
         here.append([one for one in broken(shape, layout, row["gpus"]) if one.moment != "never"])
-    found = under(RELEASE, "legality_referee.py", {"cases": rows}, pytestconfig.getoption("tier"))
-    return list(zip(rows, here, found, strict=True))
+    refusals = under(RELEASE, "legality_referee.py", {"cases": rows}, pytestconfig.getoption("tier"))
+    return list(zip(rows, here, refusals, strict=True))
 
 
 def test_the_same_is_refused_for_the_same_reasons(
     judged: list[tuple[dict[str, Any], list[Broken], dict[str, str]]],
 ) -> None:
     verdicts: Counter[str] = Counter()
-    for row, here, found in judged:
+    for row, here, refusals in judged:
         rules = {one.rule for one in here}
-        ending = next((name for name in FIRST if name in found), None)
+        ending = next((name for name in FIRST if name in refusals), None)
         if ending is not None:
-            assert rules & FIRST[ending], (row, found)
+            assert rules & FIRST[ending], (row, refusals)
         else:
-            assert rules == set(found), (row, found)
-        verdicts.update([ending] if ending else list(found) or ["ok"])
+            assert rules == set(refusals), (row, refusals)
+        verdicts.update([ending] if ending else list(refusals) or ["ok"])
     assert {"ok", "layers", "batch", "feed_forward", "expert_width", "sequence_parallel"} <= verdicts.keys()
     assert min(verdicts.values()) >= 3, verdicts
 
@@ -123,9 +123,9 @@ def test_the_same_is_refused_for_the_same_reasons(
 def test_what_is_found_late_is_said_to_be(judged: list[tuple[dict[str, Any], list[Broken], dict[str, str]]]) -> None:
     """Configuration, groups and batch pass where every broken rule is one of building or of a step."""
     late = Counter[str]()
-    for row, here, found in judged:
+    for row, here, refusals in judged:
         if here and all(one.moment in ("model", "step") for one in here):
-            assert not {"configuration", "groups", "batch", "experts"} & found.keys(), (row, found)
+            assert not {"configuration", "groups", "batch", "experts"} & refusals.keys(), (row, refusals)
             assert all("checks at the start let it pass" in one.sentence for one in here)
             late.update(one.rule for one in here)
     assert {"layers", "feed_forward", "sequence_parallel", "expert_sequence_parallel"} <= late.keys(), late

@@ -37,19 +37,19 @@ def round_trip(one: Drawn, form: str, release: str | None, target: Target) -> li
     """What is otherwise after a way out and back in; the text alone says degrees, sharding, stages, order and batch."""
     text = layout_text(one.file, form, release)
     plain = one.file.request.model_copy(update={"degrees": None, "sharding": None})
-    asked = LayoutRequest(format=target, layout=text, source="plan", request=plain, compare=False)
-    found = import_layout(asked, workers=1)
-    before, after = one.file.plan, found.plan
+    question = LayoutRequest(format=target, layout=text, source="plan", request=plain, compare=False)
+    result = import_layout(question, workers=1)
+    before, after = one.file.plan, result.plan
     shared = after.sharding == "parameters"
     compared = [(name, getattr(before, name), getattr(after, name)) for name in SAME]
     compared += [
         ("order", rows(before, shared), rows(after, shared)),
         ("degrees", one.degrees, degrees_of(after.degrees)),
-        ("gradients", one.file.request.memory.gradient, found.request.memory.gradient),
+        ("gradients", one.file.request.memory.gradient, result.request.memory.gradient),
     ]
     replicas = len(one.world) // one.ranks // (one.degrees.tensor * one.degrees.context)
     if replicas > 1 and release != "0.2":  # which has FSDP in the place of replicas
-        compared.append(("sharding", shards(before, one.file.request), shards(after, found.request)))
+        compared.append(("sharding", shards(before, one.file.request), shards(after, result.request)))
     if target == "megatron":  # the others always overlap it
         compared.append(("overlap", before.overlap_all_reduce, after.overlap_all_reduce))
     return [f"{name}: {a!r}, read {b!r}" for name, a, b in compared if a != b]

@@ -33,34 +33,34 @@ def exported(seed: int, release: str) -> tuple[Drawn, str] | None:
 @pytest.mark.parametrize("release", sorted(HEADS))
 def test_every_rank_is_what_the_plan_says(release: str, pytestconfig: pytest.Config) -> None:
     tier = pytestconfig.getoption("tier")
-    made = [found for seed in range(PLANS) if (found := exported(seed, release)) is not None]
-    assert len(made) > 0.7 * PLANS
-    layers = [MODELS[drawn.profile.name] for drawn, _text in made]
+    plans = [case for seed in range(PLANS) if (case := exported(seed, release)) is not None]
+    assert len(plans) > 0.7 * PLANS
+    layers = [MODELS[drawn.profile.name] for drawn, _text in plans]
     cases = [
         {"text": text, "layers": number, "world": len(drawn.world)}
-        for (drawn, text), number in zip(made, layers, strict=True)
+        for (drawn, text), number in zip(plans, layers, strict=True)
     ]
-    asked = {"release": release, "cases": cases}
-    answers = under(FULL[release], "torchtitan_splits.py", asked, tier)
-    for (drawn, _text), number, found in zip(made, layers, answers, strict=True):
-        compare_stages(drawn, number, found, HEADS[release])
-        compare_groups(drawn, found)
-        assert (found["micro_batch"], found["global"]) == (drawn.rows, drawn.file.plan.global_batch_size)
-        assert found["local"] == drawn.rows * (drawn.number if drawn.ranks > 1 else 1)
+    question = {"release": release, "cases": cases}
+    answers = under(FULL[release], "torchtitan_splits.py", question, tier)
+    for (drawn, _text), number, case in zip(plans, layers, answers, strict=True):
+        compare_stages(drawn, number, case, HEADS[release])
+        compare_groups(drawn, case)
+        assert (case["micro_batch"], case["global"]) == (drawn.rows, drawn.file.plan.global_batch_size)
+        assert case["local"] == drawn.rows * (drawn.number if drawn.ranks > 1 else 1)
 
 
-def compare_stages(drawn: Drawn, layers: int, found: dict[str, Any], head: str) -> None:
-    rank_of = ranks_of_stages(SCHEDULES[found["schedule"]], drawn.ranks, drawn.chunks)
-    for rank, stages in enumerate(found["ranks"]):
-        held = {index: {name.rpartition(".")[0] for name in names} for index, names in stages}
-        assert held == {
+def compare_stages(drawn: Drawn, layers: int, answer: dict[str, Any], head: str) -> None:
+    rank_of = ranks_of_stages(SCHEDULES[answer["schedule"]], drawn.ranks, drawn.chunks)
+    for rank, stages in enumerate(answer["ranks"]):
+        names_of = {index: {name.rpartition(".")[0] for name in names} for index, names in stages}
+        assert names_of == {
             s: set(expected(stage, layers + 1, head)) for s, stage in enumerate(drawn.stages) if rank_of[s] == rank
         }
 
 
-def compare_groups(drawn: Drawn, found: dict[str, Any]) -> None:
+def compare_groups(drawn: Drawn, answer: dict[str, Any]) -> None:
     each = len(drawn.world) // drawn.ranks
-    for process, groups in enumerate(found["groups"]):
+    for process, groups in enumerate(answer["groups"]):
         dense, sparse = (drawn.degrees.tensor, drawn.degrees.context), (drawn.degrees.expert,)
         assert groups == {
             "tp": neighbours(drawn, process, dense, [0]),

@@ -21,36 +21,36 @@ DEFAULTS = {
 """What the classes of 0.2 have where a flavor does not say it."""
 
 
-def of_objects(family: str, made: Recorded) -> dict[str, Any]:
+def of_objects(family: str, model: Recorded) -> dict[str, Any]:
     """Sizes of 0.2's objects."""
-    said = DEFAULTS.get(family, {}) | made.said
-    experts = said.get("moe_args")
-    sizes = {"layers": said["n_layers"], "hidden": said["dim"], "heads": said["n_heads"]}
-    sizes |= {"vocabulary": said["vocab_size"], "tied": said.get("enable_weight_tying", False)}
+    arguments = DEFAULTS.get(family, {}) | model.arguments
+    experts = arguments.get("moe_args")
+    sizes = {"layers": arguments["n_layers"], "hidden": arguments["dim"], "heads": arguments["n_heads"]}
+    sizes |= {"vocabulary": arguments["vocab_size"], "tied": arguments.get("enable_weight_tying", False)}
     if family == "llama3":
-        width = int(int(2 * 4 * said["dim"] / 3) * said.get("ffn_dim_multiplier", 1))
-        sizes["ffn"] = -(-width // said["multiple_of"]) * said["multiple_of"]
+        width = int(int(2 * 4 * arguments["dim"] / 3) * arguments.get("ffn_dim_multiplier", 1))
+        sizes["ffn"] = -(-width // arguments["multiple_of"]) * arguments["multiple_of"]
     elif family != "gpt_oss":
-        sizes["ffn"] = said.get("hidden_dim") or said["inter_dim"]
+        sizes["ffn"] = arguments.get("hidden_dim") or arguments["inter_dim"]
     if family != "deepseek_v3":
-        sizes["kv_heads"] = said.get("n_kv_heads", said["n_heads"])
+        sizes["kv_heads"] = arguments.get("n_kv_heads", arguments["n_heads"])
     if experts is not None:
-        width = said.get("moe_inter_dim", said["dim"])
+        width = arguments.get("moe_inter_dim", arguments["dim"])
         sizes |= {"experts": experts.num_experts, "per_token": experts.top_k, "expert_ffn": width}
         sizes["shared"] = experts.num_shared_experts * width
     if family == "deepseek_v3":
         widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
-        sizes["latent"] = tuple(said[name] for name in widths)
-        sizes |= {"value": said["v_head_dim"], "dense": said["n_dense_layers"]}
+        sizes["latent"] = tuple(arguments[name] for name in widths)
+        sizes |= {"value": arguments["v_head_dim"], "dense": arguments["n_dense_layers"]}
     return sizes
 
 
-def of_layers(made: Recorded) -> dict[str, Any]:
+def of_layers(model: Recorded) -> dict[str, Any]:
     """Sizes of 0.3's layers."""
-    first, last = made.layers[0], made.layers[-1]
-    sizes = {"layers": len(made.layers), "hidden": made.said["dim"], "heads": first.get("n_heads")}
-    sizes |= {"vocabulary": made.said["vocab_size"], "tied": bool(made.said.get("enable_weight_tying"))}
-    if (dense := first.said.get("feed_forward")) is not None:
+    first, last = model.layers[0], model.layers[-1]
+    sizes = {"layers": len(model.layers), "hidden": model.arguments["dim"], "heads": first.get("n_heads")}
+    sizes |= {"vocabulary": model.arguments["vocab_size"], "tied": bool(model.arguments.get("enable_weight_tying"))}
+    if (dense := first.arguments.get("feed_forward")) is not None:
         sizes["ffn"] = dense.get("hidden_dim")
     if (latent := first.get("kv_lora_rank")) is not None:
         query = first.get("q_lora_rank")
@@ -58,12 +58,12 @@ def of_layers(made: Recorded) -> dict[str, Any]:
         sizes["value"] = first.get("v_head_dim")
     else:
         sizes["kv_heads"] = first.get("n_kv_heads") or first.get("n_heads")
-    if (mixture := last.said.get("moe")) is not None:
-        shared = mixture.said.get("shared_experts")
+    if (mixture := last.arguments.get("moe")) is not None:
+        shared = mixture.arguments.get("shared_experts")
         sizes |= {"experts": mixture.get("num_experts"), "per_token": mixture.get("top_k")}
         sizes["expert_ffn"] = mixture.get("routed_experts").get("hidden_dim")
         sizes["shared"] = 0 if shared is None else shared.get("hidden_dim")
-        sizes["dense"] = sum(each.said.get("moe") is None for each in made.layers)
+        sizes["dense"] = sum(each.arguments.get("moe") is None for each in model.layers)
     return sizes
 
 
@@ -84,13 +84,13 @@ def ours(shape: TransformerShape) -> dict[str, Any]:
 def test_flavors_have_the_registrys_sizes(release: str, family: str, pytestconfig: pytest.Config) -> None:
     folder = folder_of(FULL[release], pytestconfig.getoption("tier"))
     seen = 0
-    for flavor, made in registry(folder, family):
+    for flavor, model in registry(folder, family):
         shape = FLAVORS[family].get(without_kernels(flavor))
         if (family, flavor) in UNKNOWN:
             continue
         assert shape is not None, (family, flavor)
-        theirs = of_layers(made) if "layers" in made.said else of_objects(family, made)
-        known = ours(shape)
-        assert {name: known[name] for name in theirs} == theirs, (family, flavor)
+        theirs = of_layers(model) if "layers" in model.arguments else of_objects(family, model)
+        expected = ours(shape)
+        assert {name: expected[name] for name in theirs} == theirs, (family, flavor)
         seen += 1
     assert seen >= 2

@@ -64,7 +64,7 @@ def plan_of(shape: Shape) -> PlanFile:
     bounds = [0, *shape.cuts, layers]
     names = [layer.name for layer in catalogue.profile(shape.model).layers]
     replicas = devices // shape.ranks
-    given = topology.model_dump(mode="json", exclude_none=True)
+    document = topology.model_dump(mode="json", exclude_none=True)
     settings = {
         "parallelism": {
             "pipeline_parallel_degree": shape.ranks,
@@ -76,14 +76,14 @@ def plan_of(shape: Shape) -> PlanFile:
         "training": {"local_batch_size": shape.rows * (shape.number if shape.ranks > 1 else 1)},
         "activation_checkpoint": {"mode": "full" if shape.full else "none"},
     }
-    asked = {
+    fields = {
         "schema_version": 1,
         "profile": catalogue.profile(shape.model).model_dump(mode="json"),
-        "topology": {**given, "uniform": given["uniform"] | {"memory_bytes": 2**43}},
+        "topology": {**document, "uniform": document["uniform"] | {"memory_bytes": 2**43}},
         "global_batch_size": shape.rows * shape.number * replicas,
         "target": "torchtitan",
     }
-    request = PlanRequest.parse(asked)
+    request = PlanRequest.parse(fields)
     text = json.dumps(settings)
     return plan_file(
         import_layout(LayoutRequest(format="torchtitan", layout=text, request=request, compare=False), workers=1)
@@ -92,9 +92,9 @@ def plan_of(shape: Shape) -> PlanFile:
 
 def splits(release: str, texts: list[tuple[str, int]], tier: str) -> list[dict[str, Any]]:
     """What a release makes of exported texts, each with the number of its model's transformer layers."""
-    asked = {"release": release, "cases": [{"text": text, "layers": layers} for text, layers in texts]}
-    found: list[dict[str, Any]] = under(FULL[release], "torchtitan_splits.py", asked, tier)
-    return found
+    question = {"release": release, "cases": [{"text": text, "layers": layers} for text, layers in texts]}
+    answers: list[dict[str, Any]] = under(FULL[release], "torchtitan_splits.py", question, tier)
+    return answers
 
 
 def expected(stage: tuple[int, int], last: int, head: str) -> list[str]:
@@ -111,25 +111,25 @@ def test_every_layer_of_twelve_plans_is_kept(release: str, pytestconfig: pytest.
     files = [plan_of(shape) for shape in SHAPES]
     layers = [len(catalogue.profile(shape.model).layers) - 2 for shape in SHAPES]
     texts = [layout_text(file, "torchtitan", release) for file in files]
-    found = splits(release, list(zip(texts, layers, strict=True)), pytestconfig.getoption("tier"))
+    answers = splits(release, list(zip(texts, layers, strict=True)), pytestconfig.getoption("tier"))
     parts = 0
-    for shape, file, made, number in zip(SHAPES, files, found, layers, strict=True):
+    for shape, file, answer, number in zip(SHAPES, files, answers, layers, strict=True):
         stages = [stage.layers for stage in file.plan.pipelines[0].stages]
         chunks = len(stages) // shape.ranks
-        held = {index: names for rank in made["ranks"] for index, names in rank}
-        assert sorted(name for names in held.values() for name in names) == sorted(made["whole"]), shape
+        names_of = {index: names for rank in answer["ranks"] for index, names in rank}
+        assert sorted(name for names in names_of.values() for name in names) == sorted(answer["whole"]), shape
         for s, stage in enumerate(stages):
-            modules = {name.rpartition(".")[0] for name in held[s]}
+            modules = {name.rpartition(".")[0] for name in names_of[s]}
             assert modules == set(expected(stage, number + 1, HEADS[release])), (shape, s)
             parts += 1
-        rank_of = [next(r for r, rank in enumerate(made["ranks"]) if s in dict(rank)) for s in range(len(stages))]
+        rank_of = [next(r for r, rank in enumerate(answer["ranks"]) if s in dict(rank)) for s in range(len(stages))]
         assert rank_of == list(ranks_of_stages(SCHEDULES[shape.schedule], shape.ranks, chunks)), shape
         replicas = file.plan.pipelines[0].stages[0]
-        assert made["replicate"] * made["shard"] == len(replicas.devices)
-        assert made["recomputes"] == shape.full
-        assert made["micro_batch"] == shape.rows
-        assert made["local"] == shape.rows * (shape.number if shape.ranks > 1 else 1)
-        assert made["global"] == file.plan.global_batch_size
+        assert answer["replicate"] * answer["shard"] == len(replicas.devices)
+        assert answer["recomputes"] == shape.full
+        assert answer["micro_batch"] == shape.rows
+        assert answer["local"] == shape.rows * (shape.number if shape.ranks > 1 else 1)
+        assert answer["global"] == file.plan.global_batch_size
     assert parts == sum(len(shape.cuts) + 1 for shape in SHAPES) > 70
 
 
@@ -138,7 +138,7 @@ def test_the_other_releases_name_loses_the_head(release: str, pytestconfig: pyte
     shape = SHAPES[2]
     (other,) = HEADS.keys() - {release}
     text = layout_text(plan_of(shape), "torchtitan", release).replace(f'"{HEADS[release]}"', f'"{HEADS[other]}"')
-    (made,) = splits(release, [(text, 8)], pytestconfig.getoption("tier"))
-    kept = {name for rank in made["ranks"] for _index, names in rank for name in names}
-    lost = {name.rpartition(".")[0] for name in set(made["whole"]) - kept}
+    (answer,) = splits(release, [(text, 8)], pytestconfig.getoption("tier"))
+    kept = {name for rank in answer["ranks"] for _index, names in rank for name in names}
+    lost = {name.rpartition(".")[0] for name in set(answer["whole"]) - kept}
     assert lost == {HEADS[release]}

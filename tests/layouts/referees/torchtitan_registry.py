@@ -22,21 +22,21 @@ _WIDTH = re.compile(r"def compute_ffn_hidden_dim\(.*?\n    return [^\n]*\n", re.
 class Recorded:
     """A class, a function or an object of torchtitan's: its name, and the keywords that it was called with."""
 
-    def __init__(self, name: str, said: dict[str, Any] | None = None) -> None:
-        self.__dict__.update(name=name, said=said)
+    def __init__(self, name: str, arguments: dict[str, Any] | None = None) -> None:
+        self.__dict__.update(name=name, arguments=arguments)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if self.said and name in self.said:
-            return self.said[name]
+        if self.arguments and name in self.arguments:
+            return self.arguments[name]
         return Recorded(f"{self.name}.{name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.said[name] = value
+        self.arguments[name] = value
 
-    def __call__(self, *_values: Any, **said: Any) -> Recorded:
-        return Recorded(self.name, said)
+    def __call__(self, *_values: Any, **arguments: Any) -> Recorded:
+        return Recorded(self.name, arguments)
 
     def __getitem__(self, _key: Any) -> Recorded:
         return self
@@ -48,25 +48,25 @@ class Recorded:
 
     def get(self, name: str) -> Any:
         """What it was called with by that name, however deep within it; None for nothing."""
-        if name in (self.said or {}):
-            return self.said[name]
-        inner = (each.get(name) for each in (self.said or {}).values() if isinstance(each, Recorded))
+        if name in (self.arguments or {}):
+            return self.arguments[name]
+        inner = (each.get(name) for each in (self.arguments or {}).values() if isinstance(each, Recorded))
         return next((value for value in inner if value is not None), None)
 
 
 class _Module:
-    def __init__(self, known: dict[str, Any]) -> None:
-        self._known = known
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self._constants = constants
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._known.get(name) or Recorded(name)
+        return self._constants.get(name) or Recorded(name)
 
 
 def _replaced(thing: Any, **changes: Any) -> Any:
     if isinstance(thing, Recorded):
-        return Recorded(thing.name, {**(thing.said or {}), **changes})
+        return Recorded(thing.name, {**(thing.arguments or {}), **changes})
     return dataclasses.replace(thing, **changes)
 
 
@@ -79,17 +79,17 @@ def _is(thing: Any, kind: Any) -> bool:
 def registry(release: Path, family: str) -> Iterator[tuple[str, Recorded]]:
     """Each flavor of a family, and what makes its model."""
     models = release / "torchtitan" / "models"
-    known: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     shared = models / "common" / "feed_forward.py"
     if shared.exists() and (width := _WIDTH.search(shared.read_text())) is not None:
-        exec(width[0], known)
+        exec(width[0], namespace)
     copies = ModuleType("dataclasses")
     copies.__dict__.update(vars(dataclasses) | {"replace": _replaced})
 
     def imported(name: str, a: Any = None, b: Any = None, c: Any = (), level: int = 0) -> Any:
         if level == 0 and name == "dataclasses":
             return copies
-        return __import__(name, a, b, c, 0) if level == 0 and name.split(".")[0] in _STANDARD else _Module(known)
+        return __import__(name, a, b, c, 0) if level == 0 and name.split(".")[0] in _STANDARD else _Module(namespace)
 
     names: dict[str, Any] = {
         "__builtins__": vars(builtins) | {"__import__": imported, "isinstance": _is},
@@ -98,8 +98,8 @@ def registry(release: Path, family: str) -> Iterator[tuple[str, Recorded]]:
     exec(compile((models / family / "__init__.py").read_text(), family, "exec"), names)
     for name, table in names.items():
         if isinstance(table, dict) and name.endswith(("_args", "_configs")):
-            for flavor, made in table.items():
-                yield flavor, made if isinstance(made, Recorded) else _called(made)
+            for flavor, model in table.items():
+                yield flavor, model if isinstance(model, Recorded) else _called(model)
 
 
 def _called(function: Any) -> Any:

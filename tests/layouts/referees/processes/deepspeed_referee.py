@@ -35,15 +35,15 @@ class Numbered(torch.nn.Module):
 
 def order(steps: schedule.TrainSchedule) -> list[list[Any]]:
     """Forward and backward passes with their micro-batches, in the order of the schedule."""
-    found: list[list[Any]] = []
+    actions: list[list[Any]] = []
     done = {"F": 0, "B": 0}
     for step in steps:
         for instruction in step:
             kind = {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}.get(type(instruction))
             if kind is not None:
-                found.append([kind, done[kind]])
+                actions.append([kind, done[kind]])
                 done[kind] += 1
-    return found
+    return actions
 
 
 def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -54,28 +54,28 @@ def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
     names: dict[str, Any] = {}
     exec(compile(case["text"], "exported.py", "exec"), names)
-    made = names["PlannedPipelineModule"]([LayerSpec(Numbered, number) for number in range(case["layers"])])
-    config = DeepSpeedConfig({**names["CONFIG"]}, mpu=made.mpu())
-    found = {
-        "layers": [layer.number for layer in made.forward_funcs],
-        "stage": made.stage_id,
-        "together": made.activation_checkpoint_interval,
+    module = names["PlannedPipelineModule"]([LayerSpec(Numbered, number) for number in range(case["layers"])])
+    config = DeepSpeedConfig({**names["CONFIG"]}, mpu=module.mpu())
+    summary = {
+        "layers": [layer.number for layer in module.forward_funcs],
+        "stage": module.stage_id,
+        "together": module.activation_checkpoint_interval,
         "batch": [config.train_batch_size, config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps],
         "zero": config.zero_optimization_stage,
         "order": order(
-            schedule.TrainSchedule(config.gradient_accumulation_steps, made.num_stages, stage_id=made.stage_id)
+            schedule.TrainSchedule(config.gradient_accumulation_steps, module.num_stages, stage_id=module.stage_id)
         ),
-        "replicas": made.mpu().get_data_parallel_world_size(),
-        "peers": torch.distributed.get_process_group_ranks(made.mpu().get_data_parallel_group()),
+        "replicas": module.mpu().get_data_parallel_world_size(),
+        "peers": torch.distributed.get_process_group_ranks(module.mpu().get_data_parallel_group()),
     }
     torch.distributed.destroy_process_group()
-    return found
+    return summary
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    found = [[rank_of(case, rank) for rank in range(case["world"])] for case in asked["cases"]]
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    question = json.load(sys.stdin)
+    answers = [[rank_of(case, rank) for rank in range(case["world"])] for case in question["cases"]]
+    sys.stdout.write(f"\n{json.dumps(answers)}\n")
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ class Bare(BaseMoELayer):
         return hidden_states
 
 
-class Found(dict[str, str]):
+class Refusals(dict[str, str]):
     """What was refused, by rule."""
 
-    def asked(self, rule: str, check: Callable[[], object]) -> bool:
+    def passes(self, rule: str, check: Callable[[], object]) -> bool:
         """Whether a check passes."""
         try:
             check()
@@ -107,8 +107,8 @@ def widths(config: TransformerConfig, row: dict[str, Any], expert: bool) -> None
 
 
 def scattered(row: dict[str, Any]) -> None:
-    own = torch.zeros(row["sequence"] // row["cp"], 1, 1)
-    tensor_parallel.scatter_to_sequence_parallel_region(own)
+    tokens = torch.zeros(row["sequence"] // row["cp"], 1, 1)
+    tensor_parallel.scatter_to_sequence_parallel_region(tokens)
 
 
 def stepped(config: TransformerConfig) -> None:
@@ -121,33 +121,36 @@ def stepped(config: TransformerConfig) -> None:
 
 
 def judged(row: dict[str, Any]) -> dict[str, str]:
-    found = Found()
+    refusals = Refusals()
     torch.distributed.init_process_group("fake", rank=0, world_size=row["gpus"])
     try:
-        if not (found.asked("configuration", lambda: configured(row)) and found.asked("groups", lambda: grouped(row))):
-            return found
+        if not (
+            refusals.passes("configuration", lambda: configured(row))
+            and refusals.passes("groups", lambda: grouped(row))
+        ):
+            return refusals
         config = configured(row)
-        found.asked("batch", lambda: counted(row))
-        found.asked("layers", lambda: cut(config, row))
+        refusals.passes("batch", lambda: counted(row))
+        refusals.passes("layers", lambda: cut(config, row))
         if row["experts"]:
             groups = ProcessGroupCollection.use_mpu_process_groups(["ep", "tp"])
-            found.asked("experts", lambda: Bare(config, 1, groups))
-            found.asked("expert_width", lambda: widths(config, row, expert=True))
-            found.asked("expert_sequence_parallel", lambda: stepped(config))
+            refusals.passes("experts", lambda: Bare(config, 1, groups))
+            refusals.passes("expert_width", lambda: widths(config, row, expert=True))
+            refusals.passes("expert_sequence_parallel", lambda: stepped(config))
         else:
-            found.asked("feed_forward", lambda: widths(config, row, expert=False))
+            refusals.passes("feed_forward", lambda: widths(config, row, expert=False))
         if row["sp"] and row["tp"] > 1:
-            found.asked("sequence_parallel", lambda: scattered(row))
-        return found
+            refusals.passes("sequence_parallel", lambda: scattered(row))
+        return refusals
     finally:
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    found = [judged(row) for row in asked["cases"]]
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    question = json.load(sys.stdin)
+    answers = [judged(row) for row in question["cases"]]
+    sys.stdout.write(f"\n{json.dumps(answers)}\n")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ NOWHERE = ("grad_reduce_in_bf16",)
 
 def settings(words: list[str]) -> dict[str, Any]:
     """The values of the flags by the names of the configuration classes."""
-    found: dict[str, Any] = {}
+    values_of: dict[str, Any] = {}
     at = 0
     while at < len(words):
         name = words[at].removeprefix("--").replace("-", "_")
@@ -50,10 +50,10 @@ def settings(words: list[str]) -> dict[str, Any]:
         end = next((i for i in range(at + 1, len(words)) if words[i].startswith("--")), len(words))
         values = [_value(word) for word in words[at + 1 : end]]
         name = NAMES.get(name, name)
-        assert name not in found, f"{name} is given twice"
-        found[name] = values if name == "recompute_modules" else values[0] if values else True
+        assert name not in values_of, f"{name} is given twice"
+        values_of[name] = values if name == "recompute_modules" else values[0] if values else True
         at = end
-    return found
+    return values_of
 
 
 def _value(word: str) -> Any:
@@ -67,15 +67,15 @@ def configured(flags: dict[str, Any], model: dict[str, Any]) -> TransformerConfi
     """The model's configuration; every flag has a field in one of the classes, and each class takes its own."""
     classes = [MLATransformerConfig if model.get("multi_latent_attention") else TransformerConfig]
     classes += [DistributedDataParallelConfig, OptimizerConfig]
-    taken: set[str] = {*BATCH, *NOWHERE}
-    made = []
+    classified: set[str] = {*BATCH, *NOWHERE}
+    configurations = []
     for each in classes:
-        own = {name: value for name, value in flags.items() if name in {field.name for field in fields(each)}}
-        taken |= own.keys()
+        accepted = {name: value for name, value in flags.items() if name in {field.name for field in fields(each)}}
+        classified |= accepted.keys()
         more = model | {"pipeline_dtype": torch.bfloat16, "bf16": True} if each is classes[0] else {}
-        made.append(each(**own, **more))
-    assert flags.keys() <= taken, f"no class has {sorted(flags.keys() - taken)}"
-    return made[0]
+        configurations.append(each(**accepted, **more))
+    assert flags.keys() <= classified, f"no class has {sorted(flags.keys() - classified)}"
+    return configurations[0]
 
 
 class Recorder:
@@ -150,7 +150,7 @@ def order(config: TransformerConfig, ranks: int, chunks: int, number: int) -> li
 
 def groups_here() -> dict[str, list[int]]:
     """The ranks of each of this rank's groups."""
-    told = {
+    groups_of = {
         "tensor": parallel_state.get_tensor_model_parallel_group(),
         "context": parallel_state.get_context_parallel_group(),
         "pipeline": parallel_state.get_pipeline_model_parallel_group(),
@@ -160,7 +160,7 @@ def groups_here() -> dict[str, list[int]]:
         "expert_tensor": parallel_state.get_expert_tensor_parallel_group(),
         "expert_replicas": parallel_state.get_expert_data_parallel_group(),
     }
-    return {name: torch.distributed.get_process_group_ranks(group) for name, group in told.items()}
+    return {name: torch.distributed.get_process_group_ranks(group) for name, group in groups_of.items()}
 
 
 def layers_here(config: TransformerConfig, ranks: int, rank: int, chunks: int) -> list[dict[str, Any]]:
@@ -172,9 +172,11 @@ def layers_here(config: TransformerConfig, ranks: int, rank: int, chunks: int) -
     layout.validate_layer_layout(config.num_layers, config.mtp_num_layers)
     stages = []
     for chunk in range(chunks):
-        held = layout.layout[rank][chunk]
+        chunk_layers = layout.layout[rank][chunk]
         ids = layout.get_layer_id_list(LayerType.decoder, vp_stage=chunk, pp_rank=rank)
-        stages.append({"layers": ids, "embedding": LayerType.embedding in held, "head": LayerType.loss in held})
+        stages.append(
+            {"layers": ids, "embedding": LayerType.embedding in chunk_layers, "head": LayerType.loss in chunk_layers}
+        )
     return stages
 
 
@@ -199,7 +201,7 @@ def rank_of(case: dict[str, Any], flags: dict[str, Any], rank: int) -> dict[str,
     )
     number = num_microbatches_calculator.get_num_microbatches()
     ranks = config.pipeline_model_parallel_size
-    found = {
+    description = {
         "stages": layers_here(config, ranks, parallel_state.get_pipeline_model_parallel_rank(), chunks),
         "groups": groups_here(),
         "micro_batches": number,
@@ -210,7 +212,7 @@ def rank_of(case: dict[str, Any], flags: dict[str, Any], rank: int) -> dict[str,
     }
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
-    return found
+    return description
 
 
 def bridged(case: dict[str, Any], flags: dict[str, Any]) -> list[str]:
@@ -222,16 +224,16 @@ def bridged(case: dict[str, Any], flags: dict[str, Any]) -> list[str]:
     names = ("model", "train", "ddp", "optimizer", "comm_overlap")
     config = SimpleNamespace(**{name: SimpleNamespace() for name in names})
     config.model = SimpleNamespace(**case["model"] | wrong | more)
-    found: dict[str, Any] = {}
-    exec(compile(case["bridge"], "exported.py", "exec"), found)
-    found["planned"](config)
-    made = type(of_flags)(**vars(config.model))
+    namespace: dict[str, Any] = {}
+    exec(compile(case["bridge"], "exported.py", "exec"), namespace)
+    namespace["planned"](config)
+    by_recipe = type(of_flags)(**vars(config.model))
     ddp = DistributedDataParallelConfig(**vars(config.ddp))
     differing = [
-        f"{field.name}: {getattr(made, field.name)!r}, by flags {getattr(of_flags, field.name)!r}"
-        for field in fields(made)
+        f"{field.name}: {getattr(by_recipe, field.name)!r}, by flags {getattr(of_flags, field.name)!r}"
+        for field in fields(by_recipe)
         if field.name in flags
-        and getattr(made, field.name) != getattr(of_flags, field.name)
+        and getattr(by_recipe, field.name) != getattr(of_flags, field.name)
         and field.name != "pipeline_model_parallel_layout"
     ]
     differing += [
@@ -239,7 +241,7 @@ def bridged(case: dict[str, Any], flags: dict[str, Any]) -> list[str]:
         for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "grad_reduce_in_fp32")
         if getattr(ddp, name) != flags.get(name, False)
     ]
-    layouts = [getattr(each.pipeline_model_parallel_layout, "layout", None) for each in (made, of_flags)]
+    layouts = [getattr(each.pipeline_model_parallel_layout, "layout", None) for each in (by_recipe, of_flags)]
     batch = [name for name in BATCH if getattr(config.train, name) != flags[name]]
     return differing + batch + (["the cut"] if layouts[0] != layouts[1] else [])
 
@@ -259,9 +261,9 @@ def judged(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    found = [judged(case) for case in asked["cases"]]
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+    question = json.load(sys.stdin)
+    answers = [judged(case) for case in question["cases"]]
+    sys.stdout.write(f"\n{json.dumps(answers)}\n")
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ def model(layers: int, head: str) -> Any:
     """torchtitan's decoder by the names of its modules."""
     from torch import nn
 
-    made = nn.Module()
-    made.tok_embeddings = nn.Embedding(4, 2)
-    made.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(layers)})
-    made.norm = nn.LayerNorm(2)
-    setattr(made, head, nn.Linear(2, 4))
-    return made
+    module = nn.Module()
+    module.tok_embeddings = nn.Embedding(4, 2)
+    module.layers = nn.ModuleDict({str(i): nn.Linear(2, 2) for i in range(layers)})
+    module.norm = nn.LayerNorm(2)
+    setattr(module, head, nn.Linear(2, 4))
+    return module
 
 
 def settings(release: str, text: str) -> Any:
@@ -74,30 +74,34 @@ def settings(release: str, text: str) -> Any:
 
 
 def recomputes(config: Any) -> bool:
-    own = config.activation_checkpoint
-    return own is not None and (type(own).__qualname__.startswith("FullAC") or getattr(own, "mode", "none") == "full")
+    checkpoint = config.activation_checkpoint
+    return checkpoint is not None and (
+        type(checkpoint).__qualname__.startswith("FullAC") or getattr(checkpoint, "mode", "none") == "full"
+    )
 
 
 def split(release: str, case: dict[str, Any]) -> dict[str, Any]:
     import torchtitan.distributed.pipeline_parallel as pipelines
 
     config = settings(release, case["text"])
-    told = config.parallelism
+    parallelism = config.parallelism
     pipelines.PipelineStage = lambda part, index, *_args, **_named: SimpleNamespace(index=index, part=part)
     cut = pipelines.pipeline_module_split if release == "0.2" else pipelines._pipeline_module_split
     whole = model(case["layers"], "output" if release == "0.2" else "lm_head")
     ranks = []
-    for rank in range(told.pipeline_parallel_degree):
-        mesh = Mesh(rank, told.pipeline_parallel_degree)
-        stages, _parts = cut(whole, mesh, told.pipeline_parallel_schedule, None, told.module_fqns_per_model_part)
+    for rank in range(parallelism.pipeline_parallel_degree):
+        mesh = Mesh(rank, parallelism.pipeline_parallel_degree)
+        stages, _parts = cut(
+            whole, mesh, parallelism.pipeline_parallel_schedule, None, parallelism.module_fqns_per_model_part
+        )
         ranks.append([[stage.index, [name for name, _value in stage.part.named_parameters()]] for stage in stages])
     return {
         "whole": [name for name, _value in whole.named_parameters()],
         "ranks": ranks,
-        "schedule": told.pipeline_parallel_schedule,
-        "micro_batch": told.pipeline_parallel_microbatch_size,
-        "replicate": told.data_parallel_replicate_degree,
-        "shard": told.data_parallel_shard_degree,
+        "schedule": parallelism.pipeline_parallel_schedule,
+        "micro_batch": parallelism.pipeline_parallel_microbatch_size,
+        "replicate": parallelism.data_parallel_replicate_degree,
+        "shard": parallelism.data_parallel_shard_degree,
         "local": config.training.local_batch_size,
         "global": config.training.global_batch_size,
         "recomputes": recomputes(config),
@@ -113,33 +117,33 @@ def groups(config: Any, world: int) -> list[dict[str, list[int]]]:
 
     assert fake_pg  # its import registers the backend
     parallel_dims.device_type = "cpu"
-    told, found = config.parallelism, []
+    parallelism, ranks = config.parallelism, []
     named = {
-        "dp_replicate": told.data_parallel_replicate_degree,
-        "dp_shard": told.data_parallel_shard_degree,
-        "cp": told.context_parallel_degree,
-        "tp": told.tensor_parallel_degree,
-        "pp": told.pipeline_parallel_degree,
-        "ep": told.expert_parallel_degree,
+        "dp_replicate": parallelism.data_parallel_replicate_degree,
+        "dp_shard": parallelism.data_parallel_shard_degree,
+        "cp": parallelism.context_parallel_degree,
+        "tp": parallelism.tensor_parallel_degree,
+        "pp": parallelism.pipeline_parallel_degree,
+        "ep": parallelism.expert_parallel_degree,
     }
     if "etp" in parallel_dims.ParallelDims.__dataclass_fields__:
-        named["etp"] = told.expert_tensor_parallel_degree
+        named["etp"] = parallelism.expert_tensor_parallel_degree
     for rank in range(world):
         torch.distributed.init_process_group("fake", rank=rank, world_size=world)
         dims = parallel_dims.ParallelDims(world_size=world, **named)
         dims.build_mesh()
         meshes = getattr(dims, "_single_axis_meshes", None) or dims._meshes
-        found.append({name: meshes[name].mesh.tolist() for name in ("pp", "cp", "tp", "ep", "batch", "loss")})
+        ranks.append({name: meshes[name].mesh.tolist() for name in ("pp", "cp", "tp", "ep", "batch", "loss")})
         torch.distributed.destroy_process_group()
-    return found
+    return ranks
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    for name in ("tyro", "tokenizers", *UNUSED[asked["release"]]):
+    question = json.load(sys.stdin)
+    for name in ("tyro", "tokenizers", *UNUSED[question["release"]]):
         sys.modules[name] = MagicMock()
-    found = [split(asked["release"], case) for case in asked["cases"]]
-    json.dump(found, sys.stdout)
+    answers = [split(question["release"], case) for case in question["cases"]]
+    json.dump(answers, sys.stdout)
 
 
 if __name__ == "__main__":
