@@ -36,7 +36,7 @@ BACKWARD = [700, 1500, 1300, 1100, 900, 1700]
 
 
 def profile(forward: list[int], backward: list[int], update: int = 50) -> ModelProfile:
-    """Six layers measured at 2 rows; times in µs."""
+    """Build a profile of six layers, measured at 2 rows; times in µs."""
     layers = [
         {"forward_ns": f * US, "backward_ns": b * US, "backward_weight_ns": b * US // 2, "stash_bytes": 100}
         for f, b in zip(forward, backward, strict=True)
@@ -62,7 +62,7 @@ def cluster(bandwidth: int = 10**9, latency: int = 20_000, nodes: int = 1) -> Cl
 def planned(
     costs: ModelProfile, network: ClusterTopology, cuts: list[int], count: int = 6, *, recompute: bool = False
 ) -> PlanFile:
-    """1F1B over stages that end after the layers ``cuts``; 12 samples."""
+    """Plan 1F1B over stages that end after the layers ``cuts``, with 12 samples."""
     request = PlanRequest(profile=costs, topology=network, global_batch_size=12)
     problem = to_problem(request)
     bounds = list(zip([0, *(c + 1 for c in cuts)], [*cuts, 5], strict=True))
@@ -75,7 +75,7 @@ def planned(
 
 
 def traced(true: PlanFile, run: PlanFile, clock_error_ns: int = 0) -> Trace:
-    """What ranks would measure of the plan ``known`` if the world were as the judge of ``true`` says."""
+    """Build the trace that ranks would measure of the plan ``run`` if the judge of ``true`` were the truth."""
     timeline = judge(true).timeline
     assert timeline is not None
     last = max(s for track in timeline.tracks for s in track.operations[:, 1].tolist())

@@ -37,7 +37,7 @@ def laid_out(profile: ModelProfile, cluster: ClusterTopology = CLUSTER, **layout
 
 
 def time_ns(file: PlanFile) -> int:
-    """By the judge, which `calibrate_throughput` does not ask for times."""
+    """Return the plan's time by the judge, which `calibrate_throughput` does not use for times."""
     timeline = judge(file).timeline
     assert timeline is not None
     return timeline.time_per_global_batch_ns

@@ -27,7 +27,7 @@ EVERY_RULE = ["synchronous", "weight_stashing", "double_buffered", "double_group
 
 
 def _request() -> PlanRequest:
-    """Four layers on four devices, eight samples in a global batch."""
+    """Build a request of four layers on four devices, with eight samples in a global batch."""
     layer = {"forward_ns": 1000, "backward_ns": 2100, "stash_bytes": 8}
     cut = [{"name": "x", "bytes_per_sample": 4, "gradient_bytes_per_sample": 2}]
     profile = {
@@ -58,7 +58,7 @@ def request_document() -> PlanRequest:
 
 
 def _pattern(stages: int, split: bool = False) -> Pattern:
-    """Two micro-batches per period, the second one's operations right behind the first one's."""
+    """Build a pattern of two micro-batches per period, with the second one's operations right behind the first's."""
     operations = []
     for j in (0, 1):
         for s in range(stages):
@@ -81,13 +81,13 @@ def _two_pipelines() -> Allocation:
 
 
 def _both_ways() -> Allocation:
-    """Two groups of two devices, two pipelines in each direction over them, as Chimera's."""
+    """Build two groups of two devices with two pipelines in each direction over them, as Chimera's."""
     down, up = _straight((0, 2), (1, 3)), _straight((1, 3), (0, 2))
     return Allocation(tuple(Pipeline((down, up)[q % 2], (2 * q, 2 * q + 1)) for q in range(4)), 8)
 
 
 def _flushed(allocation: Allocation) -> Orders:
-    """All forwards, then all backwards, a row for each stage."""
+    """Order all forwards, then all backwards, in a row for each stage."""
     rows = []
     for s, stage in enumerate(allocation.stages):
         batches = allocation.micro_batches(s)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def planned(request: PlanRequest, planner: str = "dapple", choice: Choice = Choice(Degrees(tensor=2))) -> Plan:
-    """A plan at a choice."""
+    """Plan at a choice."""
     cells = contract(to_problem(request), choice)
     result = driver.solve(cells, planner, max_plans=6)
     assert result.best is not None
@@ -37,12 +37,12 @@ def planned(request: PlanRequest, planner: str = "dapple", choice: Choice = Choi
 
 
 def again(plan: Plan, **changes: Any) -> Plan:
-    """The plan as it is stored, with changes."""
+    """Return the plan as it is stored, with changes."""
     return Plan.parse(json.loads(plan.canonical_json()) | changes)
 
 
 def unjudged(plan: Plan, devices: list[list[str]]) -> Plan:
-    """The plan with other GPUs in its stages, as one that was changed by hand."""
+    """Return the plan with other GPUs in its stages, as if it were changed by hand."""
     data = json.loads(plan.canonical_json())
     stages = data["pipelines"][0]["stages"]
     assert len(stages) == len(devices)
@@ -110,7 +110,7 @@ def test_gpus_that_are_no_replica_are_a_fault(devices: list[str], named: str) ->
 
 
 def faults(request: PlanRequest, plan: Plan) -> tuple[str, ...]:
-    """What the judge says."""
+    """Return the judge's faults."""
     return judge(PlanFile(plan=plan, request=request)).faults
 
 
@@ -170,7 +170,7 @@ def test_degrees_that_the_profile_does_not_know_are_a_fault_of_the_request() -> 
 
 
 def covering(plan: Plan, *choices: str) -> Plan:
-    """The plan whose first certificate says that it covers these choices alone."""
+    """Return the plan with a first certificate that covers these choices alone."""
     first, *others = plan.certificates
     covers = first.covers.model_copy(update={"degrees": choices})
     altered = first.model_copy(update={"covers": covers, "model": model_of(first.scope, covers.covers())})
@@ -178,7 +178,7 @@ def covering(plan: Plan, *choices: str) -> Plan:
 
 
 def answered() -> tuple[PlanRequest, Plan]:
-    """A request that leaves the degrees open, and the plan that answers it."""
+    """Return a request that leaves the degrees open, and the plan that answers it."""
     request = with_degrees(planner="dapple", termination={"max_plans": 6})
     plan = solve(request).plan
     assert plan is not None
@@ -225,7 +225,7 @@ MLP = {"module": "mlp", "forward_ns": 3, "freed_bytes": 1}
 
 
 def with_modules(**changes: Any) -> PlanRequest:
-    """The request whose layers have modules."""
+    """Return the request with modules in its layers."""
     request = json.loads(with_degrees(**changes).canonical_json())
     for layer in request["profile"]["variants"][0]["measurements"][0]["layers"]:
         layer["modules"] = [NORM, MLP]
@@ -233,7 +233,7 @@ def with_modules(**changes: Any) -> PlanRequest:
 
 
 def recomputing(plan: Plan, recompute: object) -> Plan:
-    """The plan as one of one's own whose stages recompute so."""
+    """Return the plan as a user's own plan whose stages recompute so."""
     data = json.loads(plan.canonical_json())
     for stage in data["pipelines"][0]["stages"]:
         stage["recompute"] = recompute
@@ -258,7 +258,7 @@ def test_modules_are_read_as_they_were_written_in_their_order() -> None:
 
 
 def inner_gather_ns(cells: Problem) -> int:
-    """What the gather takes: that of the third layer's forward, which has one more than the others."""
+    """Return the time of the gather, which the third layer's forward has once more than the others."""
     forward = cells.costs(cells.devices[0].kind, 2).forward_ns
     return int((forward[3] - forward[2]) - (forward[2] - forward[1]))
 

@@ -15,7 +15,7 @@ from penstock.solvers.model.result import JudgedPlan
 
 
 def request(forward_ns: int = 10) -> Problem:
-    """Two layers, which on a device each take three times the forward for each of two micro-batches."""
+    """Build two layers, each of which takes three times the forward per device for each of two micro-batches."""
     return make_problem([forward_ns] * 2, boundary_bytes=5, parameter_bytes=10, nodes=(2,), global_batch_size=2)
 
 

@@ -42,7 +42,7 @@ def by_hand(*rows: str) -> Orders:
 
 
 def on_devices(*devices: int) -> Allocation:
-    """A stage of one layer on each device."""
+    """Place a stage of one layer on each device."""
     return single_pipeline(tuple(Stage(s, s, (device,)) for s, device in enumerate(devices)), 2)
 
 
@@ -114,7 +114,7 @@ def test_plans_beyond_the_common_subset_are_refused() -> None:
 
 
 def replicated(num_stages: int, number: int, counts: tuple[int, ...], recompute: bool) -> tuple[Allocation, Orders]:
-    """1F1B, stage s on so many devices; each stage recomputes its layer ahead of its backwards, or not."""
+    """Build 1F1B with ``counts[s]`` devices for stage s, where each stage recomputes ahead of its backwards, or not."""
     _allocation, orders = one_f_one_b(num_stages, number)
     first = [sum(counts[:s]) for s in range(num_stages)]
     stages = tuple(

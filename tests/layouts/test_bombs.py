@@ -20,7 +20,7 @@ NUMBER = 30
 
 
 def lines(first: str, each: str, count: int = NUMBER) -> str:
-    """``first``, then a line for each number, in which ``{i}`` is the number and ``{j}`` the one before."""
+    """Write ``first``, then a line for each number, in which ``{i}`` is the number and ``{j}`` the one before."""
     return "\n".join([first, *(each.format(i=i, j=i - 1) for i in range(1, count))])
 
 

@@ -58,7 +58,7 @@ CONDITIONS = (
 
 
 def scripts(random: Random, depth: int = 0) -> str:
-    """Assignments in nested branches."""
+    """Write assignments in nested branches."""
     margin = "  " * depth
     lines = [f"{margin}PP={random.randint(1, 99)}"] if random.random() < 0.8 or depth == 0 else [f"{margin}A=4"]
     for _ in range(random.randint(0, 2) if depth < 3 else 0):

@@ -70,7 +70,7 @@ def test_without_tensor_parallelism_it_is_the_plan_written_by_hand() -> None:
 
 
 def _rank(stage: int, replica: int, lane: int, replicas: int, tensor: int) -> int:
-    """Megatron's order tp-cp-ep-dp-pp without context and experts."""
+    """Return the rank in Megatron's order tp-cp-ep-dp-pp without context and experts."""
     return (stage * replicas + replica) * tensor + lane
 
 

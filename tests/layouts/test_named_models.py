@@ -115,7 +115,7 @@ def test_a_profile_that_contradicts_the_model_is_refused() -> None:
     ("pipeline", "sharding", "memory"), [(1, "parameters", "over_replicas"), (2, None, "over_replicas")]
 )
 def test_gpus_that_share_a_sequence_share_out_states_too(pipeline: int, sharding: str | None, memory: str) -> None:
-    """FSDP's groups are those of sharding × context, whatever the degree of sharding is."""
+    """FSDP's groups are sharding × context, whatever the degree of sharding is."""
     text = TOML.format(name="llama3", flavor="8B") + (
         f"context_parallel_degree = 4\ndata_parallel_shard_degree = 1\npipeline_parallel_degree = {pipeline}\n"
     )

@@ -288,7 +288,10 @@ def test_deepspeed_as_it_is_called(text: str) -> None:
 
 
 def least_spread(weights: list[int], parts: int) -> tuple[float, list[int]]:
-    """DeepSpeed's recurrence in plain words: cells by prefix and parts, each from the best before; the last wins."""
+    """Compute DeepSpeed's recurrence in plain words: entries by prefix and parts, each from the best before.
+
+    Of equal entries the last one counts.
+    """
     before = np.concatenate(([0], np.cumsum(weights)))
     cells: dict[tuple[int, int], tuple[float, float, list[int]]] = {(0, 0): (0.0, float("inf"), [0])}
     for end in range(1, len(weights) + 1):

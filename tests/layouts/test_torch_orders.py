@@ -25,7 +25,7 @@ CLASSES: dict[str, Any] = {
 
 
 def pytorchs(name: str, ranks: int, chunks: int, number: int, rank: int) -> list[list[int]]:
-    """[kind, stage, micro-batch] of what PyTorch runs on a rank."""
+    """Return [kind, stage, micro-batch] of PyTorch's operations on a rank."""
     rounds = max(1, number // ranks)
     schedule = SimpleNamespace(
         pp_group_size=ranks,

@@ -133,7 +133,7 @@ class Exported:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Exported:
-    """Any number of nodes, ranks, parts and micro-batches, any order and recomputation that the trainer has."""
+    """Draw any number of nodes, ranks, parts and micro-batches, and any order and recomputation of the trainer."""
     target = draw(st.sampled_from(sorted(TRAINERS)))
     plan_request = request(target, nodes=draw(st.sampled_from([1, 2])), batch=48)
     problem = to_problem(plan_request)
@@ -214,7 +214,7 @@ def test_a_layout_that_breaks_a_pin_is_measured_by_bounds_that_ask_for_none(kept
 
 
 def even(target: str) -> PlanFile:
-    """Two stages on two devices each, as the trainer would have them."""
+    """Plan two stages on two devices each, as the trainer would have them."""
     ranges = plan_file(imported("ranges", '{"layers": [[0, 4], [5, 9]], "num_micro_batches": 4}')).plan
     plan_request = request(target)
     plain = ranges.model_copy(update={"request_hash": plan_request.content_hash(), "certificates": ()})

@@ -1,4 +1,4 @@
-"""What a trainer's file says of memory, of the model and of parallelism: counted, compared, refused, or listed."""
+"""Settings of a trainer's file on memory, model and parallelism: counted, compared, refused, or listed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def imported(form: str, text: str, **more: Any) -> LayoutImported:
 
 
 def per_parameter(request: PlanRequest, replicas: int) -> float:
-    """Bytes that a device holds for each parameter of a stage of 16-bit transformer layers."""
+    """Return the bytes that a device holds for each parameter of a stage of 16-bit transformer layers."""
     problem = to_problem(request)
     static = static_bytes(problem, Stage(2, 5, tuple(range(replicas)))).total
     return static / (int(problem.parameter_bytes[6] - problem.parameter_bytes[2]) / 2)

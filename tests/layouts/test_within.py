@@ -36,14 +36,14 @@ from penstock.solvers.solve import driver
 
 
 def limits(trainer: str, layers: int) -> Within:
-    """Of a chain whose first and last layers are embedding and head."""
+    """Return the limits of a trainer for a chain whose first and last layers are embedding and head."""
     one = TRAINERS[trainer]
     span = Span(1, layers - 2) if one.needs_roles else Span(0, layers - 1)
     return Within(trainer, tuple(one.orders), one.rounds, one.recompute, one.at_once, span, (True,) * (layers - 1))
 
 
 def every_plan(problem: Problem, within: Within) -> Iterator[JudgedPlan]:
-    """All plans that fit and that the limits find nothing wrong with, by plain enumeration."""
+    """Yield all plans that fit and keep the limits, by plain enumeration."""
     layers, devices = problem.num_layers, range(problem.num_devices)
     for used in range(1, problem.num_devices + 1):
         for world in permutations(devices, used):

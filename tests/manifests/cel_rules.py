@@ -1,6 +1,6 @@
-"""Run in a process of its own with an evaluator of CEL on the path: what rules say of values.
+"""A separate process with an evaluator of CEL on the path: the results of rules on values.
 
-Reads a list of ``[rule, value]``, writes for each true, false, or why it could not be evaluated.
+The process reads a list of ``[rule, value]``, and writes for each true, false, or why it could not be evaluated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the CustomResourceDefinitions of Kubernetes objects allow beyond types: numbers, lengths, patterns, rules.
+"""Limits in the CustomResourceDefinitions of Kubernetes objects beyond types: numbers, lengths, patterns, rules.
 
 ``schemas/limits.json`` has them by kind and path; ``*`` is every element of a list, and every value of a map.
 """
@@ -37,7 +37,7 @@ def _limits(kind: str) -> list[tuple[list[str], str, Any]]:
 
 
 def limited_values(kind: str, job: dict[str, Any]) -> Iterator[LimitedValue]:
-    """Every limit of a kind with every value of a job that it is for; of rules in CEL each by itself."""
+    """Yield every limit of a kind with every value of a job to which it applies; each rule in CEL is a limit."""
     for path, keyword, limit in _limits(kind):
         for value in _at(job, path):
             for one in limit if keyword == CEL else [limit]:
@@ -56,7 +56,7 @@ def _at(value: Any, path: list[str]) -> Iterator[Any]:
 
 
 def broken(one: LimitedValue) -> bool:
-    """Whether a value is beyond its limit, by the meaning that OpenAPI gives the keyword; of no rule in CEL."""
+    """Return whether a value is beyond its limit, by the meaning of the keyword in OpenAPI; rules in CEL never are."""
     match one.keyword:
         case "minimum":
             return bool(one.value < one.limit)

@@ -20,9 +20,9 @@ def plan_on(
     kind: str = "V100",
     switches: Mapping[str, str] | None = None,
 ) -> PlanFile:
-    """A plan with a stage on each of the first ``used[node]`` devices of every node, in the order of ``used``.
+    """Plan a stage on each of the first ``used[node]`` devices of every node, in the order of ``used``.
 
-    ``devices``: how many a node has, where it is more; ``switches``: which switch a node hangs at.
+    ``devices`` has the number of devices of a node with further ones, and ``switches`` the switch of a node.
     """
     return _plan_on(tuple(used.items()), tuple((devices or {}).items()), kind, tuple((switches or {}).items()))
 

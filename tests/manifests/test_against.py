@@ -30,7 +30,7 @@ SWITCHES = "SwitchName=leaf Nodes=gpu[0-1]\n"
 
 
 def why(tmp_path: Path, name: str, text: str, used: dict[str, int]) -> str:
-    """What is wrong with a plan; nothing where it may run."""
+    """Return the faults of a plan; no text where it may run."""
     (tmp_path / name).write_text(text)
     try:
         refuse_absent(plan_on(used), read_known(str(tmp_path / name)))

@@ -61,7 +61,7 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 
 def manifests_of(to: str, file: PlanFile, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ConfigMap and the job, which the schema of its kind takes."""
+    """Return the ConfigMap and the job, after a check by the schema of its kind."""
     base = {"model": "m:job", "steps": 3, "image": "registry.example/train:1"}
     queue = {"queue": "gpus"} if to == "kueue" else {}
     [written] = make(file, to, LaunchSettings.parse(base | queue | more))
@@ -72,7 +72,7 @@ def manifests_of(to: str, file: PlanFile, **more: Any) -> tuple[dict[str, Any], 
 
 
 def pods_of(job: Any) -> list[dict[str, Any]]:
-    """All pod specs (of a TrainJob: the patch) within a manifest."""
+    """Return all pod specs (of a TrainJob: the patch) within a manifest."""
     if isinstance(job, list):
         return [spec for each in job for spec in pods_of(each)]
     if not isinstance(job, dict):
@@ -86,7 +86,7 @@ def nodes_of(spec: dict[str, Any]) -> list[str]:
 
 
 def place_of(command: list[str], number: int) -> str:
-    """Which node torchrun would take a pod for, the ``number``th of its group: from its option or its variable."""
+    """Return the node number of the ``number``th pod of a group, by torchrun's option or by its variable."""
     option = [word for word in command if word.startswith("--node-rank=")]
     if option:
         assert command[0] == "torchrun"

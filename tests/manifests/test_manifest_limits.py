@@ -45,12 +45,12 @@ BEYOND = {
     "enum": "Sometimes",
     "pattern": "1 Gi:",
 }
-"""For each keyword a value that no limit of it allows."""
+"""A value for each keyword that none of its limits allows."""
 
 
 @cache
 def manifests(to: str) -> list[dict[str, Any]]:
-    """The jobs of a target, at degrees and with settings."""
+    """Return the jobs of a target, at degrees and with settings."""
     jobs = []
     for file in (plan_on(EQUAL, switches=RACKS), plan_at_tensor(2), plan_at_tensor(8)):
         for more in VARIANTS.values():
@@ -81,7 +81,7 @@ def test_every_value_is_within_its_limits(to: str) -> None:
 
 
 def replaced(value: Any, path: list[str], by: Any) -> Any:
-    """The value, with another one in the first place of a path."""
+    """Return the value with another one in the first place of a path."""
     if not path:
         return by
     inner = copy.copy(value)
@@ -103,7 +103,7 @@ def test_each_limit_refuses_what_is_beyond_it(to: str) -> None:
 
 
 def evaluated(rules: list[tuple[str, Any]], tier: str) -> list[Any]:
-    """What an evaluator of CEL says; without one a test is skipped, but in the full tier it fails."""
+    """Return the results of an evaluator of CEL; without one skip the test, or fail it in the full tier."""
     folder = INSTALLED / EVALUATOR
     if not folder.is_dir():
         (pytest.fail if tier == "everything" else pytest.skip)(f"{EVALUATOR} is not installed: scripts/trainers")

@@ -1,4 +1,4 @@
-"""Plans whose layers several GPUs share: a process on each GPU of each node, told by the plan's devices."""
+"""Plans whose layers several GPUs share: a process on each GPU of each node, according to the plan's devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAUNCH = LaunchSettings.parse({"model": "train.jobs:llama", "steps": 7})
 
 @cache
 def plan_at_tensor(degree: int) -> PlanFile:
-    """Two stages of two replicas on two nodes of eight GPUs."""
+    """Plan two stages of two replicas on two nodes of eight GPUs."""
     shape = SHAPES["llama-3-8b"].model_copy(update={"layers": 6})
     profile = profile_of(shape, "megatron", ("H100",), micro_batch_sizes=(1, 2))
     request = PlanRequest.model_validate(

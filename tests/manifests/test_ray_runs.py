@@ -39,7 +39,7 @@ sys.exit(done.returncode)
 
 
 def planned(folder: Path) -> Path:
-    """Two stages at tensor 2, one on each of two nodes of two devices."""
+    """Plan two stages at tensor 2, one on each of two nodes of two devices."""
     profile, plan = (folder / f"{name}.json" for name in ("profile", "plan"))
     job = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2"]
     assert main(["profile", *job, "--micro-batch-size", "1", "--micro-batch-size", "2", "-o", str(profile)]) == 0

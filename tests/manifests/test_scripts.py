@@ -142,7 +142,7 @@ def test_a_node_that_the_plan_does_not_have(tmp_path: Path) -> None:
 
 
 def _ran(folder: Path, node: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The script on a node, with a torchrun that says what it was told."""
+    """Run the script on a node, with a torchrun that prints its arguments and environment."""
     recorder = folder / "bin" / "torchrun"
     recorder.parent.mkdir(exist_ok=True)
     recorder.write_text('#!/bin/bash\nprintf "%s\\0" "$@" "${ODD-}" "${TWO-}" "$MASTER_ADDR"\n')

@@ -13,7 +13,10 @@ PRICES = {"V100": 1.0, "A100": 2.5}
 
 
 def tree(rng: random.Random, nodes: int) -> ClusterTopology:
-    """Nodes of one or two devices below leaves below a top switch; few different bandwidths, so that sets are alike."""
+    """Draw nodes of one or two devices below leaves below a top switch.
+
+    There are few different bandwidths, so that sets are alike.
+    """
     leaves = max(1, nodes // rng.choice([2, 3]))
     links = [
         Link(a="top", b=f"leaf{leaf}", bandwidth_bytes_per_s=rng.choice([2, 4]) * 10**8, latency_ns=0)
@@ -32,7 +35,7 @@ def tree(rng: random.Random, nodes: int) -> ClusterTopology:
 
 
 def profile(rng: random.Random, layers: int = 3) -> dict[str, Any]:
-    """A chain whose layers take milliseconds and send megabytes."""
+    """Draw a chain whose layers take milliseconds and send megabytes."""
     kinds = dict(zip(KINDS, (2, 1), strict=True))
     costs = [rng.randint(2, 9) * 1_000_000 for _ in range(layers)]
     return {
@@ -59,8 +62,9 @@ def profile(rng: random.Random, layers: int = 3) -> dict[str, Any]:
 
 
 def request(seed: int, *, nodes: int = 4, planner: str = "exact", **more: Any) -> PlacementRequest:
-    """One job on a random cluster, of which everything is free. ``more``: fields of the job (``allowed``: its
-    ``nodes``) and of the request.
+    """Draw a request of one job on a random cluster, of which everything is free.
+
+    ``more`` has fields of the job (``allowed``: its ``nodes``) and of the request.
     """
     rng = random.Random(seed)
     allowed = more.pop("allowed", {})

@@ -22,7 +22,7 @@ SEEDS = range(4)
 
 @cache
 def every_set(seed: int) -> tuple[tuple[int, tuple[str, ...], int, int, float], ...]:
-    """Of each set of nodes: its class, names, devices, the exact time of a step, and its price."""
+    """Return for each set of nodes its class, names, devices, the exact time of a step, and its price."""
     placement_request = request(seed)
     assert isinstance(placement_request.topology, ClusterTopology)
     cluster = Cluster(placement_request.topology)
@@ -41,7 +41,7 @@ def every_set(seed: int) -> tuple[tuple[int, tuple[str, ...], int, int, float], 
 
 
 def placed(placement_request: PlacementRequest) -> tuple[float, int, int]:
-    """Value, time and devices of the placement; its plan is one that the judge takes."""
+    """Return value, time and devices of the placement, whose plan passes the judge."""
     choice = answer(placement_request).choices[0]
     assert choice.plan_file is not None
     assert choice.value is not None

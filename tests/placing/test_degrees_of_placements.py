@@ -1,4 +1,4 @@
-"""Placements where degrees are a choice: plans of whole cells inside nodes, and sets of nodes that have none."""
+"""Placements where degrees are a choice: plans of whole GPU groups inside nodes, and sets of nodes without groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def placed(cluster: str = "2x4xH100", **more: Any) -> Placement:
 
 
 def cells(placement: Placement) -> list[tuple[str, ...]]:
-    """The GPUs of each cell of the plan, which has no fault."""
+    """Return the GPUs of each group of the plan, which has no fault."""
     assert placement.plan_file is not None
     assert penstock.judge(placement.plan_file).faults == ()
     plan = placement.plan_file.plan
@@ -90,7 +90,7 @@ def test_a_profile_without_degrees_is_placed_as_before() -> None:
 
 
 def joined(bandwidth: int, *, apart: bool) -> Problem:
-    """Four nodes of four GPUs below one switch or, ``apart``, below two, whose cables are as wide as one node's."""
+    """Join four nodes of four GPUs below one switch or, ``apart``, below two, with cables as wide as one node's."""
     whole = catalogue.cluster("4x4xH100").expanded()
     names = [node.name for node in whole.nodes]
     above = dict(zip(names, ("left", "left", "right", "right") if apart else ("top",) * 4, strict=True))
@@ -107,7 +107,7 @@ def joined(bandwidth: int, *, apart: bool) -> Problem:
 
 @pytest.mark.tier("nightly")
 def test_what_is_known_of_hosts_holds_however_they_are_joined() -> None:
-    """Bounds are at most those of the set itself, and the plan is that of every choice asked by itself."""
+    """Bounds are at most the bounds of the set itself, and the plan is the best of every choice planned separately."""
     sets = [joined(gb * 10**9, apart=apart) for gb, apart in ((400, False), (1, True), (12, True))]
     hosts, chosen = Hosts(sets[0], {}), set()
     for problem in sets:

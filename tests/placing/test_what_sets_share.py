@@ -1,4 +1,4 @@
-"""What is made of a choice of degrees on some hosts and taken for others: the same as if it were made on these."""
+"""Costs at a choice of degrees that are computed on some hosts and reused on others, as if computed there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.solvers.placement.site import Chosen
 
 
 def job() -> Job:
-    """A job on nodes of H100 and of A100, in some of which GPUs are connected more slowly or are taken."""
+    """Build a job on nodes of H100 and of A100, in some of which GPUs are connected more slowly or are busy."""
     quick, slow = (catalogue.cluster(f"4x8x{kind}").expanded() for kind in ("H100", "A100"))
     names = {node.name: f"slow{number}" for number, node in enumerate(slow.nodes)}
     nodes = [*quick.nodes]
@@ -48,7 +48,7 @@ def job() -> Job:
 
 
 def sets(of: Job, rng: random.Random) -> Iterator[tuple[frozenset[tuple[int, int]], Problem]]:
-    """Random sets of hosts, each with the groups that its hosts are of."""
+    """Yield random sets of hosts, each with the groups of its hosts."""
     hosts = range(len(of.site.hosts))
     for _ in range(10):
         chosen: Chosen = of.site.taken(rng.sample(hosts, rng.randint(1, 3)))
@@ -56,7 +56,7 @@ def sets(of: Job, rng: random.Random) -> Iterator[tuple[frozenset[tuple[int, int
 
 
 def contents(problem: Problem) -> dict[str, Any]:
-    """All that a problem says, but what it is made of, and what is kept to be computed once."""
+    """Return all fields of a problem but its source, and values that are cached."""
     network, left_out = problem.network, {"real", "network", "variants", "_costs"}
     values = {each.name: plain(getattr(problem, each.name)) for each in fields(problem) if each.name not in left_out}
     joined = (network.device_names, network.node_names, network.node_of, network.insides, network.cables)
@@ -64,7 +64,7 @@ def contents(problem: Problem) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value with its arrays as lists, so that two of them can be compared."""
+    """Return a value with its arrays as lists, so that two of them can be compared."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

@@ -32,7 +32,7 @@ def shape(length: int, windows: Windows | None) -> TransformerShape:
 
 
 def pairs(length: int, width: int) -> int:
-    """Of queries and the keys that they see, counted one by one."""
+    """Count the pairs of queries and keys that they see, one by one."""
     return sum(min(position + 1, width) for position in range(length))
 
 
@@ -79,7 +79,7 @@ def test_windows_in_no_pattern_are_refused_in_a_sentence() -> None:
 
 @pytest.mark.parametrize(("length", "width"), [(64, 7), (64, 64), (1000, 128)])
 def test_flops_are_those_of_the_pairs_that_are_seen(length: int, width: int) -> None:
-    """But for half of the diagonal, which causal attention is counted without, and that of the window's edge."""
+    """Causal attention does not count half of the diagonal, nor a window half of its edge."""
     windowed, whole = shape(length, Windows(width=width)), shape(length, None)
     saved = flops_per_sample(whole) - flops_per_sample(windowed)
     per_pair = 12 * whole.layers * whole.heads * whole.head_width

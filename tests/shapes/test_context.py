@@ -185,7 +185,7 @@ def test_memory_of_stages_has_the_buffers_where_no_scores_are_larger() -> None:
 
 @pytest.fixture(params=[2, 4])
 def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many there are."""
+    """The number of ranks."""
     dist.init_process_group("fake", rank=0, world_size=request.param)
     yield request.param
     dist.destroy_process_group()
@@ -209,7 +209,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def _local(ranks: int, device: str) -> list[Tensor]:
-    """Queries, keys and values of one rank."""
+    """Return queries, keys and values of one rank."""
     length = SHORT.sequence_length // ranks
     return [
         torch.zeros(1, heads, length, SHORT.head_width, device=device, dtype=torch.bfloat16)

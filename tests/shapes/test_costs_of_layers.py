@@ -1,4 +1,4 @@
-"""What one GPU does for a layer: bytes and collectives by hand, times against the meta device's operations."""
+"""Costs of a layer on one GPU: bytes and collectives by hand, times against the meta device's operations."""
 
 from __future__ import annotations
 

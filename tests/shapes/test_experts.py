@@ -66,7 +66,7 @@ def test_gpus_have_the_experts_between_them(degrees: tuple[int, int, int]) -> No
 
 @pytest.mark.parametrize("degrees", DIVIDED)
 def test_gpus_do_the_work_of_the_experts_between_them(degrees: tuple[int, int, int]) -> None:
-    """The GPUs of a mesh send as many copies as those of an expert group get for its samples."""
+    """The GPUs of a mesh send as many copies as an expert group gets for its samples."""
     layout = _layout(degrees)
     case = Case(SMALL, layout, device_facts("H100"))
     case.kernels = counting = _Counting(device_facts("H100"), "bf16")
@@ -90,7 +90,7 @@ def test_every_copy_of_every_token_is_sent_and_comes_back(degrees: tuple[int, in
 
 
 def _routed(generator: torch.Generator, tokens: int, number: int, chosen: int) -> Tensor:
-    """Experts of each token by scores that favour some."""
+    """Choose the experts of each token by scores that favour some."""
     scores = torch.rand(tokens, number, generator=generator) + torch.linspace(0, 0.5, number)
     return scores.topk(chosen, dim=1).indices
 

@@ -44,11 +44,11 @@ def _block(shape: TransformerShape = DEEPSEEK, **layout: Any) -> DividedCost:
 
 
 class _Attend(torch.autograd.Function):
-    """What a flash kernel keeps where values are narrower than keys."""
+    """The tensors that a flash kernel keeps where values are narrower than keys."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Of shape (samples, tokens, heads, width), as the projection reads it."""
+        """Return a result of shape (samples, tokens, heads, width), as the projection reads it."""
         samples, heads, tokens, _width = query.shape
         out = query.new_empty(samples, tokens, heads, value.shape[-1])
         ctx.save_for_backward(query, key, value, out, query.new_empty(samples, heads, tokens, dtype=torch.float32))
@@ -56,13 +56,13 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_gradient: Tensor) -> tuple[Tensor, ...]:
-        """Gradients as wide as what they are of."""
+        """Return gradients as wide as their tensors."""
         query, key, value, _out, _lse = ctx.saved_tensors
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def _layer(shape: TransformerShape, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """A dense layer of DeepSeek-V3 in bf16, with torch's norms: its own keep 2 bytes less of each element."""
+    """Build a dense layer of DeepSeek-V3 in bf16 with torch's norms; its own keep 2 bytes less of each element."""
     modelling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     latent = shape.latent
     assert latent is not None

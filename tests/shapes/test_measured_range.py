@@ -1,4 +1,4 @@
-"""What computed profiles say of kernels that are smaller than any that was measured."""
+"""Assumptions of computed profiles on kernels that are smaller than any measured kernel."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_is_recomputed_is_kept_once(modules: set[str]) -> None:
 
 
 def _held_at_most(order: list[tuple[str, int]], stages: int) -> list[int]:
-    """Micro-batches of each virtual stage when their sum is largest."""
+    """Return the micro-batches of each virtual stage when their sum is largest."""
     counts = list(accumulate(order, lambda now, step: _after(now, *step), initial=(0,) * stages))
     return list(max(counts, key=sum))
 
@@ -92,7 +92,10 @@ def _after(counts: tuple[int, ...], kind: str, stage: int) -> tuple[int, ...]:
 
 
 def _interleaved(pipeline: int, rank: int, virtual: int, micro_batches: int) -> list[tuple[str, int]]:
-    """Megatron's order of a rank (``schedules.py``): groups of ``pipeline`` micro-batches, virtual stages in turn."""
+    """Return Megatron's order of a rank (``schedules.py``): groups of ``pipeline`` micro-batches.
+
+    Virtual stages take turns.
+    """
     rounds = micro_batches // pipeline
     forward = [stage for _ in range(rounds) for stage in range(virtual) for _ in range(pipeline)]
     backward = [stage for _ in range(rounds) for stage in reversed(range(virtual)) for _ in range(pipeline)]

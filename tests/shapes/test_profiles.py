@@ -36,7 +36,7 @@ FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch")
 
 
 def _peaks(shape: TransformerShape, layout: Layout) -> list[int]:
-    """Of every stage of the layout under the judge, one micro-batch forward and one backward in turn."""
+    """Return the judge's peak memory of every stage of the layout, one micro-batch forward and one backward in turn."""
     rows = layout.micro_batch_size * layout.data
     request = PlanRequest(
         profile=profile_of(

@@ -56,7 +56,7 @@ def traced(name: str) -> ModelProfile:
 
 
 def layers(name: str, degree: int) -> list[tuple[int, DividedCost]]:
-    """What one GPU has of embedding, a block and head: parameter bytes, and cost."""
+    """Return parameter bytes and cost of embedding, a block and head on one GPU."""
     profile = traced(name)
     places = (0, 1, len(profile.layers) - 1)
     if degree == 1:
@@ -83,7 +83,10 @@ def totals(collectives: tuple[Collective, ...], *phases: str) -> Counter[tuple[s
 
 
 def has_own_head(shape: TransformerShape) -> bool:
-    """BERT's two scores per token are made of each GPU's part of the sequence; the closed form divides all heads."""
+    """Return whether the head is BERT's, with two scores per token.
+
+    BERT's scores are made of each GPU's part of the sequence, while the closed form divides all heads.
+    """
     return shape.outputs is not None
 
 
@@ -111,7 +114,10 @@ def test_collectives_are_those_of_the_closed_form(name: str, degree: int) -> Non
 def _without_whole_biases(
     shape: TransformerShape, role: str, expected: Counter[tuple[str, str, str]]
 ) -> Counter[tuple[str, str, str]]:
-    """DTensor makes gradients of biases behind row-divided products of gathered gradients: every GPU has the sum."""
+    """Remove the biases' sums that DTensor does not make.
+
+    DTensor makes gradients of biases behind row-divided products of gathered gradients: every GPU has the sum.
+    """
     if role == "dense" and shape.ffn_biases and expected:
         expected["step", "all_reduce", "bytes"] -= 4 * 2 * shape.hidden
     return expected
@@ -128,10 +134,10 @@ def test_kept_bytes_are_those_of_the_closed_form(name: str, degree: int) -> None
 
 
 def _numbers(shape: TransformerShape, role: str, degree: int) -> int:
-    """What an embedding keeps besides the ids of its tokens, in bytes.
+    """Return the bytes that an embedding keeps besides the ids of its tokens.
 
-    Lookups of positions and segments keep their indices, 8 bytes each, of a GPU's own part; divided words, for each
-    token whether the GPU has it.
+    Lookups of positions and segments keep their indices, 8 bytes each, of a GPU's own part. A divided lookup of words
+    keeps for each token whether the GPU has it.
     """
     lookups = bool(shape.positions) + bool(shape.token_types)
     tokens = shape.sequence_length
@@ -140,7 +146,7 @@ def _numbers(shape: TransformerShape, role: str, degree: int) -> int:
 
 @cache
 def operations(name: str, degree: int) -> list[LayerCost]:
-    """What embedding, first block and head do."""
+    """Trace the operations of embedding, first block and head."""
     model = MODELS[name]
     chain, dtype = Chain(load_job(model.reference)), TORCH_DTYPES[model.dtype]
     tracer = Tracer(chain, [chain.build_layer(i, device="meta").to(dtype) for i in range(len(chain.specs))], dtype)

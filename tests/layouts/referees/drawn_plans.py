@@ -97,7 +97,7 @@ def _fields_of(choice: Choice) -> dict[str, object]:
 
 
 def plan_of(seed: int, target: Target) -> Drawn:
-    """The plan of a seed: model, cluster, degrees, sharding, parts, order, micro-batches, recomputation are drawn."""
+    """Draw the plan of a seed: model, cluster, degrees, sharding, parts, order, micro-batches, recomputation."""
     random = Random(f"{target} {seed}")
     framework: Framework = "megatron" if target == "megatron" else "torch"
     while True:
@@ -120,7 +120,7 @@ def _cells_fill(cluster: str, cell: int) -> bool:
 
 
 def _drawn(random: Random, request: PlanRequest, target: Target, cells: Problem) -> Drawn | None:
-    """A plan on all cells; None where none of what was drawn goes together."""
+    """Draw a plan on all GPU groups; return None where the drawn values do not go together."""
     profile = request.profile
     assert isinstance(profile, ModelProfile)
     within, degrees, layers = within_of(target, profile), cells.degrees, cells.num_layers
@@ -154,7 +154,7 @@ def _drawn(random: Random, request: PlanRequest, target: Target, cells: Problem)
 
 
 def _recomputing(random: Random, cells: Problem, within: Within, plain: list[Stage]) -> tuple[Stage, ...]:
-    """Single modules, where the profile knows them and the trainer has words for them, or a way of whole layers."""
+    """Draw single modules, where the profile and the trainer have them, or a recomputation of whole layers."""
     possible = [module for module in cells.modules if module in MODULES.get(within.trainer, {})]
     if possible and random.random() < 0.3:
         modules = without_parts(modules_of([random.sample(possible, random.randint(1, len(possible)))]))
@@ -164,7 +164,10 @@ def _recomputing(random: Random, cells: Problem, within: Within, plain: list[Sta
 
 
 def neighbours(drawn: Drawn, process: int, sizes: Sequence[int], over: Sequence[int]) -> list[int]:
-    """The processes that differ from one in the coordinates ``over``; of ``sizes`` the first counts fastest."""
+    """Return the processes that differ from ``process`` in the coordinates ``over``.
+
+    The first of ``sizes`` counts fastest.
+    """
     each = len(drawn.world) // drawn.ranks
     stage = process // each * each
 

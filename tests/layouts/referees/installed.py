@@ -20,7 +20,7 @@ __all__ = ["INSTALLED", "RELEASES", "folder_of", "under"]
 
 
 def folder_of(release: str, tier: str) -> Path:
-    """Where a release is; without it a test is skipped, but in the full tier it fails."""
+    """Return the folder of a release; without it skip the test, or fail it in the full tier."""
     folder = INSTALLED / release
     if not folder.is_dir():
         say = pytest.fail if tier == "everything" else pytest.skip
@@ -29,7 +29,7 @@ def folder_of(release: str, tier: str) -> Path:
 
 
 def under(release: str, referee: str, question: dict[str, Any], tier: str) -> Any:
-    """What a referee's process, with the release on its path, answers in its last line."""
+    """Return the last line of a referee's process that has the release on its path."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "processes" / referee)],
         input=json.dumps(question),

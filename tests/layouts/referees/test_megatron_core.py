@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def words_of(text: str) -> list[str]:
-    """The flags as a shell hands them to a training script."""
+    """Return the flags as a shell passes them to a training script."""
     done = subprocess.run(
         ["bash", "-euc", text + '\nprintf "%s\\n" "${PIPELINE_ARGS[@]}"'], capture_output=True, text=True, check=True
     )
@@ -29,7 +29,7 @@ def words_of(text: str) -> list[str]:
 
 
 def model_of(drawn: Drawn) -> dict[str, Any]:
-    """The user's own flags: of the model."""
+    """Return the user's own flags, which are the model's."""
     shape = drawn.profile.shape
     assert shape is not None
     model: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_a_recipe_is_given_what_the_flags_say(judged: list[tuple[Drawn, dict[str
 
 
 def test_bridges_classes_have_every_attribute_that_is_set(pytestconfig: pytest.Config) -> None:
-    """Of ``config.train``, ``ddp`` and ``comm_overlap``; those of the model are Megatron-Core's."""
+    """Attributes are of ``config.train``, ``ddp`` and ``comm_overlap``; the model's attributes are Megatron-Core's."""
     tier = pytestconfig.getoption("tier")
     source = folder_of(BRIDGE, tier) / "megatron" / "bridge" / "training"
     core = folder_of(RELEASE, tier) / "megatron" / "core"

@@ -23,12 +23,12 @@ FIRST = {
     "configuration": {"heads", "key_value_heads", "experts"},
     "groups": {"product", "expert_groups"},
 }
-"""What ends a job before the other rules are asked."""
+"""Checks that end a job before the other rules are reached, and the rules of each."""
 pytestmark = pytest.mark.timeout(900)
 
 
 def drawn(random: Random) -> dict[str, Any]:
-    """A row in the form of a product of degrees with its model; half of the degrees go together with it."""
+    """Draw a row of degrees with a model, of which about half are legal together."""
     experts = random.choice([None, None, 4, 12])
     tp, pp = random.choice([1, 2, 2, 3, 4]), random.choice([1, 2, 2, 4])
     cp = random.choice([1, 1, 2])

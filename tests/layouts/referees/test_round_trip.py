@@ -1,4 +1,4 @@
-"""What is exported is read back as the same layout: random plans over all degrees, in each trainer's forms."""
+"""Exports that are read back as the same layout: random plans over all degrees, in each trainer's forms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMS: list[tuple[str, str | None, Target]] = [
     ("deepspeed", None, "deepspeed"),
 ]
 SAME = ("pipelines", "micro_batch_size", "num_micro_batches", "global_batch_size", "update_rule")
-"""Of pipelines: layers, devices, recomputation and micro-batches of each stage."""
+"""Fields of plans that stay the same; of pipelines: layers, devices, recomputation and micro-batches of each stage."""
 REFUSED = {"0.2": 3, "0.3": 6}
 """Plans whose experts are on more GPUs than torchtitan has for them; all others are written."""
 
@@ -34,7 +34,10 @@ def drawn(seed: int, target: Target) -> Drawn:
 
 
 def round_trip(one: Drawn, form: str, release: str | None, target: Target) -> list[str]:
-    """What is otherwise after a way out and back in; the text alone says degrees, sharding, stages, order and batch."""
+    """Return the differences after an export and an import.
+
+    The text alone states degrees, sharding, stages, order and batch.
+    """
     text = layout_text(one.file, form, release)
     plain = one.file.request.model_copy(update={"degrees": None, "sharding": None})
     question = LayoutRequest(format=target, layout=text, source="plan", request=plain, compare=False)
@@ -61,7 +64,7 @@ def rows(plan: Plan, shared: bool) -> list[tuple[str, ...]]:
 
 
 def shards(plan: Plan, request: PlanRequest) -> bool:
-    """Whether optimizer states are shared out, as a choice of the plan or of the request."""
+    """Return whether optimizer states are shared out, by a choice of the plan or by the request."""
     return plan.sharding == "optimizer" or request.memory.optimizer_sharding == "over_replicas"
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def exported(seed: int, release: str) -> tuple[Drawn, str] | None:
-    """A plan and its file; None for whole replicas whose experts are on more GPUs than torchtitan has for them."""
+    """Return a plan and its file; None for whole replicas whose experts need more GPUs than torchtitan has for them."""
     drawn = plan_of(seed, "torchtitan")
     if drawn.degrees.expert <= drawn.degrees.mesh or drawn.file.plan.sharding == "optimizer":
         return drawn, layout_text(drawn.file, "torchtitan", release)

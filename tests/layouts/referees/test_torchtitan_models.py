@@ -18,11 +18,11 @@ DEFAULTS = {
     "llama3": {"vocab_size": 128_256, "multiple_of": 256},
     "gpt_oss": {"dim": 2880, "n_heads": 64, "n_kv_heads": 8, "head_dim": 64, "vocab_size": 201_088},
 }
-"""What the classes of 0.2 have where a flavor does not say it."""
+"""Defaults of the classes of 0.2 for sizes that a flavor omits."""
 
 
 def of_objects(family: str, model: Recorded) -> dict[str, Any]:
-    """Sizes of 0.2's objects."""
+    """Return the sizes of 0.2's objects."""
     arguments = DEFAULTS.get(family, {}) | model.arguments
     experts = arguments.get("moe_args")
     sizes = {"layers": arguments["n_layers"], "hidden": arguments["dim"], "heads": arguments["n_heads"]}
@@ -46,7 +46,7 @@ def of_objects(family: str, model: Recorded) -> dict[str, Any]:
 
 
 def of_layers(model: Recorded) -> dict[str, Any]:
-    """Sizes of 0.3's layers."""
+    """Return the sizes of 0.3's layers."""
     first, last = model.layers[0], model.layers[-1]
     sizes = {"layers": len(model.layers), "hidden": model.arguments["dim"], "heads": first.get("n_heads")}
     sizes |= {"vocabulary": model.arguments["vocab_size"], "tied": bool(model.arguments.get("enable_weight_tying"))}

@@ -57,7 +57,7 @@ SHAPES = (
 
 @cache
 def plan_of(shape: Shape) -> PlanFile:
-    """The plan of a shape, on devices with enough memory for any."""
+    """Plan a shape, on devices with enough memory for any plan."""
     layers = len(catalogue.profile(shape.model).layers)
     topology = catalogue.cluster(shape.cluster)
     devices = sum(len(node.devices) for node in topology.expanded().nodes)
@@ -91,14 +91,14 @@ def plan_of(shape: Shape) -> PlanFile:
 
 
 def splits(release: str, texts: list[tuple[str, int]], tier: str) -> list[dict[str, Any]]:
-    """What a release makes of exported texts, each with the number of its model's transformer layers."""
+    """Return how a release splits exported texts, each with the number of its model's transformer layers."""
     question = {"release": release, "cases": [{"text": text, "layers": layers} for text, layers in texts]}
     answers: list[dict[str, Any]] = under(FULL[release], "torchtitan_splits.py", question, tier)
     return answers
 
 
 def expected(stage: tuple[int, int], last: int, head: str) -> list[str]:
-    """The modules of a stage whose first and last layers count from the embedding."""
+    """Return the modules of a stage whose first and last layers count from the embedding."""
     modules = []
     for layer in range(stage[0], stage[1] + 1):
         modules += ["tok_embeddings"] if layer == 0 else ["norm", head] if layer == last else [f"layers.{layer - 1}"]

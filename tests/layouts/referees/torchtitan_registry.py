@@ -47,7 +47,7 @@ class Recorded:
     __ror__ = __or__
 
     def get(self, name: str) -> Any:
-        """What it was called with by that name, however deep within it; None for nothing."""
+        """Return the argument of that name, however deep within the call; None if there is no such argument."""
         if name in (self.arguments or {}):
             return self.arguments[name]
         inner = (each.get(name) for each in (self.arguments or {}).values() if isinstance(each, Recorded))
@@ -77,7 +77,7 @@ def _is(thing: Any, kind: Any) -> bool:
 
 
 def registry(release: Path, family: str) -> Iterator[tuple[str, Recorded]]:
-    """Each flavor of a family, and what makes its model."""
+    """Yield each flavor of a family, and the object that makes its model."""
     models = release / "torchtitan" / "models"
     namespace: dict[str, Any] = {}
     shared = models / "common" / "feed_forward.py"
@@ -103,6 +103,6 @@ def registry(release: Path, family: str) -> Iterator[tuple[str, Recorded]]:
 
 
 def _called(function: Any) -> Any:
-    """With any text for what it needs: kinds of kernels."""
+    """Call a function with any text for its required parameters, which are kinds of kernels."""
     needed = [each.name for each in inspect.signature(function).parameters.values() if each.default is each.empty]
     return function(**dict.fromkeys(needed, "any"))

@@ -1,10 +1,10 @@
-"""Run in a process of its own with DeepSpeed on the path: its ``PipelineModule`` on exported modules.
+"""A separate process with DeepSpeed on the path: its ``PipelineModule`` on exported modules.
 
-Reads ``{"cases": [{"text": …, "layers": …, "world": …}]}``; writes for each case what every rank builds: the numbers of
-its layers, how many it recomputes together, its instructions in a step by ``TrainSchedule``, and the batch sizes that
-``DeepSpeedConfig`` makes of the configuration.
+The process reads ``{"cases": [{"text": …, "layers": …, "world": …}]}``. It writes for each case what every rank builds:
+the numbers of its layers, how many it recomputes together, its instructions in a step by ``TrainSchedule``, and the
+batch sizes that ``DeepSpeedConfig`` derives from the configuration.
 
-Real are these classes, over torch's ``fake`` processes; replaced is a kernel of collectives that would be compiled.
+These classes are real, over torch's ``fake`` processes. A kernel of collectives that would be compiled is replaced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def order(steps: schedule.TrainSchedule) -> list[list[Any]]:
 
 
 def rank_of(case: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What one rank builds."""
+    """Describe what one rank builds."""
     os.environ["LOCAL_RANK"] = "0"
     torch.distributed.init_process_group("fake", rank=rank, world_size=case["world"])
     deepspeed.comm.comm.cdb = None

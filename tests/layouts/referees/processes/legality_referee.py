@@ -1,10 +1,10 @@
-"""Run in a process of its own with one release of megatron-core on the path: which degrees it refuses, and when.
+"""A separate process with one release of megatron-core on the path: the degrees that it refuses, and when.
 
-Reads ``{"cases": [row]}``, a row as ``test_megatron_legality.py`` draws them; writes for each ``{"rule": message}`` of
-what is refused. Real are the configuration class, ``initialize_model_parallel`` (over torch's ``fake`` processes), the
-calculator of micro-batches, the cut into layers of all ranks, the construction of layers, the first scatter of a
-sequence and the first statements of the forward of a layer with experts. A row whose configuration or groups are
-refused goes no further, as in training.
+The process reads ``{"cases": [row]}``, with rows as ``test_megatron_legality.py`` draws them, and writes ``{"rule":
+message}`` for the refusals of each. The configuration class is real, and so are ``initialize_model_parallel`` (over
+torch's ``fake`` processes), the calculator of micro-batches, the cut into layers of all ranks, the construction of
+layers, the first scatter of a sequence and the first statements of the forward of a layer with experts. A row whose
+configuration or groups are refused goes no further, as in training.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class Bare(BaseMoELayer):
-    """A layer with experts as far as all kinds of them are built alike."""
+    """A layer with experts, with only the parts that all kinds of such layers have."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
 
 
 class Refusals(dict[str, str]):
-    """What was refused, by rule."""
+    """The messages of refusals, by rule."""
 
     def passes(self, rule: str, check: Callable[[], object]) -> bool:
-        """Whether a check passes."""
+        """Return whether a check passes."""
         try:
             check()
         except (AssertionError, ValueError, RuntimeError) as error:
@@ -92,7 +92,7 @@ def cut(config: TransformerConfig, row: dict[str, Any]) -> None:
 
 
 def widths(config: TransformerConfig, row: dict[str, Any], expert: bool) -> None:
-    """Both products of a feed-forward."""
+    """Build both products of a feed-forward."""
     group = parallel_state.get_expert_tensor_parallel_group() if expert else None
     more = {
         "config": config,
@@ -112,7 +112,7 @@ def scattered(row: dict[str, Any]) -> None:
 
 
 def stepped(config: TransformerConfig) -> None:
-    """A layer with experts in its first statements; what follows them needs a GPU, and is not reached."""
+    """Run the first statements of a layer with experts; later ones need a GPU, and are not reached."""
     layer = SimpleNamespace(
         training=True, config=config, attn_tp_group=parallel_state.get_tensor_model_parallel_group()
     )

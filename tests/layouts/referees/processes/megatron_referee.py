@@ -1,13 +1,13 @@
-"""Run in a process of its own with one release of megatron-core on the path: its own code on exported flags.
+"""A separate process with one release of megatron-core on the path: its own code on exported flags.
 
-Reads ``{"cases": [{"words": …, "model": …, "world": …}]}``, ``words`` as a shell hands them on; writes for each case
-what every rank is to Megatron: layers of each of its stages, groups, number of micro-batches, and the order in which
-the schedule's function calls forward and backward steps; and what a function for Megatron-Bridge's recipes sets
-otherwise.
+The process reads ``{"cases": [{"words": …, "model": …, "world": …}]}``, where ``words`` are as a shell passes them. It
+writes for each case what Megatron makes of every rank: layers of each of its stages, groups, number of micro-batches,
+and the order in which the schedule's function calls forward and backward steps. It also writes the settings in which a
+function for Megatron-Bridge's recipes differs.
 
-Real are the configuration classes with their checks, ``initialize_model_parallel`` (over torch's ``fake`` processes),
-the cut into layers, the calculator of micro-batches and the schedule functions. Replaced are the steps themselves and
-what sends tensors, by functions that write down what is asked of them.
+The configuration classes with their checks are real, and so are ``initialize_model_parallel`` (over torch's ``fake``
+processes), the cut into layers, the calculator of micro-batches and the schedule functions. The steps and the sends of
+tensors are replaced by functions that record their calls.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAMES = {
 """Flags that are called otherwise in the configuration classes, as Megatron-LM's ``training/arguments.py`` has it."""
 BATCH = ("micro_batch_size", "global_batch_size")
 NOWHERE = ("grad_reduce_in_bf16",)
-"""Told to Megatron-LM alone, which then leaves ``grad_reduce_in_fp32`` off."""
+"""Flags of Megatron-LM alone, which then leaves ``grad_reduce_in_fp32`` off."""
 
 
 def settings(words: list[str]) -> dict[str, Any]:
-    """The values of the flags by the names of the configuration classes."""
+    """Return the values of the flags by the names of the configuration classes."""
     values_of: dict[str, Any] = {}
     at = 0
     while at < len(words):
@@ -64,7 +64,7 @@ def _value(word: str) -> Any:
 
 
 def configured(flags: dict[str, Any], model: dict[str, Any]) -> TransformerConfig:
-    """The model's configuration; every flag has a field in one of the classes, and each class takes its own."""
+    """Build the model's configuration; every flag is a field of one of the classes, and each class takes its fields."""
     classes = [MLATransformerConfig if model.get("multi_latent_attention") else TransformerConfig]
     classes += [DistributedDataParallelConfig, OptimizerConfig]
     classified: set[str] = {*BATCH, *NOWHERE}
@@ -79,7 +79,10 @@ def configured(flags: dict[str, Any], model: dict[str, Any]) -> TransformerConfi
 
 
 class Recorder:
-    """What a schedule's function calls: [kind, chunk of the rank, micro-batch]; tensors are such calls themselves."""
+    """A record of the calls of a schedule's function: [kind, chunk of the rank, micro-batch].
+
+    Tensors are such calls too.
+    """
 
     def __init__(self, chunks: list[torch.nn.Module]) -> None:
         self.chunks, self.calls = chunks, []
@@ -117,7 +120,7 @@ class OnCpu:
 
 
 def order(config: TransformerConfig, ranks: int, chunks: int, number: int) -> list[list[Any]]:
-    """The calls of this rank in a step of ``number`` micro-batches."""
+    """Return the calls of this rank in a step of ``number`` micro-batches."""
     model = []
     for chunk in range(chunks):
         module = torch.nn.Module()
@@ -149,7 +152,7 @@ def order(config: TransformerConfig, ranks: int, chunks: int, number: int) -> li
 
 
 def groups_here() -> dict[str, list[int]]:
-    """The ranks of each of this rank's groups."""
+    """Return the ranks of each of this rank's groups."""
     groups_of = {
         "tensor": parallel_state.get_tensor_model_parallel_group(),
         "context": parallel_state.get_context_parallel_group(),
@@ -164,7 +167,7 @@ def groups_here() -> dict[str, list[int]]:
 
 
 def layers_here(config: TransformerConfig, ranks: int, rank: int, chunks: int) -> list[dict[str, Any]]:
-    """Of each stage of this rank the numbers of its transformer layers, and whether it has embedding and head."""
+    """Return for each stage of this rank its transformer layers' numbers, and whether it has embedding and head."""
     layout = config.pipeline_model_parallel_layout
     if ranks == 1:
         return [{"layers": list(range(config.num_layers)), "embedding": True, "head": True}]
@@ -181,7 +184,7 @@ def layers_here(config: TransformerConfig, ranks: int, rank: int, chunks: int) -
 
 
 def rank_of(case: dict[str, Any], flags: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What one rank is."""
+    """Describe one rank."""
     torch.distributed.init_process_group("fake", rank=rank, world_size=case["world"])
     config = configured(flags, case["model"])
     chunks = config.virtual_pipeline_model_parallel_size or 1
@@ -216,7 +219,7 @@ def rank_of(case: dict[str, Any], flags: dict[str, Any], rank: int) -> dict[str,
 
 
 def bridged(case: dict[str, Any], flags: dict[str, Any]) -> list[str]:
-    """What Bridge's function makes of a recipe otherwise than the flags; the recipe has all of it otherwise."""
+    """Return the fields in which Bridge's function and the flags differ; the recipe differs in all of them."""
     of_flags = configured(flags, case["model"])
     wrong = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 3}
     wrong |= {"tensor_model_parallel_size": 64, "virtual_pipeline_model_parallel_size": 9, "sequence_parallel": True}
@@ -247,7 +250,7 @@ def bridged(case: dict[str, Any], flags: dict[str, Any]) -> list[str]:
 
 
 def judged(case: dict[str, Any]) -> dict[str, Any]:
-    """Every rank of a case, or what Megatron says of it."""
+    """Describe every rank of a case, or return Megatron's refusal."""
     try:
         flags = settings(case["words"])
         ranks = [rank_of(case, flags, rank) for rank in range(case["world"])]

@@ -1,10 +1,11 @@
-"""Run in a process of its own with one release of torchtitan on the path: its splitting code on exported files.
+"""A separate process with one release of torchtitan on the path: its splitting code on exported files.
 
-Reads ``{"release": "0.3", "cases": [{"text": …, "layers": …}]}``, writes for each case the settings as torchtitan's own
-configuration classes hold them, and what each pipeline rank builds: stage by stage the names of its parameters.
+The process reads ``{"release": "0.3", "cases": [{"text": …, "layers": …}]}``. It writes for each case the settings as
+torchtitan's own configuration classes hold them, and what each pipeline rank builds: stage by stage the names of its
+parameters.
 
-Real are ``distributed/pipeline_parallel.py`` and the configuration classes; what these import and the split does not
-call (command lines, tokenizers, kernels) is replaced, and so is ``PipelineStage``, which needs ranks that talk.
+``distributed/pipeline_parallel.py`` and the configuration classes are real. Imports of theirs that the split does not
+call (command lines, tokenizers, kernels) are replaced, and so is ``PipelineStage``, which needs ranks that communicate.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Mesh:
 
 
 def model(layers: int, head: str) -> Any:
-    """torchtitan's decoder by the names of its modules."""
+    """Build torchtitan's decoder with the names of its modules."""
     from torch import nn
 
     module = nn.Module()
@@ -55,7 +56,7 @@ def model(layers: int, head: str) -> Any:
 
 
 def settings(release: str, text: str) -> Any:
-    """The file, read as torchtitan reads it, into its own classes: an unknown name or a missing import raises."""
+    """Read the file as torchtitan does, into its own classes: an unknown name or a missing import raises."""
     if release == "0.2":
         from torchtitan.config.job_config import ActivationCheckpoint, Parallelism, Training
 
@@ -110,7 +111,7 @@ def split(release: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def groups(config: Any, world: int) -> list[dict[str, list[int]]]:
-    """Of every rank the ranks of its groups, as ``ParallelDims`` builds them over torch's ``fake`` processes."""
+    """Return the ranks of every rank's groups, as ``ParallelDims`` builds them over torch's ``fake`` processes."""
     import torch
     from torch.testing._internal.distributed import fake_pg
     from torchtitan.distributed import parallel_dims
