@@ -1,4 +1,4 @@
-"""``penstock.calibrate``: fit a profile and a topology to what the ranks of a run measured.
+"""``penstock.calibrate``: fit a profile and a topology to the measurements of a run's ranks.
 
 Layers are fitted to the times of stages, links to the times of messages (``penstock.calibration``). Time that no
 instruction accounts for (barriers, a delayed rank) is then spread over all computation by one factor, so that the

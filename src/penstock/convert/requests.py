@@ -102,7 +102,7 @@ def to_problem(request: PlanRequest, *, any_modules: bool = False) -> Problem:
 
 
 def _recomputable(request: PlanRequest, any_modules: bool, *, is_divided: bool) -> Set[Module]:
-    """Return the modules that the problem knows, of whole layers or of divided ones."""
+    """Return the modules that plans of the problem may recompute, of whole layers or of divided ones."""
     return frozenset(get_args(Module)) if any_modules else recomputable(request.target, is_divided=is_divided)
 
 

@@ -1,6 +1,6 @@
 """Limits of each trainer, for planners: orders, recomputation and cuts, as ``solvers.model.trainer_limits``.
 
-`layouts.limits` checks plans against it, and names the trainers' files that say so.
+`layouts.limits` checks plans against these limits, and names the trainers' files that state them.
 """
 
 from __future__ import annotations

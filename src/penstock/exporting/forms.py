@@ -16,7 +16,7 @@ from penstock.schemas.ranks.launch import LaunchSettings
 
 
 class Noted(NamedTuple):
-    """A file's bytes, and sentences about what of the plan the form cannot express."""
+    """A file's bytes, and sentences on the parts of the plan that the form cannot express."""
 
     body: bytes
     notes: tuple[str, ...]

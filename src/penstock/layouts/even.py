@@ -76,10 +76,10 @@ def even_layout(
     micro_batch_size
         Samples of a micro-batch on one replica, as trainers count them; a plan counts the samples of all replicas.
     sharding
-        What replicas share out; None: as the request's memory model says.
+        The states that replicas share out; None: as in the request's memory model.
     recompute
         ``full``: every transformer layer keeps its input only. Or modules that every layer recomputes, such as
-        ``["norm", "mlp"]``, at tensor degrees where the profile knows what that costs.
+        ``["norm", "mlp"]``, at tensor degrees for which the profile has their costs.
 
     A layout that does not fit into memory is an answer. Raises UnsupportedRequest for a layout that the framework
     cannot train, and for unknown transformer layers; InvalidDocument for a batch that cannot be shared.

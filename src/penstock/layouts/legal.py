@@ -38,7 +38,7 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
         framework=FRAMEWORKS[target],
         context_kind=plan.context_kind,
     )
-    rules = [rule for rule in broken(plan.profile.shape, layout, plan.world) if rule.rule != "layers"]  # cut as it says
+    rules = [rule for rule in broken(plan.profile.shape, layout, plan.world) if rule.rule != "layers"]  # cut as stated
     if rules:
         raise UnsupportedRequest(
             f"{target} cannot express this plan: {rules[0].sentence}",

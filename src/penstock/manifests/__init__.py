@@ -169,7 +169,7 @@ def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
     """Return the files of one target; several files belong in one folder.
 
     Raises NotFound for an unknown target, InvalidDocument naming settings that are missing or without effect,
-    UnsupportedRequest for what the target cannot express, InvalidPlan for a plan that cannot be run.
+    UnsupportedRequest for a plan that the target cannot express, InvalidPlan for a plan that cannot be run.
     """
     target = TARGETS.get(to)
     if target is None:

@@ -23,7 +23,7 @@ from penstock.schemas.errors import InvalidDocument, UnsupportedRequest
 
 FILE = "job.yaml"
 LONGEST_NAME = 40
-"""Leaves space for what controllers append: pod names are labels of at most 63 characters."""
+"""The longest job name; controllers append to it, and pod names are labels of at most 63 characters."""
 LARGEST_CONFIG_MAP_BYTES = 1_000_000
 """A little less than Kubernetes accepts (1 MiB), because names and labels count as well."""
 LARGEST_PLAIN_BYTES = 200_000

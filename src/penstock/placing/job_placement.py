@@ -64,7 +64,8 @@ def answer(request: PlacementRequest, terms: Terms = NO_TERMS, on_best: OnBest =
     """Place the jobs of a request with inline documents.
 
     Raises InvalidDocument for names that the topology lacks and kinds that a profile lacks, Conflict without any
-    free device, UnsupportedRequest for what no planner supports. A job that fits nowhere is an answer, not an error.
+    free device, UnsupportedRequest for jobs that no planner supports. A job that fits nowhere is an answer, not an
+    error.
     """
     topology = _inline(request)
     cluster = Cluster(topology)

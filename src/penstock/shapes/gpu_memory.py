@@ -236,7 +236,7 @@ def _scores(shape: TransformerShape, layout: Layout, tokens: Fraction, outputs: 
 def dummy_bytes(shape: TransformerShape, layout: Layout, *, kinds: Iterable[bool], outputs: int | None) -> int:
     """Return the bytes of Transformer Engine's dummy gradients.
 
-    ``kinds`` says of each kind of layer whether it is dense; a head has these ``outputs``, None without a head.
+    ``kinds`` has a flag for each kind of layer, true if dense; a head has these ``outputs``, None without a head.
     """
     if layout.framework == "torch":
         return 0

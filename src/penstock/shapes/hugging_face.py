@@ -1,6 +1,6 @@
 """The shape of a transformer from the ``config.json`` of a Hugging Face model; the library itself is not needed.
 
-A family is a row of ``FAMILIES``: the fields by which it is configured, and what its modelling code fixes.
+A family is a row of ``FAMILIES``: the fields by which it is configured, and the values that its modelling code fixes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def shape_of(
 ) -> TransformerShape:
     """Return the shape that a configuration describes.
 
-    A family that is not known is read as its architecture, or as the language model in its ``text_config``; ``remarks``
-    says so. Raises UnsupportedRequest where that is not known either, InvalidDocument for missing or impossible fields.
+    An unknown family is read as its architecture, or as the language model in its ``text_config``, which ``remarks``
+    states. Raises UnsupportedRequest where both are unknown, InvalidDocument for missing or impossible fields.
     """
     family = values.get("model_type")
     if family is None:
@@ -53,7 +53,7 @@ def shape_of(
 
 
 def remarks(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what an answer has to say of how a readable configuration is read."""
+    """Return sentences for an answer on how a readable configuration is read."""
     family, layers = values.get("model_type"), _with_layers(values)
     if layers is None:
         return ()
@@ -71,7 +71,7 @@ def remarks(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_layers(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
-    """Return the configuration that has the layers, and the family by which it is read; None where none is known."""
+    """Return the configuration that has the layers, and the family by which it is read; None without a known family."""
     text = values.get("text_config")
     tied = {name: values[name] for name in ("tie_word_embeddings",) if name in values}
     for inner in (values, {**tied, **text}) if isinstance(text, Mapping) else (values,):
@@ -86,7 +86,7 @@ def _with_layers(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | N
 
 
 def _unknown(values: Mapping[str, Any], origin: str) -> UnsupportedRequest:
-    """Return the refusal of a family that is not known, with all that the configuration says of its layers."""
+    """Return the refusal of an unknown family, with all words of the configuration on its layers."""
     family, text = values["model_type"], values.get("text_config")
     inner = text.get("model_type") if isinstance(text, Mapping) else None
     within = f", its text_config of {inner!r}" if inner is not None else ""

@@ -21,7 +21,7 @@ USUAL_CONTEXT: dict[Framework, ContextKind] = {"megatron": "ring", "torch": "all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of parallelism and what goes with them; ``data`` is the number of replicas."""
+    """Degrees of parallelism with sharding, recomputation and batch; ``data`` is the number of replicas."""
 
     tensor: int = 1
     context: int = 1
@@ -94,7 +94,7 @@ def _uneven(layers: int, stages: int, virtual_stages: int) -> tuple[int, ...] | 
     """Return stages of which some have fewer layers, the largest being as small as possible.
 
     With one stage per rank the last stage has fewer layers, and the first too where that is not enough: Megatron has
-    flags for both. Otherwise as few stages as possible have one layer fewer, from the back, as a layout string says.
+    flags for both. Otherwise as few stages as possible have one layer fewer, from the back, by a layout string.
     Only the first and the last stage, which hold the embedding and the head, may have no transformer layer.
     """
     each = -(-layers // stages)

@@ -70,7 +70,7 @@ class _Watched(Kernels):
 def with_range(profile: ModelProfile, level: Level | None = None) -> ModelProfile:
     """Return the computed profile with its extrapolations among its assumptions, and a larger error where they count.
 
-    Plans on a kind that is like another one have a larger error, and so has a profile all of whose kinds are.
+    Plans on a kind that is like another one have a larger error. A profile has it if all its kinds are like others.
     """
     facts = [device_facts(kind, level, profile.framework or "torch") for kind in profile.device_kinds]
     likenesses = [

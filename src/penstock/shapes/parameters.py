@@ -1,4 +1,4 @@
-"""Parameters of a transformer by what a degree of parallelism divides: tensor-parallel, replicated, experts'.
+"""Parameters of a transformer by the degree of parallelism that divides them: tensor-parallel, replicated, experts'.
 
 .. [1] Megatron-LM, module ``theoretical_memory_usage``: multi-head latent attention and experts.
 """

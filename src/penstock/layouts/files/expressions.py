@@ -84,7 +84,7 @@ def computed(node: ast.expr, budget: Budget, operation: Callable[..., Any], *val
 def _size(value: Any) -> int:
     """Return the letters and elements of a value at all levels; counting ends above LONGEST.
 
-    A list that holds another one twice has twice its elements, which is what comparing and printing it takes.
+    A list that holds another one twice counts its elements twice, as comparing and printing it takes that long.
     """
     size, left = 0, [value]
     while left and size <= LONGEST:

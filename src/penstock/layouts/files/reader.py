@@ -1,7 +1,7 @@
 """Settings of a Python configuration, by following its statements without running them.
 
-Functions of the same file are entered. An object from another file has only the settings that this file makes. A branch
-with an unknown condition leaves what it would set unknown.
+Functions of the same file are entered. An object from another file has only the settings that this file makes. The
+targets of a branch with an unknown condition become unknown.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Variables:
                 line = text.rfind("\n", 0, match.start()) + 1
                 end = text.find("\n", match.start()) + 1 or len(text) + 1
                 condition = _CONDITION.search(text[line:end])
-            if around := self._around(match.start()):  # a branch, which is followed; what else may be before it
+            if around := self._around(match.start()):  # a followed branch: only && or || before it count
                 before = text[max(line, around[-1].begin) : match.start()]
                 conditional = "&&" in before or "||" in before
             else:
@@ -164,7 +164,7 @@ class Variables:
             for each in assigned
             if each.value.at + len(each.value.text) <= word.at and self.condition(each.value.at).runs is not False
         ]
-        while earlier and earlier[-1].value.text == word.text:  # PP=${PP:-4} says nothing but its default
+        while earlier and earlier[-1].value.text == word.text:  # PP=${PP:-4} has no value but its default
             earlier.pop()
         if not earlier:
             if default is not None:

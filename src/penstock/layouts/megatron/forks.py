@@ -18,7 +18,7 @@ INSTEAD = {
     "ds-sequence-parallel-size": CONTEXT,
     "zero-stage": "use-distributed-optimizer",
 }
-"""Flags of Megatron-DeepSpeed that decide a layout, and Megatron-LM's flag that says the same or nearly so."""
+"""Flags of Megatron-DeepSpeed that decide a layout, and Megatron-LM's flag with the same or nearly the same meaning."""
 _OF_DEEPSPEED = """
     deepspeed deepspeed-config deepspeed-mpi deepspeed-activation-checkpointing no-pipeline-parallel
     enable-expert-tensor-parallelism moe-train-capacity-factor moe-eval-capacity-factor moe-min-capacity moe-loss-coeff

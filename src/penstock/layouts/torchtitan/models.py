@@ -21,7 +21,7 @@ _WORDS = 128_256
 _SAME_SIZES = re.compile(r"(?<!_)(?:_(?:flex|flash|varlen|sdpa|attn|non|fused|qkv)){1,20}$")
 """Endings of a flavor's name that state no size but how attention is computed."""
 _OTHERS = ("flux", "kimi_k2_7", "llama3_ft", "llama4", "muse_glimmer", "qwen3_5", "qwen3_vl")
-"""Families whose layers are of several kinds, or which are not known here."""
+"""Families with layers of several kinds, and families without shapes here."""
 _TIED = ("0.6B", "1.7B", "4B", "debugmodel")
 
 

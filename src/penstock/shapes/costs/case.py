@@ -37,7 +37,7 @@ class Case:
         """Tokens of a sample on one GPU, before tensor parallelism shares them."""
         self.tokens = self.length * layout.micro_batch_size
         self.spread = layout.tensor if layout.sequence_parallel else 1
-        """GPUs that share what lies between the tensor-parallel parts."""
+        """GPUs that share the operations between the tensor-parallel parts."""
         self.rows = vocabulary_rows(shape, layout)
         self.outputs = Fraction(shape.outputs or self.rows, layout.tensor)
         """Scores of a token on one GPU."""

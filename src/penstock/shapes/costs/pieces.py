@@ -64,7 +64,7 @@ class Piece(NamedTuple):
     products: tuple[Product, ...] = ()
     moved: Moved = ()
     kernels: tuple[Times, ...] = ()
-    """Kernels that are neither products nor bound by what they move, as attention is."""
+    """Kernels that are neither products nor bound by the bytes that they move, such as attention."""
     attends: bool = False
     """Whether these kernels are attention."""
     collectives: tuple[Collective, ...] = ()

@@ -1,4 +1,4 @@
-"""The fields by which each family is configured, and what its modelling code fixes."""
+"""The fields by which each family is configured, and the values that its modelling code fixes."""
 
 from __future__ import annotations
 
