@@ -151,7 +151,7 @@ ROOMS: dict[str, set[str]] = {
     "manifests": {"schemas", "importers", "planning"},
     "placing": {"schemas", "solvers", "convert", "importers", "planning"},
     "calibration": {"schemas", "facts", "solvers", "executor", "convert", "planning"},
-    "report": {"schemas", "solvers", "planning", "calibration"},
+    "report": {"schemas", "solvers", "layouts", "planning", "calibration"},
     "exporting": {"schemas", "solvers", "convert", "layouts", "planning", "manifests", "report"},
     "workers": {"schemas", "solvers", "planning"},
     "questions": {

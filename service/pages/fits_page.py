@@ -9,7 +9,7 @@ from typing import Any
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
 from penstock.report.blocks import Bar, Bars
-from penstock.report.headline import SHARDED
+from penstock.planning.headline import SHARDED
 from penstock.schemas.amounts import amount
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest, FitsRow
 from penstock.schemas.errors import PenstockError

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.manifests import TARGETS
-from penstock.planning.baselines import baselines
+from penstock.report.baselines import baselines
 from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
 from penstock.report.device_names import num_used

@@ -16,6 +16,7 @@ Find = Callable[[str], Any]
 ELSEWHERE = {
     "scripts/demo": "tests/scripts/test_demo.py runs it",
     "scripts/setup": "it made what this runs in",
+    "python3": "it makes what this runs in",
     "scripts/test": "it is what runs this",
     "scripts/images": "needs root, debootstrap and a network",
     "scripts/bench-papers": "benchmarks are no tests",
@@ -38,7 +39,7 @@ ELSEWHERE = {
 }
 """First words of lines that are read only, and why."""
 
-MEASURED = "each process loads torch; profiling.md measures, on two devices"
+MEASURED = "each process loads torch; your-model.md measures, on two devices"
 TRAINED = "each rank loads torch; running.md trains the same plan"
 ADDED = "penstock plan --example gpt2-small --cluster 1x4xV100"
 HF = "transformers is slow to load; tests/executor/hugging_face traces smaller models"
@@ -63,8 +64,8 @@ NOT_RUN = {
     "penstock run plan.json --job mymodel:job --check": TRAINED,
     "penstock run plan.json --job mytrain:job --steps 20 --trace trace.json --chrome-trace both.json": TRAINED,
     "penstock run plan.json --job mytrain:job --steps 2 --measure-memory": "tests/executor/profiling",
-    "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "calibrating.md has it, on fewer samples",
-    "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": ("trainers.md has it"),
+    "penstock tune plan.json --job mytrain:job --batches 3 -o tuned.json": "your-model.md has it, on fewer samples",
+    "penstock import layout train.sh --from megatron --example llama-3-8b --cluster 2x8xH100": "trainers.md has it",
     f"{ADDED} -b 32 --micro-batch-size 2 --tensor 1 --schedule two-more -o two-more.json": ADDS,
     "penstock verify two-more.json": ADDS,
     "penstock simulate two-more.json --chrome-trace two-more-trace.json": ADDS,

@@ -6,8 +6,8 @@ import pytest
 
 import penstock
 from penstock.layouts.plain import written_layout
-from penstock.planning import baselines as planning_baselines
-from penstock.planning.baselines import baselines
+from penstock.report import baselines as report_baselines
+from penstock.report.baselines import baselines
 from penstock.report.blocks import Bar, Bars
 from penstock.report.view import standing
 from penstock.schemas.plan import PlanFile
@@ -81,5 +81,5 @@ def test_a_model_without_known_layers_has_data_parallelism_alone() -> None:
 
 
 def test_large_clusters_have_none(file: PlanFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning_baselines, "MOST_DEVICES", 3)
+    monkeypatch.setattr(report_baselines, "MOST_DEVICES", 3)
     assert baselines(file.request) == ()

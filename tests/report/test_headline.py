@@ -9,8 +9,8 @@ import pytest
 import penstock
 from penstock.cli.main import main
 from penstock.planning.bound_sentences import widest
+from penstock.planning.headline import headline, proof, speed
 from penstock.report.blocks import Cell, Column, Table
-from penstock.report.headline import headline, proof, speed
 
 pytestmark = pytest.mark.tier("ci")
 

@@ -82,7 +82,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def commands() -> list[list[str]]:
     """The first block of docs/launching.md, a command each, with the values of this cluster and of this job."""
-    page = (ROOT / "docs" / "slurm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
     block = re.split(r"```(?:bash)?\n", page)[1].replace("--checkpoint /shared/run1 ", "")
     for shown, here in (("-b 256", f"-b {BATCH} --planner dapple"), ("1000", str(STEPS)), ("mytrain:job", "toy:job")):
         assert shown in block

@@ -145,8 +145,8 @@ def show_short(screen: Screen, request: PlanRequest, result: ResultOut, path: st
     """
     if (plan := _plan_to_show(screen, result)) is None:
         return
+    from penstock.planning.headline import headline, proof, speed
     from penstock.planning.sentences import used
-    from penstock.report.headline import headline, proof, speed
     from penstock.report.plan_tables import stages_in_short
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.topology import ClusterTopology

@@ -60,6 +60,8 @@ class Job:
     to: str
     settings: LaunchSettings
     plan_hash: str
+    headline: tuple[str, ...]
+    """The plan in trainers' words, its speed, and what is proven."""
     bundle: str
     layout: Layout
     any_nodes: bool
@@ -113,11 +115,17 @@ class Job:
         return words + (["--any-nodes"] if self.any_nodes else [])
 
     def facts(self) -> list[str]:
-        """Return the plan's assignment, a line per node, for the comments of a file. Names must have been checked."""
+        """Return the plan in trainers' words, for the comments of a file, and a line per node of a job on named nodes.
+
+        Names must have been checked.
+        """
         from penstock.manifests.plan_nodes import spans
 
-        lines = [f"Plan {self.plan_hash}: {self.layout.num_ranks} ranks on {len(self.layout.nodes)} nodes."]
-        for node in self.layout.nodes:
+        lines = [
+            *self.headline,
+            f"Plan {self.plan_hash}: {self.layout.num_ranks} ranks on {len(self.layout.nodes)} nodes.",
+        ]
+        for node in () if self.any_nodes else self.layout.nodes:
             lines.append(f"{node.name}: ranks {spans(sorted(node.ranks))}, stages {spans(node.stages)}")
         return lines
 
@@ -135,6 +143,7 @@ def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, s
 
     Raises InvalidPlan or UnsupportedRequest for a plan that no ranks can run.
     """
+    from penstock.planning.headline import headline, proof, speed
     from penstock.planning.programs.bundles import make_bundle
 
     bundle = make_bundle(
@@ -144,6 +153,7 @@ def job_of(file: PlanFile, to: str, settings: LaunchSettings, any_nodes: bool, s
         to=to,
         settings=settings,
         plan_hash=bundle.plan_hash,
+        headline=(headline(file.plan), speed(file.plan), proof(file.plan)),
         bundle=bundle.canonical_json().decode(),
         layout=layout_of(file, bundle),
         any_nodes=any_nodes,

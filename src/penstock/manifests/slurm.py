@@ -51,7 +51,7 @@ def _script(job: Job, launch: list[str], *, tasks_are_nodes: bool = False) -> st
     if not job.any_nodes:
         refuse_hosts(job.layout.names, job.to)
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job, tasks_are_nodes))]
-    lines += ["", *comments(job.facts() if not job.any_nodes else job.facts()[:1])]
+    lines += ["", *comments(job.facts())]
     advice = f"keep {BUNDLE} next to {SCRIPT}, and submit it from their folder"
     lines += ["set -euo pipefail", "", *find_bundle(SUBMITTED_FROM, advice), *preparation(job), "", *launch]
     return "\n".join(lines) + "\n"

@@ -28,7 +28,7 @@ def script(job: Job) -> str:
     if not job.any_nodes:
         refuse_hosts(job.layout.names, job.to)
     lines = ["#!/usr/bin/env bash"]
-    lines += comments(job.facts() if not job.any_nodes else job.facts()[:1])
+    lines += comments(job.facts())
     lines += comments(["Run this on every node. MASTER_ADDR is an address of the first one."])
     lines += ["set -euo pipefail", "", *find_bundle(HERE, f"keep {BUNDLE} next to this script"), *preparation(job), ""]
     lines += [*(_any_place(job) if job.any_nodes else _own_place(job)), ""]

@@ -12,7 +12,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from penstock.planning.baselines import baselines
+from penstock.report.baselines import baselines
 from penstock.report.device_names import together
 from penstock.report.drawing.assets import script, style
 from penstock.report.drawing.figure import embedded_figure

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.calibration.comparing import compared
-from penstock.planning.baselines import Baseline
 from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
+from penstock.planning.headline import headline, proof, speed
 from penstock.planning.sentences import pace, subtitle
+from penstock.report.baselines import Baseline
 from penstock.report.blocks import Bar, Bars, Bullets, Drawing, Facts, Section, Text
 from penstock.report.cluster_map import cluster_map, traffic_blocks
 from penstock.report.device_names import idle_sentence
 from penstock.report.drawing.picture import Picture, rows_in_words
 from penstock.report.explained import explained, in_words
 from penstock.report.gists import cluster_words, devices_words, stages_words
-from penstock.report.headline import headline, proof, speed
 from penstock.report.memory_curves import fullest, peaks
 from penstock.report.plan_tables import alternatives_table, bounds_table, devices_table, operations_table, stages_table
 from penstock.report.traffic import Flow

@@ -136,7 +136,7 @@ def test_a_model_that_ranks_would_not_find_is_noted(
     assert not noted("--to", "jobset", "--image", "i", "-o", "job.yaml")
 
 
-PAGE = (ROOT / "docs" / "exporting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.tier("quick")

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.examples import catalogue
+from penstock.planning.headline import headline
 from penstock.planning.inputs import with_open_degrees
-from penstock.report.headline import headline
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
 
