@@ -24,10 +24,10 @@ CLASS_SCOPE: Final = "some plans of this request"
 REQUEST_SCOPE: Final = "all plans of this request"
 
 EVEN: Final = "equally many samples on"
-"""Begins, in the name of degrees at which a cell has several meshes, what is said of them."""
+"""Beginning of the words about a GPU group that has several meshes, in the name of its degrees."""
 
 OVER_ALL: Final = "over all GPUs alike"
-"""Ends the name of a choice at which one stage is shared out over all GPUs, with equally many samples on each mesh."""
+"""End of the name of a choice that shards one stage over all GPUs, with equally many samples on each mesh."""
 
 DOMAINS: Final[dict[str, tuple[str, ...]]] = {
     "pipelines": ("one", "several"),
@@ -109,7 +109,7 @@ FEATURES: Final = tuple(field.name for field in fields(Covers))
 NEUTRAL: Final = Covers()
 """The class that names no feature."""
 EVERY_PLAN: Final = Covers(**{name: _every(name) for name in DOMAINS}, trainer=None, order=None, micro_batches=None)
-"""The class of all plans at degrees of 1 that have no features but those known here."""
+"""The class of all plans at degrees of 1 that have no features but the ones listed here."""
 
 
 def every(*features: str) -> dict[str, Values]:

@@ -33,7 +33,7 @@ D = TypeVar("D", bound="Document")
 
 OTHER_VERSION = "open it with the version of Penstock that wrote it, or plan its request again with this one"
 MAX_DEPTH = 64
-"""Lists and objects in each other that JSON of ours may have; documents have a dozen."""
+"""Most levels of lists and objects inside each other in our JSON; documents have a dozen."""
 
 
 class Part(BaseModel):

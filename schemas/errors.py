@@ -115,7 +115,7 @@ class InvalidPlan(PenstockError):
 
 
 class ModelMismatch(PenstockError):
-    """The model's layers, shapes or parameters are not those the plan was made for."""
+    """The model's layers, shapes or parameters differ from the ones that the plan was made for."""
 
     title = "The model is not the plan's model"
     code = "model-mismatch"
@@ -151,7 +151,7 @@ class UnknownName(NotFound):
 
 
 class Conflict(PenstockError):
-    """The present state does not allow it."""
+    """A request that the present state does not allow."""
 
     title = "The present state does not allow it"
     code = "conflict"
@@ -169,7 +169,7 @@ class Unauthenticated(PenstockError):
 
 
 class Forbidden(PenstockError):
-    """The key is valid, and does not open this."""
+    """A valid key without the scope that this request needs."""
 
     title = "The key does not allow it"
     code = "forbidden"
@@ -178,7 +178,7 @@ class Forbidden(PenstockError):
 
 
 class QuotaExceeded(PenstockError):
-    """More than one key or address may ask for; ``retry_after_s``: when it may be asked again."""
+    """More requests than one key or address may make; ``retry_after_s``: when it may try again."""
 
     title = "Too much was asked for"
     code = "quota-exceeded"
@@ -216,7 +216,7 @@ class RunFailed(PenstockError):
 
 
 class NonfiniteLoss(RunFailed):
-    """A loss, or a parameter, is NaN or infinite: the same steps would come to the same again."""
+    """A loss, or a parameter, is NaN or infinite: the same steps would have the same result again."""
 
     code = "nonfinite-loss"
     title = "The loss is not finite"

@@ -1,7 +1,7 @@
 """The notation of programs: lists of codes, in which much repeats, as compact text and back. Standard library only.
 
-A code is (number of a word) × ``SPAN`` + micro-batch. What a word looks like is for `program` to say; blanks,
-ranges and repetitions are the same for all::
+A code is (number of a word) × ``SPAN`` + micro-batch. `program` defines the words; blanks, ranges and
+repetitions are the same for all::
 
     text  := item*
     item  := token | "(" text ")*" COUNT SHIFT?
@@ -26,7 +26,7 @@ from itertools import pairwise
 from penstock.schemas.errors import InvalidDocument
 
 MAX_OPERATIONS = 1 << 22
-"""A text may not unroll to more operations than this."""
+"""Most operations that a text may unroll to."""
 
 SPAN = 1 << 33
 MICRO_BATCHES = 1 << 31

@@ -229,7 +229,7 @@ class Certificate(Part):
 
 
 class Plan(Document):
-    """Immutable; its address is the SHA-256 of its canonical JSON."""
+    """A plan. It is immutable; its address is the SHA-256 of its canonical JSON."""
 
     kind: ClassVar[str] = "plan"
 

@@ -131,7 +131,7 @@ UNSHIFTED = frozenset(
         *("NORM", "WAIT_NORM", "STEP", "VERSION", "AVG_PUSH", "AVG_PULL"),
     )
 )
-"""Words whose number is no micro-batch: the repetitions of a loop leave it as it is."""
+"""Words whose number is no micro-batch, so that the repetitions of a loop do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +194,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The ranks that hold a replica of a stage together, a cell, and this rank's part in it.
+    """The ranks that hold a replica of a stage together (a GPU group), and this rank's part in it.
 
     ``tensor``, ``context``, ``expert``, ``expert_tensor``: how many ranks share a layer's tensors, its sequence, its
-    experts, the tensors of an expert. ``lane``: this rank's number in its cell, tensor fastest, then context; a cell
-    of more than tensor × context ranks has several meshes, which run samples of their own. ``…_group``: the numbers in
+    experts, the tensors of an expert. ``lane``: this rank's number in its group, tensor fastest, then context; a group
+    of more than tensor × context ranks has several meshes, which run separate samples. ``…_group``: the numbers in
     ``Program.groups`` of the groups that this rank is in (-1: alone).
     """
 
@@ -213,12 +213,12 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Return the number of ranks in a cell."""
+        """Return the number of ranks in a GPU group."""
         return max(self.tensor * self.context, self.expert * self.expert_tensor)
 
     @property
     def meshes(self) -> int:
-        """Return the number of meshes in a cell."""
+        """Return the number of meshes in a GPU group."""
         return self.size // (self.tensor * self.context)
 
     @property

@@ -75,10 +75,10 @@ def _with_units(parse: Any, least: int = 0, unit: str = "", meant: tuple[str, ..
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_within_wire)]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
-"""A number, and neither ``true`` nor a text that looks like one."""
+"""A number; ``true`` and texts that look like numbers are refused."""
 Nonfinite = Literal["NaN", "Infinity", "-Infinity"]
 Loss = Number | Nonfinite
-"""A loss; JSON has no number for one that ran away, so that is a text, which ``float`` reads."""
+"""A loss. JSON has no number for NaN and infinities, so they are texts, which ``float`` reads."""
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER)]
 PositiveCount = Annotated[int, Field(strict=True, ge=1, le=MAX_WIRE_INTEGER)]
 Nanoseconds = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_time_ns)]
@@ -86,7 +86,7 @@ Bytes = Annotated[int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_unit
 MemoryBytes = Annotated[
     int, Field(strict=True, ge=0, le=MAX_WIRE_INTEGER), _with_units(parse_bytes, 2**20, "B", ("GiB", "MiB"))
 ]
-"""The memory of a device, of which less than 1 MiB is a forgotten unit."""
+"""The memory of a device; less than 1 MiB counts as a forgotten unit."""
 BytesPerSecond = Annotated[
     int,
     Field(strict=True, ge=1, le=MAX_WIRE_INTEGER),
@@ -100,7 +100,7 @@ ContentHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def spell(loss: float) -> float | Nonfinite:
-    """Return a loss as JSON has it."""
+    """Return a loss in the form that JSON can hold."""
     if math.isfinite(loss):
         return loss
     return "NaN" if math.isnan(loss) else "Infinity" if loss > 0 else "-Infinity"

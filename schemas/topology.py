@@ -144,7 +144,7 @@ class UniformCluster(Part):
 
 
 class DeviceKind(Part):
-    """A kind that a profile may lack, costed from one that it has, or from another kind of this list."""
+    """A kind that a profile may lack. Its costs follow from a kind that the profile has, or from this list."""
 
     name: Name
     scale_from: Name
@@ -291,7 +291,7 @@ class ClusterTopology(Document):
         return next(((each.id, each.gpus) for node in self.nodes for each in node.devices if each.gpus > 1), None)
 
     def costed_from(self, kind: str, costed: Collection[str]) -> tuple[str, float] | None:
-        """Return which of the costed kinds a kind has its costs from, and how many times faster it is; None: none."""
+        """Return the kind that a kind takes its costs from, and how many times faster it is; None without one."""
         scaled = {each.name: each for each in self.kinds}
         speed = 1.0
         for _ in range(len(scaled) + 1):

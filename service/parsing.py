@@ -1,4 +1,4 @@
-"""Parses bodies of requests as documents in linear time, as they are untrusted."""
+"""Parsing of requests' bodies as documents in linear time, as they are untrusted."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from penstock.service.logs import request_id
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5
 MOST_DETAIL = 4000
-"""Characters of a problem's sentence, and of its remedy."""
+"""Most characters of a problem's sentence, and of its remedy."""
 MOST_IN_DETAIL = 10
 """Wrong parameters that the sentence names; the list of faults has more."""
 MOST_ERRORS_BYTES = 80_000

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NotReady(Unreachable):
-    """The service runs, but something that it needs does not."""
+    """An error for a running service whose database, workers or other parts are not ready."""
 
     title = "The service is not ready"
     code = "not-ready"

@@ -50,15 +50,15 @@ class Service:
         self.settings = settings
         self.started = time.monotonic()
         self.ending = False
-        """From the first SIGTERM on: not ready, and nothing new is taken."""
+        """Whether the first SIGTERM has arrived: the service is not ready, and takes nothing new."""
         self.notifier = Notifier()
         self.heavy = CapacityLimiter(max(2, available_processors()))
-        """How many threads judge and lower at a time, so that the others stay free."""
+        """Limit of threads that judge and lower at a time, so that the others stay free."""
         self.children = Places(max(2, available_processors()), settings.question_wait_s)
-        """Where children import, compare and explain."""
+        """Places of the children that import, compare and explain."""
         self.held_bytes = HeldBytes(settings.max_held_body_bytes)
         self.large_bodies = CapacityLimiter(2)
-        """How many large bodies are parsed at a time: each may take ten times its size meanwhile."""
+        """Limit of large bodies that are parsed at a time: each may take ten times its size meanwhile."""
         self.database = Database.of(settings)
         self.relay = Relay(self.database, self._on_change)
         self.stores = Stores(self.database)
@@ -124,7 +124,7 @@ class Service:
         self.database.close()
 
     def _on_change(self, topic: str | None) -> None:
-        """Wake what waits for a change that this process or another has committed; None: anything may have changed."""
+        """Wake the listeners of a change that any process has committed; None: anything may have changed."""
         if topic is None:
             self.notifier.publish_all()
         else:

@@ -110,7 +110,7 @@ class StoreReady(EventData):
 class Progress(EventData):
     """Steps of a rank, from ``step`` on; losses over the global batch.
 
-    A loss is null where the rank does not know it, and a text where it is not finite.
+    A loss is null where the rank does not have it, and a text where it is not finite.
     """
 
     rank: Count
@@ -120,7 +120,7 @@ class Progress(EventData):
 
 
 class StepReported(EventData):
-    """One step, as a rank tells it to its agent."""
+    """One step, as a rank reports it to its agent."""
 
     step: Count
     loss: Loss | None = None

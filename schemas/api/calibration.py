@@ -35,7 +35,7 @@ class CalibratedRun(Part):
 
 
 class CalibrationOut(Part):
-    """The documents after, and what is left."""
+    """The profile and the topology after a calibration, and the errors that remain."""
 
     profile: ModelProfile
     topology: ClusterTopology

@@ -78,7 +78,7 @@ class SensitivityOut(Part):
 
 
 class WhatIf(Part):
-    """A changed request, and the best that was found for it."""
+    """A changed request, and its best plan."""
 
     name: str = Field(description="the change as requested; empty: no change")
     sentence: str
@@ -92,7 +92,7 @@ class WhatIf(Part):
 
 
 class LayoutSide(Part):
-    """One of two layouts that are compared, by the judge; times per global batch."""
+    """One of two layouts that the judge compares; times per global batch."""
 
     stages: str
     time_ns: Nanoseconds
@@ -113,7 +113,7 @@ class DifferenceOut(Part):
 
 
 class LayoutComparison(Part):
-    """A layout of one's own compared with the plan; ``theirs`` is null where it cannot run at all."""
+    """A user's own layout compared with the plan; ``theirs`` is null where it cannot run at all."""
 
     fits: Flag
     sentence: str

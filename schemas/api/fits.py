@@ -80,7 +80,7 @@ class MemoryParts(Part):
 
 
 class FitsRow(Part):
-    """A legal layout, and the GPU of it whose memory is fullest."""
+    """A legal layout, and its GPU whose memory is fullest."""
 
     fits: Flag
     tensor: PositiveCount

@@ -117,7 +117,7 @@ class ResultOut(Part):
 
 
 class JobOut(Part):
-    """One request and how far it is."""
+    """One request and the progress of its solve."""
 
     id: str
     state: JobState
@@ -271,7 +271,7 @@ class RunEventPage(Part):
 
 
 class RankLog(Part):
-    """The end of what a rank has written to its standard output and error."""
+    """The end of a rank's standard output and error."""
 
     agent: Name
     rank: Count
@@ -321,7 +321,7 @@ class Simulation(Part):
 
 
 class DocumentStored(Part):
-    """A document that is kept from now on, under the hash of its canonical JSON."""
+    """A document that is stored from now on, under the hash of its canonical JSON."""
 
     hash: ContentHash
     href: str

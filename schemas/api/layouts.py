@@ -1,4 +1,4 @@
-"""The import of a trainer's layout: its text and request; the plan that it is, and the best plans to compare with."""
+"""Import of a trainer's layout: its text and request, its plan, and the best plans to compare with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_CHARACTERS = 1_000_000
 
 
 class LayoutJob(Choices, Document):
-    """The model, the cluster and the training of a layout; what is left out is as the layout's text says.
+    """The model, the cluster and the training of a layout; fields that are left out follow the layout's text.
 
     One of ``profile``, ``shape`` and ``hugging_face`` at most. A profile keeps its costs. Costs
     of a shape or a configuration are computed, with the trainer's kernels and at the layout's degrees.

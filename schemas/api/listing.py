@@ -21,7 +21,7 @@ class ListRequest(Document):
 
 
 class Listed(Part):
-    """A name, and what it stands for in a few words."""
+    """A name, and its meaning in a few words."""
 
     name: Name
     about: str

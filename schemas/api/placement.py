@@ -50,7 +50,7 @@ class Budget(Part):
 
 
 class PlacementJob(Training):
-    """A job that wants nodes. It gets the free devices of whole nodes; a budget of devices may leave some out."""
+    """A job that needs nodes. It gets the free devices of whole nodes; a budget of devices may leave some out."""
 
     name: Name
     profile: ModelProfile | ContentHash
@@ -152,7 +152,7 @@ class PlacementProgress(Part):
     time_per_global_batch_ns: Nanoseconds | None = None
 
     def __str__(self) -> str:
-        """Return it in words: the classes of sets of nodes, and the best time so far."""
+        """Return the progress in words: the classes of sets of nodes, and the best time so far."""
         time_ns, plural = self.time_per_global_batch_ns, "" if self.nodes == 1 else "s"
         best = "" if time_ns is None else f"; {duration(time_ns)} on {self.nodes} node{plural}"
         return f"{self.job}: {self.settled} of {self.considered} classes of sets{best}"

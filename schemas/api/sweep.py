@@ -55,7 +55,7 @@ class Method(Part):
 
 
 class SweepRow(Part):
-    """One case and its answer; what the plan decided itself is in ``method``."""
+    """One case and its answer; ``method`` has the choices that the plan made itself."""
 
     topology: Name = Field(description="its name; of unnamed hashes the hash")
     global_batch_size: PositiveCount
@@ -89,7 +89,7 @@ class SweepRow(Part):
 
 
 class SweepOut(Part):
-    """A sweep and how far it is; ``rows`` are in the order of the cases, and absent in a list of sweeps."""
+    """A sweep and its progress; ``rows`` are in the order of the cases, and absent in a list of sweeps."""
 
     id: str
     state: SweepState

@@ -1,4 +1,4 @@
-"""The terms of an answer: what depends on the machine that answers, and not on the question."""
+"""Terms of an answer: the conditions that depend on the machine that answers, and not on the question."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Terms:
     most_devices: int | None = None
     most_micro_batches: int | None = None
     notify: Callable[[Any], None] = unheard
-    """Called with each message before the answer: the ``event`` of the question's row in ``questions.table``."""
+    """Function that is called with each message before the answer: the row's ``event`` in ``questions.table``."""
 
 
 NO_TERMS = Terms()
-"""No limit, and no listener."""
+"""Terms without a limit and without a listener."""

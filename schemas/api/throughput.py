@@ -1,4 +1,4 @@
-"""The pace of one run folded into a kind of device: the profile after, and what it changes in other plans."""
+"""Calibration of a kind of device by the pace of one run: the profile after, and its effect on other plans."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Format = Literal[
 
 
 class ImportSource(Part):
-    """One text, and what it is."""
+    """One text, and its kind."""
 
     text: str = Field(description="what the tool printed, or the file's content")
     format: Format | None = Field(default=None, description="left out: recognised by its content")

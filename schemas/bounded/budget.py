@@ -5,9 +5,9 @@ from __future__ import annotations
 from penstock.schemas.errors import InvalidDocument
 
 MOST_STEPS = 200_000
-"""Statements, values and look-ups. The longest recipes of trainers take about 10,000; each step takes microseconds."""
+"""Most statements, values and look-ups. Trainers' longest recipes take about 10,000; each step takes microseconds."""
 MOST_CHARACTERS = 4_000_000
-"""Characters of texts and elements of lists that are made on the way: four times the longest text that is taken."""
+"""Most characters of texts and elements of lists that are created: four times the longest text that is accepted."""
 
 
 class Budget:

@@ -11,7 +11,7 @@ from penstock.schemas.errors import InvalidDocument
 
 
 def load_yaml(text: str, origin: str) -> Any:
-    """Return what a YAML text stands for. Raises InvalidDocument, also where its aliases make too much of it."""
+    """Return the value of a YAML text. Raises InvalidDocument, also where its aliases make the value too large."""
     try:
         loader = yaml.SafeLoader(text)
         try:

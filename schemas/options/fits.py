@@ -129,5 +129,5 @@ FITS_OPTIONS = {
 
 
 def about(name: str) -> str:
-    """Return what the schema says of a field."""
+    """Return the schema's description of a field."""
     return FITS_OPTIONS[name].description

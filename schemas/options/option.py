@@ -33,7 +33,7 @@ class Option:
     help: str
     default: str = ""
     pointer: str = ""
-    """The field of a plan request that it gives; empty: it is no field, but changes the profile."""
+    """The field of a plan request that it sets; empty: it sets no field, but changes the profile."""
     label: str = ""
     """Its label in the form; empty: the form has no such field."""
     flag: str = ""

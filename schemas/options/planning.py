@@ -390,5 +390,5 @@ PLAN_OPTIONS = {
 
 
 def about(name: str) -> str:
-    """Return what a schema says of the field that an option gives."""
+    """Return a schema's description of the field that an option sets."""
     return PLAN_OPTIONS[name].description

@@ -12,7 +12,7 @@ BoundarySizes = tuple[tuple[tuple[str, int, int], ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """The training of one rank, its peers and its place. All who start ranks state what has no default.
+    """The training of one rank, its peers and its place. Everyone who starts ranks states the fields without a default.
 
     ``programs``: this rank's, run one after the other (`schemas.program.Program.to_json`). With several,
     ``segments`` has the order of their numbers from ``first_step`` on (None: from step 0); without ``segments`` they

@@ -22,7 +22,7 @@ from penstock.schemas.trace import Hardware
 
 
 class RankPart(Part):
-    """One rank: where it runs, and what."""
+    """The place of one rank, and its programs."""
 
     rank: Count
     device: Name = Field(description="node/index, as the plan's topology has it")
@@ -106,7 +106,7 @@ class JobBundle(Document):
         }
 
     def refuse_options(self, options: RunOptions) -> None:
-        """Raise UnsupportedRequest for options that other programs would be needed for."""
+        """Raise UnsupportedRequest for options that need other programs."""
         for wanted, has, flag in (
             (options.needs_norm, self.norm, "--clip-norm or --precision fp16"),
             (options.advance_forward, self.programs_are == "ladder", "--advance-forward"),

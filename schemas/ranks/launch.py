@@ -14,7 +14,7 @@ from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.quantities import MAX_WIRE_INTEGER
 
 Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""One line without control characters; it may hold anything else and is quoted where it goes."""
+"""One line without control characters. It may hold any other character, and is quoted where it is used."""
 Reference = Annotated[str, Field(max_length=512, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$")]
 Assignment = Annotated[str, Field(max_length=32768, pattern=r"^[A-Za-z_][A-Za-z0-9_]*=[^\x00]*$")]
 SlurmWord = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9_@][A-Za-z0-9_.,@+:-]*$")]
@@ -27,7 +27,7 @@ LabelKey = Annotated[str, Field(max_length=317, pattern=f"^{_KEY}$")]
 SbatchOption = Annotated[str, Field(max_length=1024, pattern=r"^--[a-z][a-z0-9-]*(=[^\s'\"\\#]+)?$")]
 """An option in its long form. Slurm reads it out of a comment, where quotes and signs of numbers mean something."""
 SrunOption = Annotated[str, Field(max_length=4096, pattern=r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]*)?$")]
-"""An option in its long form; it is quoted where it goes."""
+"""An option in its long form; it is quoted where it is used."""
 Labelled = Annotated[str, Field(max_length=381, pattern=f"^{_KEY}=({_NAME})?$")]
 Annotation = Annotated[str, Field(max_length=32768, pattern=rf"^{_KEY}=[^\x00]*$")]
 Counted = Annotated[int, Field(ge=0, le=MAX_WIRE_INTEGER)]
@@ -44,7 +44,7 @@ def _object_text(value: Any) -> Any:
 
 
 Object = Annotated[str, BeforeValidator(_object_text), Field(max_length=65536)]
-"""A JSON object as text: a query can carry it, and a settings file says it as it is."""
+"""A JSON object as text, so that a query can carry it; a settings file may hold the object itself."""
 
 
 class LaunchSettings(Part):

@@ -12,7 +12,7 @@ MOST_WORDS = 1000
 
 
 class OtherServices:
-    """Holds the lock of a database's file, unless another service does; a server takes any number of services."""
+    """The lock of a database's file, unless another service holds it; a server takes any number of services."""
 
     def __init__(self, database: Database) -> None:
         name = database.url.database if database.is_sqlite else None

@@ -1,4 +1,4 @@
-"""The one way to the tables: SQLAlchemy 2 Core on a SQLite file (WAL) or a PostgreSQL server.
+"""Access to the tables: SQLAlchemy 2 Core on a SQLite file (WAL) or a PostgreSQL server.
 
 A writing transaction is exclusive: ``BEGIN IMMEDIATE`` on SQLite, one advisory lock on PostgreSQL, so that the same
 code is right on both. One that locks the rows it changes may declare so; on PostgreSQL these run concurrently.
@@ -68,7 +68,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._may_upgrade = self.is_sqlite if upgrade is None else upgrade
         self.committed = threading.Event()
-        """Set by each transaction of this process that wrote, so that `relay` looks at a SQLite file at once."""
+        """Event that each writing transaction of this process sets, so that `relay` polls a SQLite file at once."""
         pool: dict[str, Any] = {"pool_size": connections, "max_overflow": 0, "pool_timeout": LOCK_WAIT_MS / 1000}
         if self.is_sqlite:
             refuse_shared_disk(Path(self.url.database or ""))

@@ -35,7 +35,7 @@ TOPOLOGIES_KEPT = 100
 """The newest ones of a tenant; the links of living agents are looked for in them."""
 
 PARSED = 64
-"""Profiles and topologies that are kept as objects; one of 20,000 layers takes some 50 MB."""
+"""Most profiles and topologies that are kept as objects; a profile of 20,000 layers takes about 50 MB."""
 
 WHERE_TO_POST = {
     "profile": "POST the profile to /v1/profiles first",
@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, document: Document, body: bytes) -> Kept:
-        """Return what is stored of a document."""
+        """Return the stored form of a document."""
         name: str | None = getattr(document, "name", None)
         return cls(document.kind, None if name is None else name.replace("\0", "\N{REPLACEMENT CHARACTER}"), body)
 

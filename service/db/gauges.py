@@ -23,7 +23,7 @@ Row = sa.Select[str, str, int]
 
 
 class DatabaseCollector(Collector):
-    """Counts what all processes of one database are doing, by one query per scrape."""
+    """A collector of counts over all processes of one database, with one query per scrape."""
 
     def __init__(self, database: Database, *, silent_after_s: float, agent_timeout_s: float) -> None:
         self._database = database

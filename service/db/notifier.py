@@ -1,4 +1,4 @@
-"""Wakes the endpoints that wait: one asyncio notifier per process, no thread held while waiting.
+"""Notifier of waiting endpoints: one asyncio notifier per process, and no thread is held while waiting.
 
 What a transaction changes is published by `relay`, whichever process committed it.
 """
@@ -29,7 +29,7 @@ class Notifier:
         self._wake_all()
 
     def publish(self, topic: str) -> None:
-        """Wake the listeners of a topic, from any thread; who begins to listen later reads the state after that."""
+        """Wake the listeners of a topic, from any thread; later listeners read the state after the change."""
         if topic in self._listeners and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake, topic)
 

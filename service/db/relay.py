@@ -26,7 +26,7 @@ log = logging.getLogger("penstock.service")
 
 
 class Relay:
-    """Calls ``on_change`` in its own thread with each topic that changed; None means that anything may have changed."""
+    """A thread that calls ``on_change`` with each topic that changed; None means that anything may have changed."""
 
     def __init__(self, database: Database, on_change: Callable[[str | None], None]) -> None:
         self._database, self._on_change = database, on_change

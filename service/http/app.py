@@ -145,7 +145,7 @@ def serve(settings: Settings | None = None, forkserver: Forkserver | None = None
 
 
 class _Server(uvicorn.Server):
-    """Shuts down in order: not ready, waiters answered and jobs returned, connections closed after ``drain_s``."""
+    """A server that shuts down in order: not ready, waiters answered and jobs returned, connections closed."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Wraps every request: its id, its line in the log, its metrics, and the refusal during shutdown.
+"""Wrapping of every request: its id, its line in the log, its metrics, and the refusal during shutdown.
 
 Plain ASGI, so that streams and waits pass through untouched.
 """

@@ -23,7 +23,7 @@ REMEMBERED = 10_000
 
 
 class Submissions:
-    """Answers known bodies, and passes the others on. Thread-safe."""
+    """A cache that answers known bodies, and passes the others on. Thread-safe."""
 
     def __init__(self, stores: Stores, planning: Planning) -> None:
         self._stores, self._planning = stores, planning

@@ -1,4 +1,4 @@
-"""Handles a plan request: resolve it, look it up, check it, queue it."""
+"""Handling of a plan request: resolve it, look it up, check it, queue it."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Worker:
         self._work = threading.Condition()
         self._ending = False
         self._is_away = False
-        """Whether the database was when it was last asked: that is said once, not at each try."""
+        """Whether the database was away at the last query, so that its absence is logged once and not at each try."""
         self._wakers: dict[str, socket.socket] = {}
         self._threads = [
             threading.Thread(target=self._loop, name=f"solve-{i}", daemon=True) for i in range(settings.slots)

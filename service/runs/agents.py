@@ -1,4 +1,4 @@
-"""The service's end of the sync protocol (``schemas.api.agents``): who is there, what they report, what to do."""
+"""Service side of the sync protocol (``schemas.api.agents``): the agents, their reports, and their assignments."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Contact:
     log_requests: dict[int, tuple[LogRequest, asyncio.Future[LogTail]]] = field(default_factory=dict)
 
     def alive(self) -> bool:
-        """Return whether it may be given work."""
+        """Return whether the agent may be given work."""
         return not self.left and (self.waiting_call is not None or self._age_s() < (REDIAL_S if self.gone else RETRY_S))
 
     def keeps_name(self) -> bool:
-        """Return whether another incarnation of its name has to wait."""
+        """Return whether another incarnation of the agent's name has to wait."""
         return not (self.left or self.gone) and (self.waiting_call is not None or self._age_s() < RETRY_S)
 
     def _age_s(self) -> float:
         return self.clock.now() - self.last
 
     def release(self) -> None:
-        """Have the call that waits answered."""
+        """Wake the call that waits, so that it is answered."""
         if self.waiting_call is not None:
             self.waiting_call.wake()
 
@@ -80,7 +80,7 @@ class Agents:
         self._hold_s, self._timeout_s = hold_s, timeout_s
         self._clock, self._started = clock, clock.now()
         self._contacts: dict[tuple[str, str], Contact] = {}
-        """By tenant and name."""
+        """Contacts by tenant and name."""
         self._log_requests_made = 0
 
     async def sync(
@@ -219,7 +219,7 @@ class Agents:
         return contact
 
     def _accept(self, tenant: str, agent_id: str, request: SyncRequest) -> SyncReply:
-        """Store who called and what happened, in one transaction, and say what is wanted."""
+        """Store the call and its events in one transaction, and return the agent's assignments."""
         offer = {
             "incarnation": request.incarnation,
             "devices": [device.model_dump() for device in request.devices],

@@ -1,4 +1,4 @@
-"""The lives of a run: how a generation begins, starts, and ends; each function is part of a transaction.
+"""Generations of a run: how each begins, starts, and ends. Each function is part of a transaction.
 
 ``preparing`` (agents check and start the store) → ``running`` → ``succeeded``. A death makes it ``recovering`` until
 the next generation begins, or ``failed`` where that cannot be.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 TICK_S = 0.25
 """The time between two ticks while nothing holds the event loop up."""
 LONGEST_S = 1.0
-"""The most that counts of the time between two ticks: some delay is usual on a busy machine."""
+"""Most seconds between two ticks that count: some delay is usual on a busy machine."""
 
 
 class ListeningClock:
-    """Seconds, of which those do not count in which the event loop answered nobody.
+    """A clock of seconds, without the seconds in which the event loop answered nobody.
 
     While modules are loaded or kernels compiled, calls of agents wait in their sockets: by another clock those agents
     would have been silent. ``now`` may be called from any thread; ``clock`` counts all seconds.
@@ -22,7 +22,7 @@ class ListeningClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = clock(), 0.0
-        """When the last tick was, by each of the two clocks."""
+        """Times of the last tick, by each of the two clocks."""
 
     def now(self) -> float:
         """Return the seconds that counted since this clock was made."""

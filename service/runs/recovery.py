@@ -1,4 +1,4 @@
-"""Runs go on after deaths, unattended: the next generation, with the same plan or with one for what is left.
+"""Recovery of runs after deaths, unattended: a next generation, with the same plan or one for the remaining devices.
 
 A run that is ``recovering`` waits until nothing of its last generation is left (each of its agents has said so, or is
 lost) and until every agent is either there or lost. Then it begins again with its first plan if all devices of that are

@@ -54,7 +54,7 @@ def row_of(connection: sa.Connection, run_id: str, tenant: str | None = None) ->
 
 
 def touch(connection: sa.Connection, run_id: str, only: str | None = None) -> None:
-    """Move the version of what the run's agents shall do, which the database announces to them."""
+    """Increase the version of the run's assignments, which the database announces to its agents."""
     query = sa.select(run_agents.c.agent).where(run_agents.c.run_id == run_id)
     names = [only] if only is not None else list(connection.scalars(query))
     tenant = row_of(connection, run_id)["tenant"]
@@ -102,7 +102,7 @@ def store_steps(
     losses: Sequence[Loss | None],
     times_ns: Sequence[int | None],
 ) -> None:
-    """Keep what a rank says of its steps from ``first`` on; one that was trained again is what it was the last time."""
+    """Store a rank's report of its steps from ``first`` on; a step that was trained again replaces the earlier one."""
     rows = [
         {"run_id": run_id, "rank": rank, "step": step, "loss": loss, "time_ns": time_ns}
         for step, (loss, time_ns) in enumerate(zip_longest(losses, times_ns), first)

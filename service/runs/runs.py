@@ -265,7 +265,7 @@ class Runs:
                 self.release(connection, run_id, agent_id)
 
     def release(self, connection: sa.Connection, run_id: str, agent_id: str) -> None:
-        """Take it that an agent holds nothing of a run any more."""
+        """Record that an agent holds nothing of a run any more."""
         this = sa.and_(run_agents.c.run_id == run_id, run_agents.c.agent == agent_id)
         connection.execute(run_agents.update().where(this).values(phase="released"))
 

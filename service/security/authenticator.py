@@ -1,4 +1,4 @@
-"""The authenticator: who makes a request, by the key in ``Authorization`` or a browser's session."""
+"""Authentication of requests, by the key in ``Authorization`` or a browser's session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAKE_ONE = "make one with `penstock keys create`"
 
 
 class Authenticator:
-    """Authenticates requests and counts them against the limits of their keys. For one event loop."""
+    """The authenticator of requests, which counts them against their keys' limits. For one event loop."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.is_open = settings.security == "off"

@@ -21,7 +21,7 @@ class TooMuchHeld(Refusal):
 
 
 class HeldBytes:
-    """Counts what bodies hold beyond their free bytes, half of ``most`` for each tenant. For one event loop."""
+    """The count of what bodies hold beyond their free bytes, half of ``most`` for each tenant. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -1,4 +1,4 @@
-"""Requests last as long as the key that made them: one that is revoked or expires ends them.
+"""Requests that last as long as their key: a key that is revoked or expires ends them.
 
 Plain ASGI, around whatever answers. The requests of a key are looked after together, so that many cost as one does.
 """
@@ -28,7 +28,7 @@ LAST_WORDS = b": the key that opened this stream has ended\n\n"
 
 
 class Lasting:
-    """Middleware; knows the requests of each key that have no answer yet, and its streams."""
+    """The middleware that keeps the requests of each key that have no answer yet, and its streams."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
         self._app, self._authenticator = app, authenticator

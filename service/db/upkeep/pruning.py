@@ -1,4 +1,4 @@
-"""Removes what has ended and is not referenced: jobs with their events, answers, sweeps, and documents.
+"""Removal of ended and unreferenced rows: jobs with their events, answers, sweeps, and documents.
 
 Documents are removed by references: jobs, runs and sweeps name plans and requests, requests name profiles and
 topologies. Storing a document again renews its age (``used_ms``), so what a current request needs stays.
@@ -54,7 +54,7 @@ class Pruned:
 
 
 def prune(database: Database, keep_days: float) -> Pruned:
-    """Remove what ended more than ``keep_days`` days ago. Raises UnsupportedRequest for less than two days."""
+    """Remove rows that ended more than ``keep_days`` days ago. Raises UnsupportedRequest for less than two days."""
     if keep_days < SHORTEST_DAYS:
         raise UnsupportedRequest(
             f"entries that are {keep_days:g} days old may still be in use; keep at least {SHORTEST_DAYS} days"

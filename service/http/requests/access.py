@@ -35,7 +35,7 @@ class Needs:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
-        """Return who makes the request. Raises Unauthenticated, Forbidden, QuotaExceeded."""
+        """Return the principal of the request. Raises Unauthenticated, Forbidden, QuotaExceeded."""
         principal = await service_of(request).authenticator.principal(request)
         require(principal, self.scope)
         return principal
@@ -48,7 +48,7 @@ def needs(scope: Scope) -> Needs:
 
 
 async def scraper(request: Request) -> Principal:
-    """Return who may read metrics: an admin, or anyone on loopback where the settings allow it."""
+    """Return a principal that may read metrics: an admin, or anyone on loopback where the settings allow it."""
     address = request.client.host if request.client is not None else ""
     if service_of(request).settings.metrics_on_loopback and is_loopback(address):
         return EVERYBODY

@@ -28,7 +28,7 @@ STEP_BYTES = 2**18
 
 
 class Unpacker:
-    """Decompresses a body in steps of at most ``STEP_BYTES``; ``has_more``: what was taken last stands for more."""
+    """A decompressor of a body in steps of at most ``STEP_BYTES``; ``has_more``: the last input has more output."""
 
     def __init__(self, window_bits: int) -> None:
         self._stream = zlib.decompressobj(window_bits)

@@ -29,7 +29,7 @@ KEPT_HEADERS = ("content-type", "location", "preference-applied")
 
 Handle = Callable[[Request], Coroutine[Any, Any, Response]]
 Again = Callable[[Request, Service, Principal, str], Coroutine[Any, Any, Response]]
-"""Answers a request with what was made for it before, by its id."""
+"""Function that answers a request with the object that was created for it before, by its id."""
 
 A = TypeVar("A", bound=Again)
 

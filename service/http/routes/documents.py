@@ -1,4 +1,4 @@
-"""``/v1/profiles``, ``/v1/topologies``: documents by their hash; and what there is to ask for."""
+"""``/v1/profiles``, ``/v1/topologies``: documents by their hash; and lists of planners, schemas and examples."""
 
 from __future__ import annotations
 

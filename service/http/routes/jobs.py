@@ -1,4 +1,4 @@
-"""``/v1/jobs``: how plan requests are getting on, their events, and what may be done with them."""
+"""``/v1/jobs``: the states and events of plan requests, and the operations on them."""
 
 from __future__ import annotations
 

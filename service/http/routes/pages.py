@@ -1,4 +1,4 @@
-"""Pages for people. Each is rendered here and readable without a script; scripts add what lives and what is drawn."""
+"""Pages for people. Each is rendered here and readable without a script; scripts add live updates and drawings."""
 
 from __future__ import annotations
 
