@@ -1,4 +1,4 @@
-"""What forms and buttons do, and what plans and their what-ifs show."""
+"""The actions of forms and buttons, and the values that pages of plans and what-ifs show."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ CHANGES = ("bandwidth=2", "bandwidth=0.5", "memory=2", "devices=+8", "global-bat
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a form leads to, or what is shown of it again."""
+    """The address that a form leads to, or the values with which it is shown again."""
 
     goes_to: str | None = None
     shown: dict[str, Any] = field(default_factory=dict)
 
 
 async def posted(request: Request) -> Values:
-    """The fields of a form. Raises TooLarge."""
+    """Read the fields of a form. Raises TooLarge."""
     limit = request.app.state.service.settings.max_body_bytes
     body = bytearray()
     async for chunk in request.stream():
@@ -63,12 +63,12 @@ async def posted(request: Request) -> Values:
 
 
 def form(sources: Sources, query: Values) -> dict[str, Any]:
-    """The form as it is opened. Raises NotFound for an id that is none."""
+    """Return the form as it is opened. Raises NotFound for an unknown id."""
     return _shown(sources, forms.first_values(sources, query), Faults())
 
 
 def submit(sources: Sources, values: Values) -> Outcome:
-    """Ask for a plan: on to its plan where it is known already, else to its job; or what is wrong."""
+    """Submit a plan request: go on to a stored plan, otherwise to the job, or return the faults of the form."""
     try:
         job = sources.submit(with_open_degrees(forms.request_of(sources, values)))
     except PenstockError as error:
@@ -77,7 +77,7 @@ def submit(sources: Sources, values: Values) -> Outcome:
 
 
 def submit_sweep(sources: Sources, values: Values) -> Outcome:
-    """Ask for every combination: on to the table; or what is wrong."""
+    """Submit every combination: go on to the table, or return the faults of the form."""
     try:
         request = with_open_degrees(forms.request_of(sources, values))
         over = forms.axes_of(sources, values, request)
@@ -90,7 +90,7 @@ def submit_sweep(sources: Sources, values: Values) -> Outcome:
 
 
 def open_plan(sources: Sources, values: Values) -> Outcome:
-    """Keep a plan file and go on to its page; or what is wrong with it."""
+    """Store a plan file and go on to its page, or return its faults."""
     text = values.get("plan_text", [""])[0]
     try:
         if not text.strip():
@@ -104,12 +104,12 @@ def open_plan(sources: Sources, values: Values) -> Outcome:
 
 
 def _other_version(text: str) -> str | None:
-    """The version of Penstock that a refused plan file names; None where it names none, or this one."""
+    """Return the version of Penstock that a refused plan file names; None for no version, or this one."""
     try:
-        made = json.loads(text)["plan"]["versions"]["penstock"]
+        written_by = json.loads(text)["plan"]["versions"]["penstock"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    return str(made) if made != version("penstock") else None
+    return str(written_by) if written_by != version("penstock") else None
 
 
 def on_job(sources: Sources, job_id: str, verb: JobVerb) -> None:
@@ -121,7 +121,7 @@ def on_job(sources: Sources, job_id: str, verb: JobVerb) -> None:
 
 
 def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
-    """What a plan's page shows; None for a job that has no plan (yet). Raises NotFound and InvalidPlan."""
+    """Return the values of a plan's page; None for a job without a plan. Raises NotFound and InvalidPlan."""
     from penstock.report.view import compared_degrees, search  # the judge comes with it
 
     try:
@@ -141,22 +141,22 @@ def plan(sources: Sources, plan_or_job: str) -> dict[str, Any] | None:
 
 
 def plan_timeline(sources: Sources, plan_or_job: str, part: timelines.Part | None) -> bytes:
-    """A plan's timeline as JSON. Raises NotFound, Conflict and InvalidPlan."""
+    """Return a plan's timeline as JSON. Raises NotFound, Conflict and InvalidPlan."""
     return timelines.as_json(timelines.of_plan(sources, sources.plan_hash(plan_or_job), part))
 
 
 def run_timeline(sources: Sources, run_id: str, part: timelines.Part | None) -> bytes:
-    """A run's timelines as JSON. Raises NotFound."""
+    """Return a run's timelines as JSON. Raises NotFound."""
     return timelines.as_json(timelines.of_run(sources, run_id, part))
 
 
 def whole_request(sources: Sources, plan_or_job: str) -> bytes:
-    """A request with its documents inline. Raises NotFound."""
+    """Return a request with its documents inline. Raises NotFound."""
     return sources.store.resolve(sources.request_of(plan_or_job)).canonical_json()
 
 
 def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices: Sequence[str]) -> dict[str, Any]:
-    """What changed requests and other degrees would give; the usual where none is named.
+    """Return the results of changed requests and other degrees; the usual ones where the form names none.
 
     Raises NotFound and Conflict; what cannot be tried is said on the page.
     """
@@ -164,33 +164,34 @@ def what_if(sources: Sources, plan_or_job: str, changes: Sequence[str], choices:
 
     address = sources.plan_hash(plan_or_job)
     file = sources.store.plan_file(address)
-    asked = [text for change in changes for text in change.split()]
+    tried = [text for change in changes for text in change.split()]
     others = [text for choice in choices for text in choice.split()]
-    usual = not asked and not others
-    found: Explanation | None = None
+    usual = not tried and not others
+    explained: Explanation | None = None
     error: PenstockError | None = None
     try:
-        found = sources.explanation(file, asked or (["all"] if usual else []), others or (["default"] if usual else []))
+        explained = sources.explanation(file, *((["all"], ["default"]) if usual else (tried, others)))
     except NotFound:
         raise
     except PenstockError as problem:
         error = problem
+    what_ifs, why_not = (explained.what_ifs, explained.why_not) if explained else ((), ())
     return {
         "id": address,
-        "model": sources.asked(file.plan.request_hash).model,
-        "cluster": sources.asked(file.plan.request_hash).cluster,
-        "asked": " ".join(asked),
+        "model": sources.summary(file.plan.request_hash).model,
+        "cluster": sources.summary(file.plan.request_hash).cluster,
+        "asked": " ".join(tried),
         "others": " ".join(others),
-        "found": found,
+        "found": explained,
         "error": error,
         "changes": CHANGES,
-        "what_ifs": (what_ifs_bars(found.what_ifs), what_ifs_table(found.what_ifs)) if found and found.what_ifs else (),
-        "why_not": [(other, why_not_bars(other), why_not_table(other)) for other in found.why_not] if found else [],
+        "what_ifs": (what_ifs_bars(what_ifs), what_ifs_table(what_ifs)) if what_ifs else (),
+        "why_not": [(other, why_not_bars(other), why_not_table(other)) for other in why_not],
     }
 
 
 def as_file(name: str) -> dict[str, str]:
-    """The headers of something that is meant to be kept; it may hold its own styles and scripts, and nothing else."""
+    """Return the headers of a file to be stored; its own styles and scripts may run, and nothing else."""
     return {
         "Content-Disposition": f'inline; filename="{name}"',
         "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

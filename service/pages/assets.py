@@ -30,7 +30,7 @@ class Asset(NamedTuple):
 
 @cache
 def assets() -> dict[str, Asset]:
-    """All files by name: those of the pages, and the report's script and style."""
+    """Read all files by name: the files of the pages, and the report's script and style."""
     bodies = {entry.name: entry.read_bytes() for entry in (files("penstock.service.pages") / "static").iterdir()}
     bodies |= {"report.css": style().encode(), "timeline.js": script().encode()}
     return {
@@ -42,7 +42,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def edition() -> str:
-    """A hash of all files: part of their addresses."""
+    """Return the hash of all files, which is part of their addresses."""
     whole = hashlib.sha256()
     for name, asset in sorted(assets().items()):
         whole.update(name.encode() + b"\0" + asset.body)
@@ -50,13 +50,13 @@ def edition() -> str:
 
 
 def address(name: str) -> str:
-    """Where a file is served. Raises NotFound for a name that is none."""
+    """Return the address of a file. Raises NotFound for an unknown name."""
     find(name)
     return f"/static/{edition()}/{name}"
 
 
 def find(name: str) -> Asset:
-    """A file by its name. Raises NotFound."""
+    """Find a file by its name. Raises NotFound."""
     if name not in assets():
         raise NotFound(f"there is no file {name!r} for pages")
     return assets()[name]

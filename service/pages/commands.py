@@ -1,4 +1,4 @@
-"""What people type to use a plan, and to get the same one again: command lines and Python."""
+"""Command lines and Python that use a plan, or make the same plan again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONE_MACHINE = 16
 
 
 def uses(devices: int) -> tuple[tuple[str, str, str], ...]:
-    """What a plan of this many devices is used for: of each command the id on the page, the heading, and the line."""
+    """List the commands that use a plan of this many devices: id on the page, heading, and line."""
     return _USES if devices <= _ONE_MACHINE else _USES[1:]
 
 
@@ -45,41 +45,41 @@ _FLAGS = {
 
 
 def command(request: PlanRequest) -> str:
-    """The command line that asks the same; of a request that has no flags for all it says, with the request's file."""
+    """Return the command line of a request; where flags do not suffice, it names the request's file."""
     model, cluster = _shipped(request.profile), _shipped(request.topology)
-    given = request.model_dump(exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
+    fields = request.model_dump(exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
     words = ["--example", model or "", "--cluster", cluster or ""]
     for name, flag in _FLAGS.items():
-        values = given.pop(name, ())
+        values = fields.pop(name, ())
         for value in values if isinstance(values, tuple) else (values,):
             words += [flag, str(value)]
-    for name, value in (given.pop("choose", None) or {}).items():
+    for name, value in (fields.pop("choose", None) or {}).items():
         words += ["--degrees", f"{name}={value if isinstance(value, str) else ','.join(value)}"]
-    for name, value in given.pop("options", {}).items():
+    for name, value in fields.pop("options", {}).items():
         words += ["--set", f"{name}={value}"]
-    words += _termination(given.pop("termination", {}))
-    words += [] if model is None else _degrees(request, given)
-    if given or model is None or cluster is None:
+    words += _termination(fields.pop("termination", {}))
+    words += [] if model is None else _degrees(request, fields)
+    if fields or model is None or cluster is None:
         words = ["--request", "request.json"]
     return shlex.join(["penstock", "plan", *words, "-o", "plan.json"])
 
 
-def _degrees(request: PlanRequest, given: dict[str, Any]) -> Iterator[str]:
+def _degrees(request: PlanRequest, fields: dict[str, Any]) -> Iterator[str]:
     """Yield the options for degrees and sharding, taken from what is given; none where the command chooses alike."""
     assert isinstance(request.profile, ModelProfile)
-    if set(given.get("memory", ())) <= _FILLED_IN and _chosen(request).memory == request.memory:
-        given.pop("memory", None)
+    if set(fields.get("memory", ())) <= _FILLED_IN and _chosen(request).memory == request.memory:
+        fields.pop("memory", None)
     chosen = _chosen(request, degrees=None, sharding=None)
     if (chosen.degrees, chosen.sharding) == (request.degrees, request.sharding):
         for name in ("degrees", "sharding"):
-            given.pop(name, None)
+            fields.pop(name, None)
         return
     degrees = request.degrees if isinstance(request.degrees, tuple) else (request.degrees or Degrees(),)
     if all(each == "auto" or each == Degrees(tensor=each.tensor) for each in degrees):
-        given.pop("degrees", None)
+        fields.pop("degrees", None)
         yield from ("--tensor", ",".join("auto" if each == "auto" else str(each.tensor) for each in degrees))
-    if isinstance(given.get("sharding"), str):
-        yield from ("--sharding", given.pop("sharding"))
+    if isinstance(fields.get("sharding"), str):
+        yield from ("--sharding", fields.pop("sharding"))
 
 
 def _chosen(request: PlanRequest, **changed: object) -> PlanRequest:
@@ -88,38 +88,38 @@ def _chosen(request: PlanRequest, **changed: object) -> PlanRequest:
     return with_open_degrees(request.model_copy(update={"memory": memory, **changed}))
 
 
-def _termination(given: dict[str, Any]) -> Iterator[str]:
+def _termination(limits: dict[str, Any]) -> Iterator[str]:
     for name, flag, scale in (
         ("time_limit_ns", "--time-limit", 10**9),
         ("gap", "--gap", 1),
         ("max_plans", "--max-plans", 1),
     ):
-        if (value := given.get(name)) is not None:
+        if (value := limits.get(name)) is not None:
             yield from (flag, f"{value / scale:g}")
-    if "effort" in given:
-        yield from ("--effort", given["effort"])
+    if "effort" in limits:
+        yield from ("--effort", limits["effort"])
 
 
-def _limits(given: dict[str, Any]) -> dict[str, Any]:
-    """When to stop, by the arguments of ``penstock.plan``."""
-    limit_ns = given.pop("time_limit_ns", None)
-    return given if limit_ns is None else {"time_limit": limit_ns / 1e9, **given}
+def _limits(limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the limits as arguments of ``penstock.plan``."""
+    limit_ns = limits.pop("time_limit_ns", None)
+    return limits if limit_ns is None else {"time_limit": limit_ns / 1e9, **limits}
 
 
 def python(request: PlanRequest) -> str:
-    """The call of the library that asks the same: every field that differs from its default."""
-    given = request.model_dump(mode="json", exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
+    """Return the call of the library: every field that differs from its default."""
+    fields = request.model_dump(mode="json", exclude_defaults=True, exclude={"profile", "topology", "schema_version"})
     profile = _shipped(request.profile) or "profile.json"
     topology = _shipped(request.topology) or "topology.json"
-    batch = given.pop("global_batch_size")
+    batch = fields.pop("global_batch_size")
     lines = [f"    {json.dumps(profile)},", f"    {json.dumps(topology)},", f"    global_batch_size={batch},"]
-    given |= _limits(given.pop("termination", {}))
-    lines += [f"    {name}={value!r}," for name, value in given.items()]
+    fields |= _limits(fields.pop("termination", {}))
+    lines += [f"    {name}={value!r}," for name, value in fields.items()]
     return "\n".join(["import penstock", "", "answer = penstock.plan(", *lines, ")", 'answer.save("plan.json")'])
 
 
 def _shipped(document: ModelProfile | ClusterTopology | str) -> str | None:
-    """The name under which a document comes with Penstock."""
+    """Return the name of a shipped document."""
     if isinstance(document, str):
         return None
     find = catalogue.profile if isinstance(document, ModelProfile) else catalogue.cluster

@@ -36,30 +36,32 @@ class Row:
 
     @property
     def name(self) -> str:
-        """How its point is called."""
+        """The name of its point on the chart."""
         row, model = self.row, f"{self.model}, " if self.several else ""
         schedule = "" if row.schedule == "auto" else f" with {row.schedule}"
         return f"{model}{row.planner}{schedule} on {row.topology}, batch {row.global_batch_size}"
 
     @property
     def choice(self) -> str:
-        """Its degrees and stages."""
+        """The degrees and stages."""
         return choice_words(self.row)
 
     @property
-    def found(self) -> str:
-        """What the plan decided that the case had left open."""
+    def method_words(self) -> str:
+        """The planner, schedule and update rule that the case had left open."""
         method = self.row.method
         parts = () if method is None else (method.planner, method.schedule, method.update_rule)
-        return ", ".join(part.replace("_", " ") for part in dict.fromkeys(parts) if part not in self._asked) or "–"
+        return (
+            ", ".join(part.replace("_", " ") for part in dict.fromkeys(parts) if part not in self._fixed_choices) or "–"
+        )
 
     @property
-    def _asked(self) -> tuple[str, ...]:
+    def _fixed_choices(self) -> tuple[str, ...]:
         return (self.row.planner, self.row.schedule, *self.row.update_rules[: len(self.row.update_rules) == 1])
 
 
 def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
-    """A sweep as a table. Raises NotFound."""
+    """Return a sweep as a table. Raises NotFound."""
     sweep = sources.sweep(sweep_id)
     model = sources.swept_model(sweep_id)
     return {
@@ -73,7 +75,7 @@ def of_sweep(sources: Sources, sweep_id: str) -> dict[str, Any]:
 
 
 def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> dict[str, Any]:
-    """Jobs and plans as one table. Raises NotFound."""
+    """Return jobs and plans as one table. Raises NotFound."""
     jobs = [sources.job(job_id) for job_id in dict.fromkeys(job_ids[:MAX_JOBS])]
     cases = [_of_job(sources, job) for job in jobs] + [_of_plan(sources, plan) for plan in dict.fromkeys(plans)]
     rows = with_front([case.row for case in cases])
@@ -90,12 +92,14 @@ def chosen(sources: Sources, job_ids: Sequence[str], plans: Sequence[str]) -> di
 
 
 def _others(sources: Sources, named: set[str]) -> Iterator[tuple[str, str]]:
-    """The newest jobs that have a plan, and are not in the table yet, in words."""
+    """Yield the newest jobs with a plan that are not in the table, in words."""
     for job in sources.jobs(None, NEWEST, "succeeded"):
         if job.id not in named and job.incumbent_ns is not None and "plan_file" in job.links:
-            asked = sources.asked(job.request_hash)
+            summary = sources.summary(job.request_hash)
             time = duration(job.incumbent_ns)
-            words = f"{asked.model} on {asked.cluster}, batch {asked.global_batch_size}, {asked.planner}: {time}"
+            words = (
+                f"{summary.model} on {summary.cluster}, batch {summary.global_batch_size}, {summary.planner}: {time}"
+            )
             yield job.id, words if len(words) <= MAX_WORDS else f"{words[: MAX_WORDS - 1]}…"
 
 
@@ -147,7 +151,7 @@ def _of_job(sources: Sources, job: JobOut) -> Row:
         why = job.error.detail if job.error else ""
         row = case.row(state=job.state, job_id=job.id, why=why, time_per_global_batch_ns=job.incumbent_ns)
     plan = job.result.plan if job.result is not None else None
-    return Row(sources.asked(job.request_hash).model, row, error=_error(plan))
+    return Row(sources.summary(job.request_hash).model, row, error=_error(plan))
 
 
 def _of_plan(sources: Sources, address: str) -> Row:
@@ -156,7 +160,7 @@ def _of_plan(sources: Sources, address: str) -> Row:
         status="feasible", why=(), plan_hash=address, plan=plan, certificates=plan.certificates, seconds=0
     )
     row = answered(_case(sources, address), result).model_copy(update={"seconds": None})
-    return Row(sources.asked(plan.request_hash).model, row, error=_error(plan))
+    return Row(sources.summary(plan.request_hash).model, row, error=_error(plan))
 
 
 def _error(plan: Plan | None) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.examples import catalogue
 from penstock.examples.shapes import SHAPES
-from penstock.report.blocks import Bar, Bars
 from penstock.planning.headline import SHARDED
+from penstock.report.blocks import Bar, Bars
 from penstock.schemas.amounts import amount
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest, FitsRow
 from penstock.schemas.errors import PenstockError
@@ -35,24 +35,24 @@ FIRST = dict.fromkeys(FIELDS, "") | {
 
 
 def fits(sizes: Sizes, query: Mapping[str, str]) -> dict[str, Any]:
-    """The form with what the address says, and the answer to it or what is wrong."""
+    """Return the form with the values of the address, and the answer or the error."""
     values = FIRST | {name: text.strip() for name, text in query.items() if name in FIRST}
-    found: FitsAnswer | None = None
+    reply: FitsAnswer | None = None
     error: PenstockError | None = None
     try:
-        found = _answer(sizes, values)
+        reply = _answer(sizes, values)
     except PenstockError as refused:
         error = refused
     return {
         "values": values,
-        "found": found,
+        "found": reply,
         "error": error,
         "fields": FIELDS,
         "first": FIRST,
         "changed": any(values[name] != FIRST[name] for name in FIELDS if name not in ("model", "cluster")),
         "models": list(SHAPES),
         "clusters": CLUSTER_FORMS,
-        "bars": None if found is None or not found.rows else _bars(found),
+        "bars": None if reply is None or not reply.rows else _bars(reply),
         "layout": layout_words,
     }
 
@@ -100,7 +100,7 @@ def layout_words(row: FitsRow) -> str:
 
 
 def _answer(sizes: Sizes, values: Mapping[str, str]) -> FitsAnswer:
-    """Raises PenstockError for what is wrong."""
+    """Answer the form. Raises PenstockError for values that are not valid."""
     from penstock.planning.fits import answer
 
     topology = catalogue.cluster(values["cluster"])
@@ -122,7 +122,7 @@ def _listed(text: str) -> str | list[int | float | str]:
 
 
 def _number(text: str) -> int | float | str:
-    """A number where the text is one; the schema refuses any other text with its place."""
+    """Convert a text that is a number; the schema refuses any other text."""
     if text.isdecimal() and len(text) < 20:
         return int(text)
     return float(text) if re.fullmatch(r"\d{1,9}\.\d{1,9}", text) else text

@@ -80,7 +80,7 @@ def _sizes(text: str) -> Any:
 
 
 def _degrees(text: str) -> Any:
-    """Tensor degrees, or choices of several degrees: ``8``, ``1, 2, 4``, ``tensor=2 expert=8; tensor=4 expert=8``."""
+    """Read tensor degrees or choices of degrees: ``8``, ``1, 2, 4``, ``tensor=2 expert=8; tensor=4 expert=8``."""
     if "=" not in text:
         return text if text == "auto" else [{"tensor": each} for each in _sizes(text)]
     parts = [choice.replace(",", " ").split() for choice in text.split(";")]
@@ -89,13 +89,13 @@ def _degrees(text: str) -> Any:
 
 
 def _typed_degrees(degrees: Any) -> str:
-    """The same as people type it."""
+    """Write degrees as people type them."""
     if isinstance(degrees, str):
         return degrees
-    given = [Degrees.model_validate(each) for each in (degrees if isinstance(degrees, list) else [degrees])]
-    if all(each == Degrees(tensor=each.tensor) for each in given):
-        return ", ".join(str(each.tensor) for each in given)
-    above = [{name: value for name, value in each.model_dump().items() if value > 1} for each in given]
+    several = [Degrees.model_validate(each) for each in (degrees if isinstance(degrees, list) else [degrees])]
+    if all(each == Degrees(tensor=each.tensor) for each in several):
+        return ", ".join(str(each.tensor) for each in several)
+    above = [{name: value for name, value in each.model_dump().items() if value > 1} for each in several]
     return "; ".join(" ".join(f"{name}={value}" for name, value in (each or {"tensor": 1}).items()) for each in above)
 
 
@@ -108,7 +108,7 @@ def _values(text: str) -> Any:
 
 
 def _typed_values(choose: Any) -> str:
-    """Return them as people type them."""
+    """Write values of further axes as people type them."""
     listed = ((name, [each] if isinstance(each, str) else each) for name, each in choose.items())
     return "; ".join(f"{name}={','.join(values)}" for name, values in listed)
 
@@ -118,7 +118,7 @@ def _seconds(limit_ns: int) -> str:
 
 
 def _unit(text: str) -> Any:
-    """A number without a unit stays one, for seconds as people type them."""
+    """Read a duration; a number without a unit is a number of seconds."""
     return f"{text} s" if text.replace(".", "", 1).isdecimal() else text
 
 
@@ -157,7 +157,7 @@ _HOMES = {"/profile": "profile_text", "/topology": "topology_text", "/update_rul
 
 @dataclass
 class Faults:
-    """What is wrong with a form: of the whole, and by field."""
+    """The faults of a form: of the whole, and by field."""
 
     general: str = ""
     remedy: str = ""
@@ -165,24 +165,24 @@ class Faults:
 
     @classmethod
     def of(cls, error: PenstockError, planner: str) -> Faults:
-        """An error as it is shown: each fault at the field that its pointer leads to, the others above the form."""
-        found = cls(remedy=error.remedy or "")
+        """Return an error as it is shown: each fault at its field, the others above the form."""
+        shown = cls(remedy=error.remedy or "")
         elsewhere = []
         for fault in error.faults:
             name = _home(fault.pointer, planner)
             if name is None:
                 elsewhere.append(f"{fault.pointer}: {fault.detail}")
             else:
-                found.fields.setdefault(name, []).append(_within(fault, name))
+                shown.fields.setdefault(name, []).append(_within(fault, name))
         if elsewhere or not error.faults:
-            found.general = "; ".join([error.detail, *elsewhere])
-        return found
+            shown.general = "; ".join([error.detail, *elsewhere])
+        return shown
 
 
 def first_values(sources: Sources, query: Values) -> Values:
-    """What the form holds when it is opened: the fields that the address names, those of a plan or job, or these.
+    """Return the values of the form when it is opened: from the address, from a plan or job, or the first values.
 
-    Raises NotFound for an id that is none.
+    Raises NotFound for an unknown id.
     """
     values = dict(FIRST)
     if query.get("example") == ["tiny"]:
@@ -191,11 +191,11 @@ def first_values(sources: Sources, query: Values) -> Values:
         values |= {"topology_text": [_pretty(ClusterTopology.parse(tiny_topology()))]}
     if "from" in query:
         values |= _values_of(sources, sources.request_of(query["from"][0])) | {"from": query["from"][:1]}
-    return values | {name: given for name, given in query.items() if name not in ("example", "from")}
+    return values | {name: texts for name, texts in query.items() if name not in ("example", "from")}
 
 
 def request_of(sources: Sources, values: Values) -> PlanRequest:
-    """The request that a form makes; fields that it has not are as in the request that it begins from.
+    """Build the request of a form; fields that the form lacks are taken from the request that it begins with.
 
     Raises InvalidDocument with a fault for everything that is wrong, each leading to its field, and NotFound.
     """
@@ -210,7 +210,7 @@ def request_of(sources: Sources, values: Values) -> PlanRequest:
         if not base or {"model" if name == "profile" else "cluster", text} & values.keys():
             try:
                 data[name] = find()
-            except InvalidDocument as error:  # the other fields are looked at all the same
+            except InvalidDocument as error:  # the other fields are checked anyway
                 faults += error.faults
                 data[name] = stand_in()
     if not base or "update_rules" in values:
@@ -240,14 +240,14 @@ def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     how = {each: value for each, value in how.items() if value != ""}
     if (config := _config(values)) is not None:
         return _named("/profile", lambda: _computed(values, config, how))
-    own = _document(values, "profile_text", ModelProfile)
-    if own is None and name.startswith("sha256:"):
-        own = _named("/model", lambda: sources.profile(name))
+    pasted = _document(values, "profile_text", ModelProfile)
+    if pasted is None and name.startswith("sha256:"):
+        pasted = _named("/model", lambda: sources.profile(name))
     if (tokens := how.get("sequence_length")) is not None and not (isinstance(tokens, int) and 0 < tokens <= MOST):
         words = f"{tokens!r} is no number of tokens"
         raise InvalidDocument(words, faults=(Fault("/sequence_length", words),))
     routing = Routing(*(how.pop(each, None) for each in ROUTED))
-    shipped = own or _named("/model", lambda: catalogue.known_profile(name))
+    shipped = pasted or _named("/model", lambda: catalogue.known_profile(name))
     pointer = f"/{next((each for each in OF_PROFILE if _text(values, each)), 'model')}"
     target = _text(values, "target") or None
     return _named(pointer, lambda: find_profile(shipped, routing=routing, target=target, **how))
@@ -276,12 +276,12 @@ def _computed(values: Values, config: dict[str, Any], how: dict[str, Any]) -> Mo
 
 
 def _topology_of(sources: Sources, values: Values) -> ClusterTopology:
-    own = _document(values, "topology_text", ClusterTopology)
-    return own or _named("/cluster", partial(_cluster, sources, _text(values, "cluster")))
+    pasted = _document(values, "topology_text", ClusterTopology)
+    return pasted or _named("/cluster", partial(_cluster, sources, _text(values, "cluster")))
 
 
 def axes_of(sources: Sources, values: Values, request: PlanRequest) -> Axes:
-    """What a sweep of the form varies; with nothing named, every planner. Raises NotFound for an unknown cluster."""
+    """Return the axes of the form's sweep; by default every planner. Raises NotFound for an unknown cluster."""
     planners = _names(_text(values, "planners"), [one.name for one in judging.planners()])
     schedules = _names(_text(values, "schedules"), [name for name in choices()["schedules"] if name != "auto"])
     clusters = [_named("/clusters", partial(_cluster, sources, name)) for name in _list(_text(values, "clusters"))]
@@ -298,7 +298,7 @@ def axes_of(sources: Sources, values: Values, request: PlanRequest) -> Axes:
 
 
 def choices() -> dict[str, Any]:
-    """What the form offers."""
+    """Return the choices that the form offers."""
     planners = judging.planners()
     schedules = dict.fromkeys(name for planner in planners for name in planner.schedules)
     return {
@@ -333,10 +333,10 @@ def _values_of(sources: Sources, request: PlanRequest) -> Values:
         "update_rules": list(request.update_rules),
     }
     for entry in FIELDS:
-        found: Any = data
+        content: Any = data
         for step in entry.pointer.split("/")[1:]:
-            found = found.get(step) if found is not None else None
-        values[entry.name] = ["" if found is None else entry.write(found)]
+            content = content.get(step) if content is not None else None
+        values[entry.name] = ["" if content is None else entry.write(content)]
     return values | {f"option.{request.planner}.{name}": [_spelled(value)] for name, value in request.options.items()}
 
 
@@ -370,14 +370,14 @@ def _named(pointer: str, find: Callable[[], F]) -> F:
 def _cluster(sources: Sources, name: str) -> ClusterTopology:
     if name != AGENTS:
         return sources.topology(name)
-    found = sources.living()
-    if found is None:
+    topology = sources.living()
+    if topology is None:
         raise NotFound("no agent is alive, so there are no devices", remedy="start `penstock agent` on a node")
-    return found
+    return topology
 
 
 def _options(values: Values) -> Iterator[tuple[str, Any]]:
-    """The options of the chosen planner that differ from their defaults."""
+    """Yield the options of the chosen planner that differ from their defaults."""
     chosen = _text(values, "planner")
     planner: PlannerOut | None = next((one for one in judging.planners() if one.name == chosen), None)
     for name, about in (planner.options if planner else {}).items():
@@ -410,7 +410,7 @@ def _text(values: Values, name: str) -> str:
 
 
 def _home(pointer: str, planner: str) -> str | None:
-    """The field that a pointer into the request leads to."""
+    """Return the field that a pointer into the request leads to."""
     if pointer in ("/model", "/cluster", *(f"/{name}" for name in OF_PROFILE), *_AXES.values()):
         return pointer[1:]
     if pointer.startswith("/options/"):
@@ -420,7 +420,7 @@ def _home(pointer: str, planner: str) -> str | None:
 
 
 def _within(fault: Fault, name: str) -> str:
-    """A fault's sentence, with its place where the field holds a whole document."""
+    """Return a fault's sentence, with its place where the field holds a whole document."""
     inner = fault.pointer.partition("/")[2].partition("/")[2]
     return f"/{inner}: {fault.detail}" if name.endswith("_text") and inner else fault.detail
 

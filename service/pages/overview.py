@@ -1,4 +1,4 @@
-"""What the pages with lists show: jobs, runs, agents, the cluster, and the service's own health."""
+"""The values of pages with lists: jobs, runs, agents, the cluster, and the service's own health."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = ("fastapi", "sqlalchemy", "numpy", "ortools")
 
 
 def home(sources: Sources) -> dict[str, Any]:
-    """The newest of everything."""
+    """Return the newest jobs, runs and agents."""
     jobs = sources.jobs(None, NEWEST)
     return {
         "examples": EXAMPLES,
@@ -41,61 +41,61 @@ def home(sources: Sources) -> dict[str, Any]:
 
 
 def jobs(sources: Sources, cursor: str | None, state: JobState | None) -> dict[str, Any]:
-    """A page of jobs."""
-    found = sources.jobs(cursor, PAGE, state)
+    """Return a page of jobs."""
+    page = sources.jobs(cursor, PAGE, state)
     return {
-        "jobs": found,
-        "words": sources.words(found),
+        "jobs": page,
+        "words": sources.words(page),
         "states": get_args(JobState),
         "shown": state,
         "first": cursor,
-        "next": found[-1].id if len(found) == PAGE else None,
+        "next": page[-1].id if len(page) == PAGE else None,
     }
 
 
 def job(sources: Sources, job_id: str) -> dict[str, Any]:
-    """A job with its events so far."""
-    found = sources.job(job_id)
+    """Return a job with its events so far."""
+    entry = sources.job(job_id)
     events = sources.events(job_id)
     return {
-        "job": found,
-        "asked": sources.asked(found.request_hash),
-        "active": found.state in ACTIVE,
+        "job": entry,
+        "summary": sources.summary(entry.request_hash),
+        "active": entry.state in ACTIVE,
         "events": events,
-        "found_how": found.result.why if found.result else (),
-        "first_event": events[0].at if events else found.created_at,
+        "found_how": entry.result.why if entry.result else (),
+        "first_event": events[0].at if events else entry.created_at,
     }
 
 
 def sweeps(sources: Sources, cursor: str | None) -> dict[str, Any]:
-    """A page of sweeps."""
-    found = sources.sweeps(cursor, SWEEPS)
-    models = {one.id: sources.swept_model(one.id) for one in found}
-    return {"sweeps": found, "models": models, "next": found[-1].id if len(found) == SWEEPS else None}
+    """Return a page of sweeps."""
+    page = sources.sweeps(cursor, SWEEPS)
+    models = {one.id: sources.swept_model(one.id) for one in page}
+    return {"sweeps": page, "models": models, "next": page[-1].id if len(page) == SWEEPS else None}
 
 
 def runs(sources: Sources, cursor: str | None) -> dict[str, Any]:
-    """A page of runs."""
-    found = sources.runs(cursor, PAGE)
-    return {"runs": found, "first": cursor, "next": found[-1].id if len(found) == PAGE else None}
+    """Return a page of runs."""
+    page = sources.runs(cursor, PAGE)
+    return {"runs": page, "first": cursor, "next": page[-1].id if len(page) == PAGE else None}
 
 
 def run(sources: Sources, run_id: str) -> dict[str, Any]:
-    """A run with its events, and its last steps as a table."""
-    found = sources.run(run_id)
-    plan = sources.store.plan(found.plan_hash)
-    first = max(0, found.steps_done - MAX_STEPS)
-    times = dict(enumerate(found.step_times_ns))
-    losses = dict(enumerate(found.losses))
+    """Return a run with its events, and its last steps as a table."""
+    entry = sources.run(run_id)
+    plan = sources.store.plan(entry.plan_hash)
+    first = max(0, entry.steps_done - MAX_STEPS)
+    times = dict(enumerate(entry.step_times_ns))
+    losses = dict(enumerate(entry.losses))
     return {
-        "run": found,
-        "active": found.state in LIVE,
-        "figures": _figures(found),
-        "note": measured_note(found.hardware),
-        "losses": _thinned(found.losses),
-        "times": _thinned(found.step_times_ns),
-        "evaluations": [[each.step, each.loss] for each in found.evaluations if isinstance(each.loss, float)],
-        "steps": [(step, losses.get(step), times.get(step)) for step in range(first, found.steps_done)],
+        "run": entry,
+        "active": entry.state in LIVE,
+        "figures": _figures(entry),
+        "note": measured_note(entry.hardware),
+        "losses": _thinned(entry.losses),
+        "times": _thinned(entry.step_times_ns),
+        "evaluations": [[each.step, each.loss] for each in entry.evaluations if isinstance(each.loss, float)],
+        "steps": [(step, losses.get(step), times.get(step)) for step in range(first, entry.steps_done)],
         "events": sources.run_events(run_id),
         "ranks": len({name for pipeline in plan.pipelines for stage in pipeline.stages for name in stage.devices}),
         "timeline": fetched_figure(f"/runs/{run_id}/timeline") if sources.trace(run_id) is not None else None,
@@ -103,12 +103,12 @@ def run(sources: Sources, run_id: str) -> dict[str, Any]:
 
 
 def agents(sources: Sources) -> dict[str, Any]:
-    """All agents, those that are alive first."""
+    """Return all agents, living ones first."""
     return {"agents": sorted(sources.agents(), key=lambda agent: (not agent.alive, agent.id))}
 
 
 def cluster(sources: Sources) -> dict[str, Any]:
-    """The devices of living agents, and what is known of their links."""
+    """Return the devices of living agents, and their links."""
     topology = sources.living()
     if topology is None:
         return {"topology": None}
@@ -125,7 +125,7 @@ def cluster(sources: Sources) -> dict[str, Any]:
 
 
 def health(sources: Sources) -> dict[str, Any]:
-    """Whether the service is ready, who works, and what is installed."""
+    """Return the service's readiness, its workers, and installed versions."""
     problem: PenstockError | None = None
     try:
         readiness(sources.service)
@@ -174,13 +174,13 @@ def _figures(run: RunOut) -> list[tuple[str, Any]]:
 
 
 def _thinned(values: tuple[Loss | None, ...]) -> list[list[Any]]:
-    """Every k-th step with its value, so that a page stays small; what is unknown or not finite is left out."""
+    """Return every k-th step with its value, so that a page stays small, without values that are not finite."""
     every = -(-len(values) // MAX_POINTS) or 1
     return [[step, value] for step, value in enumerate(values) if isinstance(value, int | float) and step % every == 0]
 
 
 def _links(topology: ClusterTopology) -> list[tuple[str, str, int, int, int]]:
-    """Ends, bandwidth, latency and lanes."""
+    """Return ends, bandwidth, latency and number of channels of each link."""
     whole = topology.expanded()
     if (matrix := whole.matrix) is None:
         return [(x.a, x.b, x.bandwidth_bytes_per_s, x.latency_ns, x.lanes or 1) for x in whole.links]

@@ -1,4 +1,4 @@
-"""What a plan's page of the service adds to its view: how to take the plan, and how to get the same again."""
+"""The parts that the service's page of a plan adds to its view: commands that use the plan, or make it again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.manifests import TARGETS
-from penstock.report.baselines import baselines
 from penstock.planning.explain import Judged
 from penstock.planning.plan_schedules import schedule_csv
+from penstock.report.baselines import baselines
 from penstock.report.device_names import num_used
 from penstock.report.drawing.picture import Picture
 from penstock.report.traffic import traffic
@@ -20,9 +20,9 @@ from penstock.schemas.plan import Plan, PlanFile
 from penstock.service.pages.commands import command, python, uses
 
 
-def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) -> dict[str, Any]:
-    """What the page of a judged plan shows in addition to its timeline."""
-    plan, allocation = found.judgement.plan, found.judgement.allocation
+def view(file: PlanFile, judged: Judged, explained: Explanation, drawn: Picture) -> dict[str, Any]:
+    """Return the values of a judged plan's page besides its timeline."""
+    plan, allocation = judged.judgement.plan, judged.judgement.allocation
     assert plan.prediction is not None
     assert allocation is not None
     return {
@@ -30,10 +30,10 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
             file,
             plan,
             drawn,
-            flows=traffic(found.problem, allocation, plan.prediction.time_per_global_batch_ns, plan.update_rule),
-            names=[device.name for device in found.problem.devices],
+            flows=traffic(judged.problem, allocation, plan.prediction.time_per_global_batch_ns, plan.update_rule),
+            names=[device.name for device in judged.problem.devices],
             explanation=explained,
-            faults=found.judgement.faults,
+            faults=judged.judgement.faults,
             others=baselines(file.request),
         ),
         "address": file.plan.content_hash(),
@@ -48,18 +48,18 @@ def view(file: PlanFile, found: Judged, explained: Explanation, drawn: Picture) 
 
 
 def other_version(plan: Plan) -> str | None:
-    """Return what is said of a plan that another version of Penstock made; None of one that this version made."""
-    made, here = plan.versions.get("penstock"), version("penstock")
-    if made is None or made == here:
+    """Return the notice about a plan of another version of Penstock; None for a plan of this version."""
+    written_by, here = plan.versions.get("penstock"), version("penstock")
+    if written_by is None or written_by == here:
         return None
     return (
-        f"Penstock {made} made this plan, and this is {here}. All figures below are those of {here}; where they differ "
-        "from what the plan states, it is said above. Plan again with changes asks this version."
+        f"Penstock {written_by} made this plan, and this is {here}. All figures below are those of {here}; where they "
+        "differ from what the plan states, it is said above. Plan again with changes asks this version."
     )
 
 
 def _has_csv(file: PlanFile) -> bool:
-    """Whether PyTorch's form of a schedule has words for this one."""
+    """Return whether PyTorch's CSV can express the schedule."""
     try:
         schedule_csv(file)
     except (UnsupportedRequest, InvalidPlan):

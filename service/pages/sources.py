@@ -1,4 +1,4 @@
-"""Where pages get from what they show: one tenant's jobs, plans, runs and agents."""
+"""The data of pages: one tenant's jobs, plans, runs and agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NotTried(InvalidDocument):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestSummary:
     """A request in a few words."""
 
     model: str
@@ -65,19 +65,19 @@ class WorkerSeen(NamedTuple):
 
 @dataclass(frozen=True)
 class Sources:
-    """What ``who`` may see in the service."""
+    """The documents and rows of the service that ``who`` may see."""
 
     service: Service
     who: Principal
 
     @classmethod
     def of(cls, service: Service, who: Principal) -> Sources:
-        """What one who asks may see."""
+        """Return the sources of a request's principal."""
         return cls(service, who)
 
     @property
     def tenant(self) -> str:
-        """Whose everything is."""
+        """The tenant that owns everything here."""
         return self.who.tenant
 
     @property
@@ -86,11 +86,11 @@ class Sources:
         return self.service.stores.of(self.tenant)
 
     def jobs(self, before: str | None, limit: int, state: JobState | None = None) -> list[JobOut]:
-        """Jobs, the newest first."""
+        """List jobs, the newest first."""
         return self.service.queue.recent(self.tenant, before, limit, state)
 
     def job(self, job_id: str) -> JobOut:
-        """A job with its result. Raises NotFound."""
+        """Return a job with its result. Raises NotFound."""
         return self.service.queue.job(self.tenant, job_id)
 
     def stop(self, job_id: str, how: str) -> None:
@@ -102,19 +102,19 @@ class Sources:
         self.service.queue.retry(self.tenant, job_id)
 
     def submit_sweep(self, request: SweepRequest) -> SweepOut:
-        """Ask every case of a sweep. Raises as ``submit``."""
+        """Submit every case of a sweep. Raises as ``submit``."""
         return self.service.sweeps.submit(self.who, request)
 
     def sweep(self, sweep_id: str) -> SweepOut:
-        """A sweep with its rows. Raises NotFound."""
+        """Return a sweep with its rows. Raises NotFound."""
         return self.service.sweeps.sweep(self.tenant, sweep_id)
 
     def sweeps(self, before: str | None, limit: int) -> list[SweepOut]:
-        """Sweeps, the newest first, without their rows."""
+        """List sweeps, the newest first, without their rows."""
         return self.service.sweeps.recent(self.tenant, before, limit)
 
     def swept_model(self, sweep_id: str) -> str:
-        """The model that a sweep is about; a dash where none of its cases was ever asked."""
+        """Return the model of a sweep; a dash before its first case is submitted."""
         return _swept_model(self, sweep_id)
 
     def cancel_sweep(self, sweep_id: str) -> None:
@@ -122,7 +122,7 @@ class Sources:
         self.service.sweeps.stop(self.tenant, sweep_id, "cancel")
 
     def explanation(self, file: PlanFile, what_ifs: Sequence[str], why_not: Sequence[str]) -> Explanation:
-        """A plan's explanation with what other requests and degrees would give, from a process of its own.
+        """Explain a plan, with the results of other requests and degrees, in a separate process.
 
         Raises InvalidDocument and UnsupportedRequest for changes that make no sense.
         """
@@ -136,22 +136,22 @@ class Sources:
         return Explanation.model_validate_json(next(each.body for each in messages if each.kind == "result"))
 
     def events(self, job_id: str) -> list[JobEvent]:
-        """The first events of a job."""
+        """Return the first events of a job."""
         return self.service.queue.events(self.tenant, job_id, 0)
 
-    def asked(self, request_hash: str) -> Asked:
-        """A stored request in a few words. Raises NotFound."""
-        return _asked(self, request_hash)
+    def summary(self, request_hash: str) -> RequestSummary:
+        """Return a stored request in a few words. Raises NotFound."""
+        return _summary(self, request_hash)
 
     def submit(self, request: PlanRequest) -> JobOut:
-        """A finished job where the answer is known, else the one that is under way."""
+        """Submit a request; return a finished job for a stored answer, otherwise the running one."""
         submitted = self.service.planning.submit(self.who, request)
         if submitted.answer is not None:
             return JobOut.model_validate_json(submitted.answer)
         return self.job(submitted.job_id)
 
     def plan_hash(self, plan_or_job: str) -> str:
-        """The plan of an id. Raises NotFound, and Conflict for a job without one."""
+        """Return the plan's hash of an id. Raises NotFound, and Conflict for a job without one."""
         return self.service.planning.of(self.tenant).plan_hash(plan_or_job)
 
     def keep(self, file: PlanFile) -> str:
@@ -161,7 +161,7 @@ class Sources:
         return self.service.planning.of(self.tenant).keep(file)
 
     def answer_with(self, plan_or_job: str, plan_hash: str, request_hash: str) -> ResultOut | None:
-        """Return the answer that a plan is from: a job's, or the one kept for its request; None where none is kept."""
+        """Return the answer with a plan: the job's, or the stored one of its request; None without either."""
         if not plan_or_job.startswith("sha256:"):
             return self.job(plan_or_job).result
         answer = self.store.answer(cache_key(request_hash))
@@ -169,11 +169,11 @@ class Sources:
         return ResultOut.model_validate(kept) if kept and kept.get("plan_hash") == plan_hash else None
 
     def plan_file(self, plan_or_job: str) -> PlanFile:
-        """A plan with its request. Raises NotFound and Conflict."""
+        """Return a plan with its request. Raises NotFound and Conflict."""
         return self.store.plan_file(self.plan_hash(plan_or_job))
 
     def request_of(self, plan_or_job: str) -> PlanRequest:
-        """The request of a job or of a plan, with profile and topology as hashes. Raises NotFound."""
+        """Return the request of a job or of a plan, with profile and topology as hashes. Raises NotFound."""
         if plan_or_job.startswith("sha256:"):
             address = self.store.plan(plan_or_job).request_hash
         else:
@@ -181,15 +181,15 @@ class Sources:
         return PlanRequest.model_validate_json(self.store.body("plan request", address))
 
     def runs(self, before: str | None, limit: int) -> list[RunOut]:
-        """Runs, the newest first."""
+        """List runs, the newest first."""
         return self.service.runs.recent(self.tenant, before, limit)
 
     def run(self, run_id: str) -> RunOut:
-        """A run. Raises NotFound."""
+        """Return a run. Raises NotFound."""
         return self.service.runs.run(self.tenant, run_id)
 
     def run_events(self, run_id: str) -> list[RunEvent]:
-        """The first events of a run."""
+        """Return the first events of a run."""
         return self.service.runs.events(self.tenant, run_id, 0)[0]
 
     def cancel_run(self, run_id: str) -> None:
@@ -197,18 +197,18 @@ class Sources:
         self.service.runs.cancel(self.tenant, run_id)
 
     def trace(self, run_id: str) -> Trace | None:
-        """What a run measured, if it did."""
+        """Return the trace of a run, or None."""
         try:
             return self.service.runs.trace(self.tenant, run_id)
         except (NotFound, Conflict):
             return None
 
     def agents(self) -> list[AgentOut]:
-        """All agents that were ever here."""
+        """List all agents that ever connected."""
         return self.service.agents.everybody(self.tenant)
 
     def living(self) -> ClusterTopology | None:
-        """What living agents offer, with the links that are known; None without a living agent."""
+        """Return the topology of living agents with their links; None without a living agent."""
         try:
             return living_topology(self.agents(), self.store.newest_topologies())
         except NotFound:
@@ -229,7 +229,7 @@ class Sources:
         ]
 
     def job_counts(self) -> dict[str, int]:
-        """How many jobs wait and how many are under way."""
+        """Count the waiting and the running jobs."""
         query = (
             sa.select(jobs.c.state, sa.func.count().label("number"))
             .where(jobs.c.tenant == self.tenant, jobs.c.state.in_(ACTIVE))
@@ -239,20 +239,20 @@ class Sources:
             return {row.state: row.number for row in connection.execute(query)}
 
     def up_s(self) -> float:
-        """For how long this process has served."""
+        """Return the time since this process began to serve, in seconds."""
         return time.monotonic() - self.service.started
 
     def profile(self, name: str) -> ModelProfile:
-        """A shipped profile by its name, or a stored one by its hash. Raises NotFound."""
+        """Find a shipped profile by its name, or a stored one by its hash. Raises NotFound."""
         return self.store.profile(name) if name.startswith("sha256:") else catalogue.profile(name)
 
     def topology(self, name: str) -> ClusterTopology:
-        """A shipped cluster by its name or form, or a stored one by its hash. Raises NotFound and InvalidDocument."""
+        """Find a shipped cluster by name or form, or a stored one by hash. Raises NotFound and InvalidDocument."""
         return self.store.topology(name) if name.startswith("sha256:") else catalogue.cluster(name)
 
-    def words(self, jobs: Iterable[JobOut]) -> dict[str, Asked]:
-        """What each of the jobs asks for, by the hash of its request."""
-        return {job.request_hash: self.asked(job.request_hash) for job in jobs}
+    def words(self, jobs: Iterable[JobOut]) -> dict[str, RequestSummary]:
+        """Return the requests of jobs in words, by hash."""
+        return {job.request_hash: self.summary(job.request_hash) for job in jobs}
 
 
 @lru_cache(maxsize=1024)
@@ -260,15 +260,15 @@ def _swept_model(sources: Sources, sweep_id: str) -> str:
     job_ids = (row.job_id for row in sources.sweep(sweep_id).rows if row.job_id is not None)
     for job_id in job_ids:
         with suppress(NotFound):
-            return sources.asked(sources.job(job_id).request_hash).model
+            return sources.summary(sources.job(job_id).request_hash).model
     return "–"
 
 
 @lru_cache(maxsize=2048)
-def _asked(sources: Sources, request_hash: str) -> Asked:
+def _summary(sources: Sources, request_hash: str) -> RequestSummary:
     store = sources.store
     request: dict[str, Any] = json.loads(store.body("plan request", request_hash))
-    return Asked(
+    return RequestSummary(
         model=json.loads(store.body("profile", request["profile"]))["name"],
         cluster=json.loads(store.body("topology", request["topology"]))["name"],
         global_batch_size=request["global_batch_size"],

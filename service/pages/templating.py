@@ -1,4 +1,4 @@
-"""How pages are made: the templates, what all of them can use, and the policy that they are sent with."""
+"""The rendering of pages: templates, the names that all of them can use, and the headers of pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PageRoute(APIRoute):
     """A route whose errors are pages too."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with errors of ours rendered for people."""
+        """Return the handler, with Penstock's errors rendered as pages."""
         handle = super().get_route_handler()
 
         async def handle_as_page(request: Request) -> Response:
@@ -60,23 +60,23 @@ class PageRoute(APIRoute):
 
 
 def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """A template, filled in."""
-    known = {"here": request.url.path, "url": str(request.base_url).rstrip("/"), "who": _signed_in(request)}
-    return HTMLResponse(_environment().get_template(template).render(known | shown), status, headers=HEADERS)
+    """Render a template."""
+    common = {"here": request.url.path, "url": str(request.base_url).rstrip("/"), "who": _signed_in(request)}
+    return HTMLResponse(_environment().get_template(template).render(common | shown), status, headers=HEADERS)
 
 
 def found_page(request: Request, template: str, shown: dict[str, Any] | None, otherwise: str) -> Response:
-    """A page of what was found; where that is nothing, on to another address."""
+    """Render a page; redirect to another address where there is nothing to show."""
     return RedirectResponse(otherwise, 303) if shown is None else page(request, template, **shown)
 
 
 def error_page(request: Request, error: PenstockError) -> HTMLResponse:
-    """What went wrong, for people."""
+    """Render an error as a page."""
     return page(request, "error.html", error.status, error=error)
 
 
 async def unknown_address(request: Request, error: Exception) -> Response:
-    """Return a page for a browser at an address that nothing has, and a problem for everything else."""
+    """Return a page for a browser at an unknown address, and a problem for other clients."""
     is_unknown = getattr(error, "status_code", 0) == 404 and not request.url.path.startswith("/v1/")
     if is_unknown and request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         return error_page(request, NotFound(f"there is no page at {request.url.path}"))
@@ -84,19 +84,19 @@ async def unknown_address(request: Request, error: Exception) -> Response:
 
 
 def _address(request: Request) -> str:
-    """Where a browser wants to be: what it asked for, or the start where it was about to change something."""
+    """Return the address to continue at: the requested page, or the start for a request that changes something."""
     query = f"?{request.url.query}" if request.url.query else ""
     return request.url.path + query if request.method == "GET" else "/"
 
 
 def _signed_in(request: Request) -> Principal | None:
-    """Who asks, if he had to say so."""
+    """Return the authenticated principal, or None if anonymous."""
     principal: Principal | None = getattr(request.state, "principal", None)
     return principal if principal is not None and principal.key_id is not None else None
 
 
 def when(moment: str | None) -> str:
-    """How long ago an ISO time is, in words; of another day the date."""
+    """Return the age of an ISO time in words; the date for another day."""
     if moment is None:
         return "–"
     at = datetime.fromisoformat(moment)
@@ -110,7 +110,7 @@ def when(moment: str | None) -> str:
 
 
 def lasting(begin: str | None, end: str | None) -> str:
-    """How long it took from one ISO time to another, or till now."""
+    """Return the duration between two ISO times, or until now."""
     if begin is None:
         return "–"
     until = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
@@ -118,17 +118,17 @@ def lasting(begin: str | None, end: str | None) -> str:
 
 
 def gap(value_ns: int | None, bound_ns: int | None) -> str:
-    """By how much a value is above its bound at most."""
+    """Return the gap of a value to its bound."""
     return percent(value_ns / bound_ns - 1) if value_ns is not None and bound_ns else "–"
 
 
 def short(address: str) -> str:
-    """A hash or an id, as short as people can compare it."""
+    """Shorten a hash or an id to a length that people can compare."""
     return address.removeprefix("sha256:")[:8] if address.startswith("sha256:") else f"…{address[-8:]}"
 
 
 def readable(value: object) -> str:
-    """A value of an event: hashes short, lists without brackets, numbers with few digits."""
+    """Format a value of an event: hashes short, lists without brackets, numbers with few digits."""
     if isinstance(value, list | tuple):
         return ", ".join(map(readable, value))
     if isinstance(value, float):

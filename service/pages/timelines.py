@@ -34,12 +34,12 @@ class _Drawn(NamedTuple):
 
 
 def plan_view(sources: Sources, address: str) -> dict[str, Any]:
-    """What a plan's page shows. Raises NotFound, and InvalidPlan where it cannot be simulated."""
+    """Return the values of a plan's page. Raises NotFound, and InvalidPlan where it cannot be simulated."""
     return _drawn(sources, address).view
 
 
 def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]:
-    """A plan's timeline, or a part of it in finer columns. Raises as ``plan_view``."""
+    """Return a plan's timeline, or a part of it in finer columns. Raises as ``plan_view``."""
     from penstock.report.drawing.payload import finer, payload
 
     drawn = _drawn(sources, address)
@@ -49,7 +49,7 @@ def of_plan(sources: Sources, address: str, part: Part | None) -> dict[str, Any]
 
 
 def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
-    """What a run was predicted to do, and above it what its ranks measured. Raises NotFound while nothing is."""
+    """Return a run's predicted and measured timelines. Raises NotFound before anything is measured."""
     from penstock.report.drawing.payload import finer, payload
     from penstock.report.drawing.picture import picture_of_trace
 
@@ -64,17 +64,17 @@ def of_run(sources: Sources, run_id: str, part: Part | None) -> dict[str, Any]:
 
 
 def as_json(data: dict[str, Any]) -> bytes:
-    """Data as it is sent."""
+    """Encode data as compact JSON."""
     return json.dumps(data, separators=(",", ":")).encode()
 
 
 def report(sources: Sources, plan_or_job: str) -> str:
-    """A plan's report as one file. Raises as ``plan_view``."""
+    """Render a plan's report as one file. Raises as ``plan_view``."""
     return judging.report(sources.plan_file(plan_or_job))
 
 
 def run_report(sources: Sources, run_id: str) -> str:
-    """A run's report as one file: prediction and measurement. Raises NotFound while nothing is measured."""
+    """Render a run's report as one file. Raises NotFound before anything is measured."""
     trace = sources.trace(run_id)
     if trace is None:
         raise NotFound(f"run {run_id!r} has not measured a step yet")
@@ -90,7 +90,7 @@ def _drawn(sources: Sources, address: str) -> _Drawn:
     from penstock.service.pages.plan_view import view
 
     file = sources.store.plan_file(address)
-    found = judged(file)
-    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
-    drawn = picture(found)
-    return _Drawn(drawn, marks(explained, found.judgement.plan, drawn), view(file, found, explained, drawn))
+    simulated = judged(file)
+    explained = explanation(file, simulated, (), None, 1, None, lambda _words: None)
+    drawn = picture(simulated)
+    return _Drawn(drawn, marks(explained, simulated.judgement.plan, drawn), view(file, simulated, explained, drawn))

@@ -43,7 +43,7 @@ function draw() {
   lineChart(chart, [
     { points: curve.bound, kind: "two", stepped: true },
     { points: curve.best, kind: "one", stepped: true },
-  ], { formats: [duration, duration], names: ["since it was asked", "time per global batch"],
+  ], { formats: [duration, duration], names: ["since it was submitted", "time per global batch"],
     about: "Best plan so far and proven lower bound over time", from: curve.begun, until: curve.first === null ? 0 : Math.min(now - curve.first, 3.6e6) * 1e6 });
 }
 
