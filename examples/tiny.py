@@ -40,7 +40,7 @@ def tiny_topology() -> dict[str, Any]:
 
 
 def tiny_import() -> dict[str, Any]:
-    """Return two Slurm switches with two nodes each, and what Slurm does not say of them."""
+    """Return two Slurm switches with two nodes each, and the facts about them that Slurm lacks."""
     text = "SwitchName=a Nodes=n[0-1]\nSwitchName=b Nodes=n[2-3]\nSwitchName=top Switches=a,b\n"
     options = {"name": "tiny-slurm", "devices": ["V100"], "devices_per_node": 4, "memory_bytes": 16 * 2**30}
     return {"schema_version": 1, "sources": [{"text": text, "format": "slurm-conf"}], "options": options}

@@ -62,7 +62,7 @@ class Background:
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raise RunFailed when one of them has ended."""
+        """Raise RunFailed when one of the processes has ended."""
         for name, process in self._running.items():
             if (code := process.poll()) is not None:
                 raise RunFailed(f"{name} ended with {_ending(code)}:\n{self._last_lines(name)}")

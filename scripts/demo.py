@@ -191,7 +191,7 @@ def _show(log: Log, file: PlanFile) -> None:
 
 
 def _run(log: Log, client: Client, processes: Background, file: PlanFile, *, check: bool) -> RunOut:
-    """Train through the agents, telling each step."""
+    """Train through the agents, and print each step."""
     ranks = len({device for stage in file.plan.pipelines[0].stages for device in stage.devices})
     batches = file.plan.num_micro_batches
     log.say(f"running it through the agents: {ranks} ranks, {batches} micro-batches, {STEPS} steps")
@@ -232,7 +232,7 @@ def _measured(file: PlanFile, run: RunOut) -> list[str]:
 
 
 def _leave_results(log: Log, directory: Path, file: PlanFile, trace: Trace) -> None:
-    """Trace, Chrome trace and report."""
+    """Write the trace, the Chrome trace and the report."""
     from penstock.report.plan_files import page, write_comparison
 
     trace.write(directory / "trace.json")

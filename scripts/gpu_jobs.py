@@ -36,4 +36,4 @@ timed = gpt.make("gpt-timed", gpt.Config(blocks=8, width=1024, heads=16, length=
 """117 million parameters; a micro-batch of four samples is tens of milliseconds of an H100 in fp32."""
 
 recurrent = TokenJob("lstm-check", partial(awd_lstm.layers, 64, 32, 64), batch_size=16, length=8, vocabulary=64)
-"""LSTMs, whose weights cuDNN wants side by side."""
+"""LSTMs, whose weights cuDNN needs side by side."""

@@ -28,7 +28,7 @@ HANGS_AFTER_S = 120.0
 
 
 class Skipped(Exception):
-    """A check that this machine has not the devices for; the argument says what it lacks."""
+    """A check for which this machine lacks devices; the argument names them."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def timed(self) -> str:
-        """The job that is timed; on a CPU a small one."""
+        """The job that is timed; a small one on a CPU."""
         return TIMED if self.device == "cuda" else SMALL
 
     @property
@@ -122,7 +122,7 @@ class Machine:
         return whole(profile, batch_size, MICRO_BATCH_SIZE, self.runtime.memory.total_bytes())
 
     def timed_run(self, file: PlanFile, precision: str = "fp32") -> tuple[RunReport, Trace]:
-        """Train with a plan of the larger model; what was measured, as a trace document too."""
+        """Train with a plan of the larger model; return the report, and the measurements as a trace document."""
         from penstock.planning.programs.segment_programs import work_after
         from penstock.schemas.api.run_options import RunOptions
         from penstock.schemas.trace import Trace
@@ -155,7 +155,7 @@ class Machine:
 
 
 class Refusal:
-    """Expects an error whose words have some text in them; ``text``: the words."""
+    """An expected error whose words contain a text; ``text`` has all of its words."""
 
     def __init__(self, text: str) -> None:
         self._wanted = text

@@ -1,4 +1,4 @@
-"""The lock files of ``lock/``: whether they fit ``pyproject.toml``, and what else has to be locked.
+"""Lock files of ``lock/``: a check against ``pyproject.toml``, and the further packages to lock.
 
 ``python scripts/locked.py check [VERSION]`` prints what does not fit and exits with 1; ``needs`` prints requirements
 that ``pyproject.toml`` does not name, for the build and for the CPU build of torch.
@@ -73,7 +73,7 @@ def misfits(files: Iterable[Path], versions: list[str]) -> Iterator[str]:
 
 
 def requirements(project: Path) -> Iterator[Requirement]:
-    """Yield what ``pyproject.toml`` requires with all extras, but for torch, which lock/torch.txt pins."""
+    """Yield the requirements of ``pyproject.toml`` with all extras, without torch, which lock/torch.txt pins."""
     about = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     for group in (about["dependencies"], *about.get("optional-dependencies", {}).values()):
         yield from (each for each in map(Requirement, group) if each.name != "torch")

@@ -19,7 +19,7 @@ def spelled(kind: Any) -> str:
 
 
 def imports(kinds: list[Any]) -> str:
-    """Return the lines that import what the types are made of."""
+    """Return the lines that import the parts of the types."""
     classes = {each for kind in kinds for each in (get_args(kind) or (kind,)) if each not in (Ellipsis, str)}
     return "\n".join(sorted(f"from {each.__module__} import {each.__name__}" for each in classes))
 

@@ -1,4 +1,7 @@
-"""Runs tests again and again, idle and beside busy processes, and names the failing ones (``scripts/stress-tests``)."""
+"""Stress of tests: runs them again and again, idle and beside busy processes, and names the failing ones.
+
+Usage: ``scripts/stress-tests``.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def load(number: int) -> Iterator[None]:
 
 
 class Sessions:
-    """Starts pytest and reads what it reports."""
+    """The runner that starts pytest and reads its reports."""
 
     def __init__(self, tally: Tally, arguments: Sequence[str], folder: Path, root: Path) -> None:
         self._tally, self._arguments, self._folder, self._root = tally, arguments, folder, root
@@ -91,7 +94,7 @@ class Sessions:
         self.cpu_s = 0.0
 
     def run(self, label: str, *shares: Sequence[str]) -> None:
-        """Run a session for each share of arguments, all at once; print what came out."""
+        """Run a session for each share of arguments, all at once; print their results."""
         begin, cpu = time.monotonic(), _cpu_s()
         started = [self._start(share) for share in shares]
         try:
@@ -167,7 +170,7 @@ def many_times(tally: Tally, times: int, workers: int, folder: Path) -> list[lis
 
 
 def main(words: Sequence[str], *, tier: Sequence[str], root: Path = ROOT) -> int:
-    """Do all that is asked for; 1 when a test ever failed."""
+    """Run the command; return 1 when a test ever failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--idle", type=int, default=3, help="runs of all tests without load")
     parser.add_argument("--loaded", type=int, default=2, help="runs of all tests under load")

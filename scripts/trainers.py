@@ -1,4 +1,7 @@
-"""Install releases of other trainers and of Ray, and ask their code about exports; ``scripts/trainers`` says how."""
+"""Installation of other trainers' releases and of Ray, and checks of exports against their code.
+
+``scripts/trainers`` says how to run it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ WRITTEN_FOR = {
     "ray": ("2.60.0",),
     "common-expression-language": ("0.10.0",),
 }
-"""The releases that layouts are written for, and of Ray, that jobs are; an evaluator of Kubernetes' rules."""
+"""Releases that layouts are written for, of Ray that jobs are written for, and an evaluator of Kubernetes' rules."""
 OTHERS = "PENSTOCK_TRAINER_RELEASES"
-"""The variable that names others to tests."""
+"""Variable that names other releases to the tests."""
 NEEDED = {
     "deepspeed": ("hjson", "py-cpuinfo", "einops"),
     "common-expression-language": ("prompt-toolkit", "wcwidth"),

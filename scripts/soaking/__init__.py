@@ -1,1 +1,1 @@
-"""Deaths at random moments, and whether everything goes on: of ``training``, of the ``service``."""
+"""Soaks: deaths at random moments in ``training`` or the ``service``, and checks that everything recovers."""

@@ -1,4 +1,4 @@
-"""``scripts/soak``: what dies, how often, by which seed."""
+"""``scripts/soak``: a soak of training or the service, with a number of kills and a seed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PLANNERS = ("gpipe", "dapple", "dp")
 
 @dataclass
 class Accepted:
-    """A job that the service accepted, and what it has reported of it since."""
+    """A job that the service accepted, and its later reports."""
 
     seed: int
     accepted: float
@@ -78,7 +78,7 @@ class Load(threading.Thread):
         self.refuse_fault()
 
     def refuse_fault(self) -> None:
-        """Raise RunFailed for what was answered wrong until now, or where no job has got on for a long time."""
+        """Raise RunFailed for a wrong answer so far, or where no job has made progress for a long time."""
         if self.fault is not None:
             raise RunFailed(self.fault)
         left = [f"{job_id} is {job.state}" for job_id, job in list(self.jobs.items()) if job.state not in ENDED]

@@ -50,7 +50,7 @@ class Postgres:
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/postgres"
 
     def start(self) -> None:
-        """Start it, and again while what was killed still holds its memory; return when it answers."""
+        """Start the server, again while a killed process holds its memory; return when it answers."""
         import psycopg
 
         until = time.monotonic() + _START_S
@@ -74,7 +74,7 @@ class Postgres:
         return sorted(pid for pid in children if "127.0.0.1(" in command_of(pid))
 
     def remove(self) -> None:
-        """Delete its files."""
+        """Delete the server's files."""
         shutil.rmtree(self._home)
 
     def _command(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Processes that a soak starts, kills and starts again, and all that they have started themselves."""
+"""Processes that a soak starts, kills and starts again, and all of their descendants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start one; it dies with this process."""
+        """Start a process; it dies with this process."""
         parent = os.getpid()
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
@@ -58,13 +58,13 @@ class Processes:
         return process.pid if process is not None and process.poll() is None else None
 
     def refuse_dead(self) -> None:
-        """Raise RunFailed when one has ended that was not killed."""
+        """Raise RunFailed when a process has ended that was not killed."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise RunFailed(f"{name} ended by itself with {process.returncode}; see {self.log(name)}")
 
     def stop(self, last: Sequence[str] = (), number: signal.Signals = signal.SIGTERM) -> None:
-        """End all by a signal, those named in ``last`` after the others; what is left after a while is killed."""
+        """End all processes by a signal, the ones named in ``last`` after the others; kill the rest after a while."""
         for name in sorted(self._running, key=lambda name: last.index(name) if name in last else -1):
             process = self._running[name]
             process.send_signal(number)
@@ -87,7 +87,7 @@ def marked() -> Iterator[int]:
 
 
 def refuse_orphans() -> None:
-    """Raise RunFailed unless whatever carries our mark has a living ancestor among what this process started."""
+    """Raise RunFailed unless each process with our mark has a living ancestor among this process's children."""
     until = time.monotonic() + ORPHANS_S
     while left := [pid for pid in marked() if not _has_parent(pid)]:
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Kills whatever a service consists of, at random moments, while a client asks for plans without a break.
+"""Soak of a service: kills its parts at random moments, while a client requests plans without a break.
 
 What dies: services, workers, their fork servers, solvers, and on PostgreSQL the server and processes of connections.
 There are two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
@@ -64,7 +64,7 @@ class Soak:
         self.resumed_s: list[float] = []
 
     def run(self) -> None:
-        """Raise RunFailed where something is not as it has to be."""
+        """Raise RunFailed where the soak finds a fault."""
         try:
             if self._database is not None:
                 self._database.start()

@@ -1,4 +1,4 @@
-"""Kills ranks, agents and the service at random moments, and looks whether training goes on.
+"""Soak of training: kills ranks, agents and the service at random moments, and checks that training continues.
 
 A service and two agents train a toy with checkpoints; the plan has a stage on each agent's device. Victims are chosen
 by a seed; an agent stays away for a moment, or for so long that the service plans again without it. The
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.schemas.api.jobs import RunOut
 
 LIMIT_S = 300.0
-"""No death may keep training from going on for longer."""
+"""Longest time without training after a death, in seconds."""
 
 AGENT_TIMEOUT_S = 4.0
 SETTINGS = {"PENSTOCK_AGENT_TIMEOUT_S": str(AGENT_TIMEOUT_S), "PENSTOCK_WARM_UP": "false"}
@@ -125,7 +125,7 @@ class Soak:
         self.deaths = Deaths()
 
     def run(self) -> None:
-        """Raise RunFailed where something is not as it has to be."""
+        """Raise RunFailed where the soak finds a fault."""
         from penstock.client import Client
 
         self._cluster.directory.joinpath("soak_job.py").write_text(JOB)
@@ -239,7 +239,7 @@ class Soak:
             time.sleep(0.1)
         return _patiently(lambda: client.runs.get(run))
 
-    # What has to be
+    # Checks
 
     def _refuse_lost_checkpoints(self) -> None:
         from penstock.executor.checkpoints.checkpoint import newest

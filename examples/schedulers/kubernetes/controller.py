@@ -298,7 +298,7 @@ def _in_cluster() -> httpx.Client:
 
 
 def _with_token(request: httpx.Request) -> httpx.Request:
-    """Read each time: the kubelet renews it."""
+    """Add the service account's token, read each time: the kubelet renews it."""
     request.headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text(encoding='ascii')}"
     return request
 
