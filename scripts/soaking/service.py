@@ -1,7 +1,7 @@
 """Soak of a service: kills its parts at random moments, while a client requests plans without a break.
 
-What dies: services, workers, their fork servers, solvers, and on PostgreSQL the server and processes of connections.
-There are two services without a worker of their own, two workers, and a PostgreSQL of their own or one SQLite file. It
+Services, workers, their fork servers and solvers die, and on PostgreSQL the server and processes of connections. The
+soak runs two services without workers, two workers, and a separate PostgreSQL or one SQLite file. It
 checks that no accepted job is lost, every one ends, none has two different answers, its events are in order and do not
 change once reported, nothing answers 500, and no process is left without its parent.
 """
