@@ -53,16 +53,16 @@ class _Place(NamedTuple):
 def cluster_map(plan: Plan, topology: ClusterTopology, flows: Sequence[Flow] = ()) -> str:
     """Return an SVG element. ``flows`` number devices in order; of a large cluster they are in the table only."""
     whole = topology.expanded()
-    held: dict[str, list[int]] = defaultdict(list)
+    stages: dict[str, list[int]] = defaultdict(list)
     for number, stage in enumerate(stage for pipeline in plan.pipelines for stage in pipeline.stages):
         for name in stage.devices:
-            held[name].append(number)
+            stages[name].append(number)
     if whole.num_devices > MOST_BOXES:
-        return rack_map(whole, held, STAGE_COLOURS)
-    return _boxes_map(whole.nodes, held, flows)
+        return rack_map(whole, stages, STAGE_COLOURS)
+    return _boxes_map(whole.nodes, stages, flows)
 
 
-def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequence[Flow]) -> str:
+def _boxes_map(nodes: Sequence[Node], stages: Mapping[str, list[int]], flows: Sequence[Flow]) -> str:
     """Draw lines between nodes first and labels last, so that no line covers a label."""
     boxes, squares, home, parts, labels = [], [], [], [], []
     x, y, row_height = 0.0, 0.0, 0.0
@@ -80,8 +80,8 @@ def _boxes_map(nodes: Sequence[Node], held: Mapping[str, list[int]], flows: Sequ
             at = (x + _GAP + i % across * (_SIDE + _GAP), y + _HEAD + i // across * (_SIDE + _GAP))
             squares.append(_Place(*at, _SIDE, _SIDE))
             home.append(number)
-            parts.append(_device(squares[-1], device.id, device.kind, held.get(device.id, [])))
-            labels.append(_number(squares[-1], held.get(device.id, [])))
+            parts.append(_device(squares[-1], device.id, device.kind, stages.get(device.id, [])))
+            labels.append(_number(squares[-1], stages.get(device.id, [])))
         x, row_height = x + width + gap, max(row_height, height)
     names = [device.id for node in nodes for device in node.devices]
     between, inside = _arrows(flows, names, squares, home, boxes, [node.name for node in nodes])
@@ -117,10 +117,10 @@ def traffic_blocks(plan: Plan, flows: Sequence[Flow], names: Sequence[str]) -> t
 def _exchanged_within(plan: Plan) -> str:
     """Return what moves among the GPUs of a stage and is part of its times: ``TP 4, parameters sharded``."""
     degrees = plan.degrees or Degrees()
-    said = [degrees.initials] if degrees.gpus > 1 else []
+    parts = [degrees.initials] if degrees.gpus > 1 else []
     if plan.sharding not in (None, "none", "optimizer"):
-        said.append(SHARDED[plan.sharding])
-    return ", ".join(said)
+        parts.append(SHARDED[plan.sharding])
+    return ", ".join(parts)
 
 
 def _box(place: _Place) -> str:
@@ -175,12 +175,12 @@ def _arrows(
             inside[flow.source, flow.target].append(flow)
         else:
             between[a, b].append(flow)
-    drawn = [(nodes[a], nodes[b], boxes[a], boxes[b], own) for (a, b), own in between.items()]
-    drawn += [(names[u], names[v], squares[u], squares[v], own) for (u, v), own in inside.items()]
+    drawn = [(nodes[a], nodes[b], boxes[a], boxes[b], kinds) for (a, b), kinds in between.items()]
+    drawn += [(names[u], names[v], squares[u], squares[v], kinds) for (u, v), kinds in inside.items()]
     largest = sorted(range(len(drawn)), key=lambda i: -sum(flow.bytes for flow in drawn[i][4]))[:MAX_DRAWN_FLOWS]
     most = max((sum(flow.bytes for flow in each[4]) for each in drawn), default=1)
-    made = [(i < len(between), _arrow(*drawn[i], most)) for i in largest]
-    return [arrow for outside, arrow in made if outside], [arrow for outside, arrow in made if not outside]
+    arrows = [(i < len(between), _arrow(*drawn[i], most)) for i in largest]
+    return [arrow for outside, arrow in arrows if outside], [arrow for outside, arrow in arrows if not outside]
 
 
 def _arrow(source: str, target: str, a: _Place, b: _Place, flows: Sequence[Flow], most: int) -> str:

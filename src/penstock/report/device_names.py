@@ -40,11 +40,11 @@ def _pieces(chosen: set[str], nodes: Sequence[Node]) -> Iterator[str]:
     """Yield a piece for neighbouring nodes of which every device is chosen, and one for each device of the others."""
 
     for whole, group in groupby(nodes, key=lambda node: all(device.id in chosen for device in node.devices)):
-        held = list(group)
+        members = list(group)
         if whole:
-            yield held[0].name if len(held) == 1 else f"{held[0].name} … {held[-1].name}"
+            yield members[0].name if len(members) == 1 else f"{members[0].name} … {members[-1].name}"
         else:
-            yield from (device.id for node in held for device in node.devices if device.id in chosen)
+            yield from (device.id for node in members for device in node.devices if device.id in chosen)
 
 
 def alike(uses: Sequence[DevicePrediction]) -> list[tuple[DevicePrediction, int]]:
@@ -65,7 +65,7 @@ def num_used(plan: Plan) -> int:
 
 
 def together(plan: Plan) -> int:
-    """Return how many devices each predicted one of a judged plan represents: those that share its layers do alike."""
+    """Return the number of devices that each predicted device stands for: devices that share layers do alike."""
     assert plan.prediction is not None
     return num_used(plan) // len(plan.prediction.devices)
 

@@ -70,17 +70,17 @@ def share_name(share: PathShare) -> str:
     return f"{what} of stage {share.stage}"
 
 
-def marks(found: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
+def marks(explanation: Explanation, plan: Plan, picture: Picture) -> tuple[Mark, ...]:
     """Return the path on the lanes of the devices that compute, or of the sending stage's first device."""
     lanes = {lane.device: number for number, lane in enumerate(picture.lanes)}
     stages = stage_devices(plan)
-    made = []
-    for segment in found.path.segments:
+    drawn = []
+    for segment in explanation.path.segments:
         computes = bool(segment.devices)
         for device in segment.devices or stages[segment.stage][:1]:
             end = segment.start_ns + segment.length_ns
-            made.append(Mark(lanes[device], 0 if computes else 1, segment.start_ns, end))
-    return tuple(made)
+            drawn.append(Mark(lanes[device], 0 if computes else 1, segment.start_ns, end))
+    return tuple(drawn)
 
 
 def as_sentence(words: str) -> str:
@@ -88,15 +88,15 @@ def as_sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def in_words(found: Explanation) -> str:
+def in_words(explanation: Explanation) -> str:
     """Return what binds, and what would help."""
-    helps = f" Of the changes that were tried, this helps most: {found.helps}." if found.helps else ""
-    return f"{as_sentence(found.binds)}{helps}"
+    helps = f" Of the changes that were tried, this helps most: {explanation.helps}." if explanation.helps else ""
+    return f"{as_sentence(explanation.binds)}{helps}"
 
 
-def explained(found: Explanation) -> Section:
+def explained(explanation: Explanation) -> Section:
     """Return the section on what the time is made of: the critical path, idle time and the effect of each change."""
-    path = found.path
+    path = explanation.path
     batches = f", {path.global_batches} global batches" if path.global_batches > 1 else ""
     links = f"The chain that decides when {SPANS[path.span]} ends: {path.links} links that add up to "
     chain = (
@@ -104,17 +104,19 @@ def explained(found: Explanation) -> Section:
         Text(f"{links}{duration(path.length_ns)}{batches}."),
         shares_table(path),
     )
-    changes = Text(as_sentence(found.untried)) if found.untried else changes_table(found.sensitivities)
+    changes = (
+        Text(as_sentence(explanation.untried)) if explanation.untried else changes_table(explanation.sensitivities)
+    )
     return Section(
         "explained",
         "What the time is made of",
-        path_words(found),
+        path_words(explanation),
         (
-            Text(in_words(found)),
-            Folded("In sentences", (Bullets(found.sentences),)),
+            Text(in_words(explanation)),
+            Folded("In sentences", (Bullets(explanation.sentences),)),
             Columns((chain, (Text("Effect of single changes", "h3"), changes))),
             Text("Idle time by cause", "h3"),
-            idle_table(found.idle),
+            idle_table(explanation.idle),
             Folded("The critical path, operation by operation", (segments_table(path.segments),)),
         ),
     )
@@ -131,9 +133,9 @@ def largest_shares(path: Path) -> list[tuple[str, int, float]]:
     return shown
 
 
-def path_words(found: Explanation) -> str:
+def path_words(explanation: Explanation) -> str:
     """Return the largest part of the critical path in words."""
-    largest = max(found.path.shares, key=lambda share: share.length_ns, default=None)
+    largest = max(explanation.path.shares, key=lambda share: share.length_ns, default=None)
     return "" if largest is None else f"{percent(largest.share)} of the critical path is {share_name(largest)}"
 
 

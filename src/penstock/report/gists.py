@@ -22,9 +22,9 @@ def alike_devices(devices: Sequence[str], num_gpus: int) -> str:
 
 def stages_words(plan: Plan) -> str:
     """Return ``34 stages of 2 to 6 layers``."""
-    held = [stage.layers for pipeline in plan.pipelines for stage in pipeline.stages]
-    counts = [last - first + 1 for first, last in held]
-    stages = "1 stage" if len(held) == 1 else f"{len(held):,} stages"
+    layers = [stage.layers for pipeline in plan.pipelines for stage in pipeline.stages]
+    counts = [last - first + 1 for first, last in layers]
+    stages = "1 stage" if len(layers) == 1 else f"{len(layers):,} stages"
     return f"{stages} of {_between(min(counts), max(counts))} layer{'s' if max(counts) > 1 else ''}"
 
 

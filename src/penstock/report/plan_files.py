@@ -25,8 +25,8 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
     Raises InvalidDocument for the trace of another plan.
     """
     _check_trace(file, trace)
-    found = judged(file)
-    judgement = found.judgement
+    simulated = judged(file)
+    judgement = simulated.judgement
     assert judgement.timeline is not None
     return html_report(
         file,
@@ -36,16 +36,16 @@ def page(file: PlanFile, trace: Trace | None = None) -> str:
         allocation=judgement.allocation,
         trace=trace,
         faults=judgement.faults,
-        explanation=explanation(file, found, (), None, 1, None, lambda _words: None),
-        idle=found.idle,
+        explanation=explanation(file, simulated, (), None, 1, None, lambda _words: None),
+        idle=simulated.idle,
     )
 
 
-def picture(found: Judged) -> Picture:
+def picture(simulated: Judged) -> Picture:
     """Return the timeline of a judged plan as a picture that includes why devices idle."""
-    judgement = found.judgement
+    judgement = simulated.judgement
     assert judgement.timeline is not None
-    drawn = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, found.idle)
+    drawn = picture_of_timeline(judgement.problem, judgement.timeline, judgement.allocation, simulated.idle)
     return replace(drawn, together=together(judgement.plan))
 
 
@@ -53,11 +53,11 @@ def picture(found: Judged) -> Picture:
 def svg(file: PlanFile, trace: Trace | None = None) -> str:
     """Return a plan's timeline as an SVG file, with its critical path. Raises as ``page``."""
     _check_trace(file, trace)
-    found = judged(file)
-    drawn = picture(found)
-    explained = explanation(file, found, (), None, 1, None, lambda _words: None)
+    simulated = judged(file)
+    drawn = picture(simulated)
+    explained = explanation(file, simulated, (), None, 1, None, lambda _words: None)
     measured = picture_of_trace(trace, file.plan) if trace is not None else None
-    return svg_timeline(drawn, marks(explained, found.judgement.plan, drawn), measured=measured)
+    return svg_timeline(drawn, marks(explained, simulated.judgement.plan, drawn), measured=measured)
 
 
 def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:

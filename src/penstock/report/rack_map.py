@@ -18,14 +18,16 @@ WIDTH = 1000
 _MARGIN, _HEAD, _GAP = 8, 22, 4
 _CELLS = ((160, 11), (640, 7))
 _SMALLEST = 5
-"""The side of a device's square, by the largest number of nodes for which it is taken; the smallest for more, where a
-node whose devices are alike is a single rectangle."""
+"""The side of a device's square in pixels, by the largest number of nodes.
+
+Above these numbers the smallest side is used, and a node whose devices are alike is a single rectangle.
+"""
 _ACROSS = 4
 _LETTER, _NARROW, _DIGIT = 8.4, 6.8, 6
 """The width of a letter of a node's name, of one of a title, which has narrow ones, and of a stage's digit."""
 _MOST_ABREAST = 4
 
-Held = Mapping[str, Sequence[int]]
+StagesOf = Mapping[str, Sequence[int]]
 
 
 class Rack(NamedTuple):
@@ -43,21 +45,21 @@ def racks(topology: ClusterTopology) -> list[Rack]:
         for place, switch in ((link.a, link.b), (link.b, link.a)):
             if switch in switches and place not in switches:
                 above.setdefault(place, switch)
-    found: dict[str, list[Node]] = defaultdict(list)
+    nodes_of: dict[str, list[Node]] = defaultdict(list)
     for node in topology.nodes:
-        found[above.get(node.name, "")].append(node)
-    if len(found) < 2:
+        nodes_of[above.get(node.name, "")].append(node)
+    if len(nodes_of) < 2:
         return [Rack("", list(topology.nodes))]
-    return [Rack(name or "on no switch", nodes) for name, nodes in found.items()]
+    return [Rack(name or "on no switch", nodes) for name, nodes in nodes_of.items()]
 
 
-def rack_map(topology: ClusterTopology, held: Held, colours: int) -> str:
-    """Return an SVG element of an expanded topology; ``held``: the stages of each device by its name.
+def rack_map(topology: ClusterTopology, stages_of: StagesOf, colours: int) -> str:
+    """Return an SVG element of an expanded topology; ``stages_of``: the stages of each device by its name.
 
     Stage s has the colour class s modulo ``colours``.
     """
     side = next((size for most, size in _CELLS if len(topology.nodes) <= most), _SMALLEST)
-    drawing = _Drawing(side, held, colours)
+    drawing = _Drawing(side, stages_of, colours)
     shown = racks(topology)
     abreast = _abreast(shown, side)
     for start in range(0, len(shown), abreast):
@@ -71,7 +73,7 @@ def rack_map(topology: ClusterTopology, held: Held, colours: int) -> str:
 
 
 class _Form(NamedTuple):
-    """How a rack is drawn in a box of a certain width: squares of a node, nodes of a row, and all sizes."""
+    """The form of a rack in a box of a certain width: squares of a node, nodes of a row, and all sizes."""
 
     across: int
     down: int
@@ -81,7 +83,7 @@ class _Form(NamedTuple):
 
     @classmethod
     def of(cls, rack: Rack, side: int, width: float) -> _Form:
-        """Return the form of a rack; names of nodes are on the left where the rack has none of its own."""
+        """Return the form of a rack; names of nodes are on the left where the rack has no name."""
         across = min(_ACROSS, max(len(node.devices) for node in rack.nodes))
         down = max(-(-len(node.devices) // across) for node in rack.nodes)
         left = _MARGIN + (0 if rack.name else _LETTER * max(len(node.name) for node in rack.nodes))
@@ -92,7 +94,7 @@ class _Form(NamedTuple):
 
 
 def _title(rack: Rack) -> str:
-    """Return the name of a rack with those of its first and last node."""
+    """Return the name of a rack with the names of its first and last node."""
     first, last = rack.nodes[0].name, rack.nodes[-1].name
     return f"{rack.name}: {first if len(rack.nodes) == 1 else f'{first} … {last} ({len(rack.nodes)} nodes)'}"
 
@@ -116,8 +118,8 @@ def _abreast(shown: Sequence[Rack], side: int) -> int:
 class _Drawing:
     """Racks side by side, in lines one below the other; squares are collected by stage."""
 
-    def __init__(self, side: int, held: Held, colours: int) -> None:
-        self.side, self.held, self.colours = side, held, colours
+    def __init__(self, side: int, stages_of: StagesOf, colours: int) -> None:
+        self.side, self.stages_of, self.colours = side, stages_of, colours
         self.y = 0.0
         self.boxes: list[str] = []
         self.texts: list[str] = []
@@ -156,7 +158,7 @@ class _Drawing:
 
     def _node(self, node: Node, x: float, y: float, across: int, before: int | None) -> int | None:
         """Draw a node's squares; return its stage where all of its devices hold the same one."""
-        firsts = [next(iter(self.held.get(device.id, ())), -1) for device in node.devices]
+        firsts = [next(iter(self.stages_of.get(device.id, ())), -1) for device in node.devices]
         for device, stage in zip(node.devices, firsts, strict=True):
             self._devices[stage].append(device.id)
             self._places[stage].append(len(self._nodes))
@@ -192,15 +194,15 @@ class _Drawing:
 
     def squares(self) -> list[str]:
         """Return a path for each stage, and one for the devices without any, with their names as its title."""
-        made = []
+        shapes = []
         for stage, parts in sorted(self._paths.items()):
             look = f"s{stage % self.colours}" if stage >= 0 else "unused"
             what = f"stage {stage}" if stage >= 0 else "not used"
             devices, places = self._devices[stage], self._places[stage]
             names = named(devices, self._nodes[places[0] : places[-1] + 1])
             words = f"{what}: {names} ({len(devices):,} device{'s' if len(devices) > 1 else ''})"
-            made.append(
+            shapes.append(
                 f'<g><title>{escape(words)}</title><path class="device {look}" data-devices="{len(devices)}" '
                 f'd="{"".join(parts)}"/></g>'
             )
-        return made
+        return shapes

@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 def traffic(
     problem: Problem, allocation: Allocation, time_ns: int, rule: UpdateRule = "synchronous"
 ) -> tuple[Flow, ...]:
-    """The flows of a plan whose global batch takes ``time_ns``, the largest first. Nothing without a route is there."""
+    """Return the flows of a plan whose global batch takes ``time_ns``, the largest first, without unreachable pairs."""
     sizes: dict[Pair, Counter[int]] = defaultdict(Counter)
     for s in range(len(allocation.stages)):
         for direction, other in ((0, allocation.next(s)), (1, allocation.previous(s))):
@@ -57,16 +57,16 @@ def traffic(
             sizes[u, v][2] += 2 * (count - 1) * tie.bytes // (count * parts)
     load: Counter[int] = Counter()
     ways = {pair: _way(problem, pair) for pair in sizes}
-    for pair, own in sizes.items():
-        total = own.total()
+    for pair, kinds in sizes.items():
+        total = kinds.total()
         for resource in ways[pair]:
             load[resource] += total
     rates = problem.network.resources
     busy = {r: size / rates[r].bandwidth_bytes_per_s * 1e9 / time_ns for r, size in load.items()}
     flows = [
-        Flow(*pair, (own[0], own[1], own[2]), max((busy[r] for r in ways[pair]), default=0.0))
-        for pair, own in sizes.items()
-        if own.total()
+        Flow(*pair, (kinds[0], kinds[1], kinds[2]), max((busy[r] for r in ways[pair]), default=0.0))
+        for pair, kinds in sizes.items()
+        if kinds.total()
     ]
     return tuple(sorted(flows, key=lambda flow: (-flow.bytes, flow.source, flow.target)))
 

@@ -1,4 +1,4 @@
-"""What a plan's page shows, computed once: the service's page and the report render it by one template."""
+"""The content of a plan's page, computed once: the service's page and the report render it by one template."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """The script that draws timelines; classic, deferred or at the end of a page. It offers ``penstockTimeline``."""
+    """Return the classic script that draws timelines; it belongs at a page's end and offers ``penstockTimeline``."""
     parts = [part for part in (files("penstock.report.drawing") / "script").iterdir() if part.name.endswith(".js")]
     ordered = sorted(parts, key=lambda part: int(part.name.partition("-")[0]))
     body = "\n".join(part.read_text(encoding="utf-8") for part in ordered)

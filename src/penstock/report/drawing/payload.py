@@ -92,17 +92,17 @@ def _measured_strips(measured: Picture, strips: list[Strip], lanes: list[Lane]) 
     """Append the measured strips and return the one of each lane; a rank without a lane gets a new, empty one."""
     first = len(strips)
     strips.extend(measured.strips)
-    found: list[int | None] = [None] * len(lanes)
+    strip_of: list[int | None] = [None] * len(lanes)
     free = {(lane.device, lane.stages): number for number, lane in reversed(list(enumerate(lanes)))}
     for lane in measured.lanes:
         number = free.pop((lane.device, lane.stages), None)
         if number is None:
             lanes.append(Lane(lane.device, len(strips), lane.stages, lane.times_ns, lane.memory_bytes, None))
             strips.append(Strip.nothing())
-            found.append(first + lane.strip)
+            strip_of.append(first + lane.strip)
         else:
-            found[number] = first + lane.strip
-    return found
+            strip_of[number] = first + lane.strip
+    return strip_of
 
 
 def _kinds(strips: Sequence[Strip]) -> str:
@@ -134,14 +134,14 @@ def _column(values: np.ndarray, *, differences: bool = False) -> int | str:
 
 
 def _lanes(lanes: Sequence[Lane], curves: _Curves, measured_strips: Sequence[int | None]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     first: dict[tuple[Any, ...], int] = {}
     for number, (lane, measured_strip) in enumerate(zip(lanes, measured_strips, strict=True)):
-        own = {"device": lane.device, "node": lane.node, "measured": measured_strip}
+        fields = {"device": lane.device, "node": lane.node, "measured": measured_strip}
         key = (lane.strip, lane.stages, curves.number(lane), lane.capacity_bytes, tuple(sorted(lane.parts.items())))
         like = first.setdefault(key, number)
-        found.append(own | (_lane(lane, curves) if like == number else {"like": like}))
-    return found
+        entries.append(fields | (_lane(lane, curves) if like == number else {"like": like}))
+    return entries
 
 
 def _lane(lane: Lane, curves: _Curves) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class _Curves:
     """The distinct memory curves of all lanes."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
-        self._known: dict[tuple[bytes, bytes], int] = {}
+        self._packed_at: dict[tuple[bytes, bytes], int] = {}
         self._numbers: dict[tuple[int, int], int] = {}
         self.packed: list[dict[str, Any]] = []
         curves = {(lane.strip, id(lane.memory_bytes)): lane.memory_bytes for lane in lanes}
@@ -168,16 +168,16 @@ class _Curves:
         self._points = max(32, min(MAX_CURVE_POINTS, MAX_CURVES_POINTS // max(1, different)))
 
     def number(self, lane: Lane) -> int | None:
-        """Return the number of the lane's curve; None where it has none."""
+        """Return the number of the lane's curve; None for a lane without a curve."""
         if not len(lane.times_ns):
             return None
         same = id(lane.times_ns), id(lane.memory_bytes)
         if same not in self._numbers:
             key = (lane.times_ns.tobytes(), lane.memory_bytes.tobytes())
-            if key not in self._known:
-                self._known[key] = len(self.packed)
+            if key not in self._packed_at:
+                self._packed_at[key] = len(self.packed)
                 self.packed.append(self._pack(lane))
-            self._numbers[same] = self._known[key]
+            self._numbers[same] = self._packed_at[key]
         return self._numbers[same]
 
     def _pack(self, lane: Lane) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class _Curves:
 def thinned(lane: Lane, points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return times, bytes and bytes of activations in at most ``points`` points.
 
-    Each point is the highest of those that it replaces, so peaks are kept.
+    Each point is the highest of the points that it replaces, so peaks are kept.
     """
     times, total = lane.times_ns, lane.memory_bytes
     activations = lane.activations_bytes if len(lane.activations_bytes) else np.zeros_like(total)

@@ -104,7 +104,7 @@ class Blocks:
 
 
 class Strip(NamedTuple):
-    """What devices with the same order do: computation, communication, and why they idle in between."""
+    """The work of devices with the same order: computation, communication, and the reasons for idle time."""
 
     compute: Blocks
     communication: Blocks
@@ -176,8 +176,8 @@ class Picture:
     @cached_property
     def num_blocks(self) -> int:
         """Return the number of blocks to draw, counted on every lane."""
-        own = [len(strip.compute) + len(strip.communication) for strip in self.strips]
-        return sum(own[lane.strip] for lane in self.lanes)
+        counts = [len(strip.compute) + len(strip.communication) for strip in self.strips]
+        return sum(counts[lane.strip] for lane in self.lanes)
 
 
 def picture_of_timeline(
@@ -272,15 +272,15 @@ Members = dict[tuple[int, int], tuple[int, ...]]
 
 def _members(problem: Problem, allocation: Allocation | None) -> Members:
     """Return the stages of each bucket of all-reduces that several pipelines take part in."""
-    found: Members = {}
+    members: Members = {}
     if allocation is None or len(allocation.pipelines) == 1:
-        return found
+        return members
     counted: Counter[int] = Counter()
     for group in reduction_groups(allocation):
         for _bucket in group_buckets(problem, group):
-            found[group.stages[0], counted[group.stages[0]]] = group.stages
+            members[group.stages[0], counted[group.stages[0]]] = group.stages
             counted[group.stages[0]] += 1
-    return found
+    return members
 
 
 def _copies(problem: Problem, allocation: Allocation | None) -> tuple[tuple[int, ...], ...]:
@@ -294,8 +294,8 @@ def picture_of_trace(trace: Trace, plan: Plan) -> Picture:
     end = 0
     for number, rank in enumerate(last_traces(trace)):
         strips.append(_traced_strip(rank))
-        held = tuple(np.unique(strips[-1].compute.stage).tolist())
-        lanes.append(Lane(rank.device, number, held, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
+        stages = tuple(np.unique(strips[-1].compute.stage).tolist())
+        lanes.append(Lane(rank.device, number, stages, np.zeros(0, np.int64), np.zeros(0, np.int64), None))
         end = max([end, *(event.end_ns for event in rank.events)])
     firsts = np.cumsum([0, *(len(pipeline.stages) for pipeline in plan.pipelines)]).tolist()
     return Picture(
@@ -342,12 +342,13 @@ def _strip(
     updates: list[tuple[int, ...]] = []
     if not (operations[:, 0] == STEP).any():
         updates = [(UPDATE, i.stage, i.bucket, i.start_ns, i.end_ns) for i in timeline.updates if i.stage in stages]
-    own = {number: row for s in stages for number, row in reduced.get(s, {}).items()}
+    messages = {number: row for s in stages for number, row in reduced.get(s, {}).items()}
     moved = _transfers(operations[operations[:, 0] != STEP], transfers)
     return Strip(
         Blocks.from_rows(LETTERS, np.vstack((rows, np.array(updates, dtype=np.int64).reshape(-1, 5)))),
         Blocks.from_rows(
-            _COMMUNICATION, np.vstack((moved, np.array([own[n] for n in sorted(own)], dtype=np.int64).reshape(-1, 5)))
+            _COMMUNICATION,
+            np.vstack((moved, np.array([messages[n] for n in sorted(messages)], dtype=np.int64).reshape(-1, 5))),
         ),
     )
 
@@ -356,20 +357,20 @@ def _reduced(
     timeline: Timeline, members: Members, copies: Sequence[Sequence[int]]
 ) -> dict[int, dict[int, tuple[int, ...]]]:
     """Return the all-reduces that each stage takes part in, as rows of blocks by their place in the timeline."""
-    found: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
+    reductions: dict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
     for number, i in enumerate(timeline.reductions):
         for s in members.get((i.stage, i.bucket), (i.stage,)):
-            found[s][number] = (2, i.stage, i.bucket, i.start_ns, i.end_ns)
+            reductions[s][number] = (2, i.stage, i.bucket, i.start_ns, i.end_ns)
     for number, i in enumerate(timeline.ties, len(timeline.reductions)):
         for s in copies[i.bucket] if i.bucket < len(copies) else ():
-            found[s][number] = (2, i.stage, TIED, i.start_ns, i.end_ns)
-    return found
+            reductions[s][number] = (2, i.stage, TIED, i.start_ns, i.end_ns)
+    return reductions
 
 
 class _Moved(NamedTuple):
     """All transfers as ``rows`` of an (n, 5) array: direction, stage, micro-batch, start, end.
 
-    Those of stage s are at ``by_stage[begin[s] : begin[s + 1]]``.
+    The rows of stage s are at ``by_stage[begin[s] : begin[s + 1]]``.
     """
 
     rows: np.ndarray
@@ -387,14 +388,14 @@ class _Moved(NamedTuple):
 
     def sent_by(self, stages: Iterable[int]) -> np.ndarray:
         """Return the transfers that some of the stages send, in their order in ``rows``."""
-        known = [self.by_stage[self.begin[s] : self.begin[s + 1]] for s in stages if 0 <= s < len(self.begin) - 1]
-        return self.rows[np.sort(np.concatenate(known))] if known else self.rows[:0]
+        rows = [self.by_stage[self.begin[s] : self.begin[s + 1]] for s in stages if 0 <= s < len(self.begin) - 1]
+        return self.rows[np.sort(np.concatenate(rows))] if rows else self.rows[:0]
 
 
 def _transfers(operations: np.ndarray, moved: _Moved) -> np.ndarray:
     """Return the transfers whose sender's or receiver's operation is one of ``operations``."""
-    held = np.unique(operations[:, 1])
-    rows = moved.sent_by({s + near for s in held.tolist() for near in (-1, 0, 1)})
+    stages = np.unique(operations[:, 1])
+    rows = moved.sent_by({s + near for s in stages.tolist() for near in (-1, 0, 1)})
     peer = rows[:, 1] + np.where(rows[:, 0] == 0, 1, -1)
     width = 1 + max(int(operations[:, 2].max(initial=0)), int(rows[:, 2].max(initial=0)))
     ours = operations[:, 1] * width + operations[:, 2]

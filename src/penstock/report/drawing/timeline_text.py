@@ -33,12 +33,12 @@ def render_timeline(
     width: int = 100,
     colour: bool = False,
 ) -> str:
-    """The judge's timeline in ``width`` columns."""
+    """Render the simulated timeline in ``width`` columns."""
     return render_picture(picture_of_timeline(problem, timeline, allocation), width=width, colour=colour)
 
 
 def render_picture(picture: Picture, *, width: int = 100, colour: bool = False) -> str:
-    """A line per device, a time axis, and what the letters mean.
+    """Render a line per device, a time axis, and the meaning of the letters.
 
     Above ``MAX_SINGLE`` devices those with the same order share a line; above ``MAX_LINES`` lines the rest is counted.
     """
@@ -92,7 +92,7 @@ def _row(strip: Strip, end_ns: int, columns: int, colour: bool) -> str:
 
 
 def _columns(strip: Strip, end_ns: int, columns: int) -> tuple[list[str], list[str]]:
-    """The kind and the character of each column."""
+    """Return the kind and the character of each column."""
     edges = np.linspace(0, end_ns, columns + 1)
     shares = coverage(strip.compute, edges)
     moving = coverage(strip.communication, edges).sum(axis=0)
@@ -118,7 +118,7 @@ def _columns(strip: Strip, end_ns: int, columns: int) -> tuple[list[str], list[s
 
 
 def _marked(window: Window, end_ns: int, columns: int) -> str:
-    """A line under the steady part."""
+    """Return a line under the steady part."""
     first, last = (min(round(t * columns / end_ns), columns) for t in window[:2])
     name = "steady" if last - first >= 10 else ""
     return " " * first + f"[{name:-^{max(0, last - first - 2)}}]"

@@ -17,10 +17,10 @@ def varints(values: np.ndarray) -> bytes:
         lengths += rest > 0
         rest >>= SEVEN
     ends = np.cumsum(lengths)
-    made = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    encoded = np.zeros(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
     for place in range(int(lengths.max(initial=0))):
         has = lengths > place
         more = (lengths[has] > place + 1).astype(np.uint8) << np.uint8(7)
-        made[ends[has] - lengths[has] + place] = (left[has] & np.uint64(127)).astype(np.uint8) | more
+        encoded[ends[has] - lengths[has] + place] = (left[has] & np.uint64(127)).astype(np.uint8) | more
         left = left >> SEVEN
-    return made.tobytes()
+    return encoded.tobytes()
