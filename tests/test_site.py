@@ -55,7 +55,7 @@ def test_every_page_is_there(site: Path) -> None:
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize(("page", "scheme"), [("", "light"), ("placing/", "dark"), ("images/", "light")])
+@pytest.mark.parametrize(("page", "scheme"), [("", "light"), ("placing/", "dark"), ("operating/", "light")])
 def test_a_page_can_be_read(browser: Browser, address: str, page: str, scheme: str) -> None:
     """With links, tables, shell, Python and comments; in either colours, without anything from elsewhere."""
     with Watched(browser, allowed=(address, "data:"), color_scheme=scheme) as seen:

@@ -69,6 +69,16 @@ def pieces(path: Path) -> Iterator[Piece]:
         yield Piece("shell", match[1], page, text.count("\n", 0, match.start()) + 1, alone=True)
 
 
+def pieces_of_section(path: Path, title: str) -> Iterator[Piece]:
+    """Yield the blocks of one section of a page, from its heading of the second level to the next."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    begin = lines.index(f"## {title}") + 1
+    end = next(
+        (number for number, line in enumerate(lines, 1) if number > begin and line.startswith("## ")), len(lines)
+    )
+    yield from (piece for piece in pieces(path) if begin < piece.line < end)
+
+
 def _shell(body: str, page: str, line: int) -> Iterator[Piece]:
     """Yield each command, with its continuation lines; a file within the block itself is data.
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import ROOT, pieces
+from pages import ROOT, pieces_of_section
 
 pytestmark = pytest.mark.tier("ci")
 
 PAGE = ROOT / "docs/extending.md"
-ADDED = [piece for piece in pieces(PAGE) if piece.file]
+ADDED = [piece for piece in pieces_of_section(PAGE, "Adding a question") if piece.file]
 IMPORT = "from penstock.schemas.api.legal import LegalAnswer, LegalRequest\n"
 
 SCRIPT = """
