@@ -81,7 +81,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def commands() -> list[list[str]]:
-    """The first block of docs/launching.md on Slurm, a command each, with the values of this cluster and of this job."""
+    """Slurm's first block of docs/launching.md, a command each, with the values of this cluster and of this job."""
     page = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
     section = page.partition("## Slurm: from `scontrol` to a training job\n")[2]
     block = re.split(r"```(?:bash)?\n", section)[1].replace("--checkpoint /shared/run1 ", "")
