@@ -1,6 +1,8 @@
 /* The small pictures around the lanes: the whole step with the part that is seen, and the chosen device's memory. */
 
-const SORTS = [["kept", "parameters, optimizer and more"], ["activations", "activations"], ["other", "gradients, buffers, workspace"]];
+/** The sorts of memory: name in sentences, and in the narrow legend. */
+const SORTS = [["parameters, optimizer and more", "constant"], ["activations", "activations"], ["gradients, buffers, workspace", "gradients, other"]];
+const MOST_TICKS = 4;
 
 function drawOverview(drawing) {
   const { view, theme, ratio } = drawing, pen = drawing.pen(drawing.parts.map);
@@ -97,12 +99,13 @@ function drawMemory(drawing) {
   pen.fillStyle = theme.text;
   const lines = [about.device, `peak ${amount(peak)}`, capacity ? `of ${amount(capacity)}, ${Math.round(100 * peak / capacity)} %` : ""];
   lines.forEach((text, i) => pen.fillText(text, 6, 14 + 17 * i, LABEL_PX - 14));
-  SORTS.forEach(([, words], sort) => {
+  SORTS.forEach(([, short], sort) => {
     pen.fillStyle = colours[sort];
     pen.fillRect(6, 68 + 18 * sort, 9, 9);
     pen.fillStyle = theme.faint;
-    pen.fillText(words, 20, 73 + 18 * sort, LABEL_PX - 26);
+    pen.fillText(short, 20, 73 + 18 * sort, LABEL_PX - 26);
   });
+  drawTicks(drawing, pen, highest, y);
   if (near) {
     pen.strokeStyle = theme.limit;
     pen.lineWidth = 1.5;
@@ -116,6 +119,29 @@ function drawMemory(drawing) {
   drawing.parts.memoryWords.textContent = memoryWords(view);
 }
 
+/** Lines and labels of the axis of memory, at powers of two. */
+function drawTicks(drawing, pen, highest, y) {
+  const { theme, width } = drawing, step = 2 ** Math.ceil(Math.log2(highest / MOST_TICKS)), align = pen.textAlign;
+  pen.lineWidth = 1;
+  pen.textAlign = "right";
+  for (let bytes = step; bytes < highest; bytes += step) {
+    pen.globalAlpha = 0.35;
+    pen.strokeStyle = theme.text;
+    pen.beginPath();
+    pen.moveTo(LABEL_PX, y(bytes));
+    pen.lineTo(width - RIGHT_PX, y(bytes));
+    pen.stroke();
+    pen.globalAlpha = 0.8;
+    pen.fillStyle = theme.panel;
+    const label = amount(bytes), long = pen.measureText(label).width;
+    pen.fillRect(width - RIGHT_PX - long - 6, y(bytes) + 1, long + 4, 13);
+    pen.globalAlpha = 1;
+    pen.fillStyle = theme.text;
+    pen.fillText(label, width - RIGHT_PX - 4, y(bytes) + 8);
+  }
+  pen.textAlign = align;
+}
+
 /** The chosen device's memory in words: when the pointer or the selected block is, else at its peak. */
 function memoryWords(view) {
   const curve = curveOf(view, view.lane), about = view.data.lanes[view.lane];
@@ -126,6 +152,6 @@ function memoryWords(view) {
     return `Memory of ${about.device}: at its peak ${amount(about.peak_bytes)}${named.length ? `: ${named.join(", ")}` : ""}.`;
   }
   const i = curve.at(time), [kept, activations, other] = parts(curve, i, about.constant_bytes);
-  return `Memory of ${about.device} at ${duration(time)}: ${amount(curve.total[i])}: ${SORTS[0][1]} ${amount(kept)}, `
-    + `activations ${amount(activations)}, ${SORTS[2][1]} ${amount(other)}.`;
+  return `Memory of ${about.device} at ${duration(time)}: ${amount(curve.total[i])}: ${SORTS[0][0]} ${amount(kept)}, `
+    + `activations ${amount(activations)}, ${SORTS[2][0]} ${amount(other)}.`;
 }
