@@ -52,7 +52,7 @@ Topology = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        help="Cluster by name instead of --topology: a shipped one (dapple-config-a) or NODESxDEVICESxKIND (2x8xH100).",
+        help="Cluster by name: a shipped one (dapple-config-a) or NODESxDEVICESxKIND (2x8xH100).",
         autocompletion=completion.clusters,
     ),
 ]
@@ -86,8 +86,7 @@ Database = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|URL",
-        help="Database of the service: an SQLite file, or a URL such as postgresql://planner/penstock (default: as in "
-        "the settings).",
+        help="Database: an SQLite file or a URL, such as postgresql://planner/penstock (default: settings).",
         rich_help_panel=SERVICE,
     ),
 ]

@@ -139,8 +139,7 @@ def export(
             "--output",
             "-o",
             metavar="FILE|DIR",
-            help="File that is written, or the directory where the form has several; - is standard output (the default "
-            "for one file).",
+            help="File to write, or the directory of a form with several files; - is standard output.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -167,8 +166,7 @@ def export(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Topology file, or what scontrol or kubectl print: refuse a plan for nodes that it does not have. Of "
-            "another trainer's form your present script: list each setting that differs.",
+            help="Topology, or scontrol or kubectl output, to check nodes; for a trainer, your script to compare.",
             rich_help_panel=LAUNCH,
         ),
     ] = None,

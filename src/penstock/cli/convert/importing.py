@@ -39,8 +39,7 @@ class Sources:
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="Format of each file in their order, or one for all, such as slurm-nodes (default: recognised). "
-            "Repeatable.",
+            help="Format of each file, or one for all, such as slurm-nodes (default: recognised). Repeatable.",
         ),
     ] = None
     agents: Annotated[

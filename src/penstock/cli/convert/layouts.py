@@ -58,8 +58,7 @@ class Missing:
         str | None,
         typer.Option(
             metavar="NODES",
-            help="Nodes that the job runs on, as a hostlist in the order of its ranks, such as gpu[001-004] "
-            "(default: all of the cluster).",
+            help="Nodes of the job in the order of its ranks, such as gpu[001-004] (default: all).",
         ),
     ] = None
     devices_per_node: Annotated[
@@ -90,8 +89,7 @@ def import_layout(
         str,
         typer.Argument(
             metavar="FILE",
-            help="What the trainer reads, or its log: Megatron's script, recipe or layout string, torchtitan's TOML or "
-            "Python, DeepSpeed's JSON or parts, or ranges of layers; - is standard input.",
+            help="Script, configuration, layout string, log or ranges of layers; - is standard input.",
         ),
     ],
     format: Annotated[

@@ -82,8 +82,7 @@ class Transformer:
         bool,
         typer.Option(
             "--traced",
-            help="Trace the modules that the library transformers builds of --hf, instead of computing from their "
-            "shape; needs the extra hf.",
+            help="Trace the modules that transformers builds for --hf; needs the extra hf.",
         ),
     ] = False
 
@@ -153,8 +152,7 @@ def profile(
             "--analytic",
             "--kind",
             metavar="KIND",
-            help="Compute the costs for this kind of device, such as H100, instead of measuring (default for "
-            "--example and --hf: every kind that is known). Repeatable.",
+            help="Compute costs for this kind of device, such as H100, instead of measuring. Repeatable.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -162,8 +160,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="runs|kernels",
-            help="What computed times are of: kernels as quick as in published whole runs, or as measured one by one, "
-            "of H100, H200 and kinds like B200 (default: what published runs of the framework are nearer to).",
+            help="Level of computed times: whole published runs, or single kernels (default: by framework).",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -204,8 +201,7 @@ def profile(
         str | None,
         typer.Option(
             metavar="fp32|bf16|fp16",
-            help="Type of all tensors for --analytic and --traced (default: fp32; bf16 for --traced without "
-            "--precision).",
+            help="Type of all tensors for --analytic and --traced (default: fp32; bf16 for --traced).",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -213,8 +209,7 @@ def profile(
         list[str] | None,
         typer.Option(
             metavar="N[,N...]",
-            help="Numbers of GPUs that share each layer, such as 1,2,4,8: --analytic and --traced compute the costs at "
-            "these, too, as the job's layers, or the library's plan, say that they are divided. Repeatable.",
+            help="Numbers of GPUs that share each layer, such as 1,2,4,8, for computed costs. Repeatable.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -222,8 +217,7 @@ def profile(
         str,
         typer.Option(
             metavar="fp32|tf32|bf16|fp16",
-            help="Precision in which the run will train, by autocast over parameters of fp32: measured, or for "
-            "--analytic and --traced (bf16 and fp16) computed.",
+            help="Precision of the run, by autocast over fp32 parameters; measured or computed.",
             rich_help_panel=MEASUREMENT,
         ),
     ] = "fp32",

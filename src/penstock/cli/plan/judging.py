@@ -138,9 +138,7 @@ def explain(
         typer.Option(
             "--what-if",
             metavar="CHANGE",
-            help="Change to try: bandwidth=2, latency=0, memory=1/2, devices=+8, micro-batches=2, recompute=here or "
-            "speed=2; 'default' is the usual table, if the plan has at most 50,000 operations and 2,048 GPUs, 'all' "
-            "that of any plan, 'none' no change. Repeatable.",
+            help="Change to try, such as bandwidth=2, devices=+8 or recompute=here; default, all or none. Repeatable.",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
@@ -149,17 +147,14 @@ def explain(
         typer.Option(
             "--why-not",
             metavar="CHOICE",
-            help="Degrees or sharding to compare with the plan's: tensor=4, sharding=none, tensor=4,sharding=none, or "
-            "next, the next best ones; 'none' no comparison (default: next up to 2,048 GPUs, unless something else is "
-            "asked). Repeatable.",
+            help="Degrees or sharding to compare: tensor=4,sharding=none; next, the next best; none. Repeatable.",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
     planner: Annotated[
         str | None,
         typer.Option(
-            help="Planner that plans again for every change, and for --why-not, such as dapple (default: a quick one, "
-            "and only where the plan itself does not show the effect).",
+            help="Planner that plans again for every change and --why-not, such as dapple (default: a quick one).",
             rich_help_panel=WHAT_IF,
         ),
     ] = None,
@@ -220,8 +215,7 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="HTML file that is written, or SVG where the name ends with .svg; - is HTML on standard output "
-            "(default: plan.html for plan.json).",
+            help="HTML file, or SVG by its name; - is standard output (default: plan.html for plan.json).",
             rich_help_panel=OUTPUT,
         ),
     ] = None,

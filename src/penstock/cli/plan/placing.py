@@ -71,8 +71,7 @@ class Nodes:
         typer.Option(
             "--nodes-from",
             metavar="FILE",
-            help="File with what `scontrol show nodes` or `kubectl get nodes -o json` prints, which says what is free; "
-            "- is standard input.",
+            help="Output of `scontrol show nodes` or `kubectl get nodes -o json`; - is standard input.",
         ),
     ] = None
     nodes: Annotated[
@@ -136,8 +135,7 @@ def place(
     request: Annotated[
         str | None,
         typer.Option(
-            help="Placement request file (JSON or YAML), for several jobs; besides it only the nodes, --objective and "
-            "--time-limit may be given.",
+            help="Placement request for several jobs; only nodes, --objective and --time-limit go with it.",
             rich_help_panel=MODEL,
         ),
     ] = None,

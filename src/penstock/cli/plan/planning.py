@@ -191,8 +191,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="LAYOUT",
-            help="Layout of yours to list as well: tensor=8,pipeline=4,micro-batch=1; also replicas, chunks, sharding "
-            "and recompute=full. Repeatable.",
+            help="Layout of yours to list too, such as tensor=8,pipeline=4,micro-batch=1. Repeatable.",
             rich_help_panel=MODEL,
         ),
     ] = None,

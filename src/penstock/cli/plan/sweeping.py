@@ -83,8 +83,7 @@ def sweep(
         str | None,
         typer.Option(
             metavar="WHERE",
-            help="Where cases are solved: local:PROCESSES, such as local:4, or a Dask scheduler, dask://host:port "
-            "(default: local, a process per processor).",
+            help="Where to solve: local:4, or a Dask scheduler, dask://host:port (default: local, all processors).",
             rich_help_panel=SEARCH,
         ),
     ] = None,

@@ -98,8 +98,7 @@ def rank(
         typer.Option(
             parser=between("1s", LONGEST),
             metavar=METAVAR,
-            help="How long an instruction may take before its peer is taken for dead (default: 10min in the first "
-            "step, then ten times as long as that step took, 60s at least).",
+            help="Time after which a silent peer counts as dead (default: 10min, then 10 × the first step).",
             rich_help_panel=LAUNCH,
         ),
     ] = None,

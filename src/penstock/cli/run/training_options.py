@@ -57,10 +57,7 @@ class Training:
 
     precision: Annotated[
         Precision,
-        typer.Option(
-            help="Precision of the computation: tf32 for products of fp32 on GPUs, bf16 or fp16 by autocast; fp16 also "
-            "scales the loss."
-        ),
+        typer.Option(help="Precision: tf32 products on GPUs, bf16 or fp16 by autocast; fp16 also scales the loss."),
     ] = Precision.FP32
     clip_norm: Annotated[
         float | None,

@@ -33,8 +33,7 @@ Server = Annotated[
         metavar="URL",
         envvar=VARIABLE,
         callback=lambda given: given or None,
-        help="Service that does the work instead of this machine, such as http://planner:8642; its key is read from "
-        "PENSTOCK_API_KEY.",
+        help="Service that does the work, such as http://planner:8642; its key is PENSTOCK_API_KEY.",
         rich_help_panel=SERVICE,
     ),
 ]

@@ -41,8 +41,7 @@ def serve(
         int | None,
         typer.Option(
             min=0,
-            help="Solves at the same time, such as 4 (default: by the number of processors); 0 leaves them to "
-            "`penstock worker`.",
+            help="Solves at a time, such as 4 (default: by processors); 0 leaves them to `penstock worker`.",
             rich_help_panel=SERVICE,
         ),
     ] = None,
