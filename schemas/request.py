@@ -102,7 +102,7 @@ class Termination(Part):
 
     @property
     def has_limit(self) -> bool:
-        """The presence of a limit that can end a search before it has a plan that is good enough."""
+        """Whether a limit can end a search before it has a plan that is good enough."""
         return any(getattr(self, name) is not None for name in LIMITS)
 
 

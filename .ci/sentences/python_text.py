@@ -65,7 +65,7 @@ def _kind(node: ast.AST, tests: bool) -> str:
     if isinstance(node, _FUNCTIONS):
         decorators = [ast.unparse(each) for each in node.decorator_list]
         if any(word in decorator for decorator in decorators for word in _PROPERTIES):
-            return "property"
+            return "bool" if node.returns is not None and ast.unparse(node.returns) == "bool" else "property"
         return "test" if tests and node.name.startswith("test") else "function"
     if isinstance(node, ast.AnnAssign) and re.search(r"\bbool\b", ast.unparse(node.annotation)):
         return "bool"

@@ -67,7 +67,7 @@ class RunOptions(Part):
 
     @property
     def needs_norm(self) -> bool:
-        """The need for programs lowered with NORM: for clipping, and for the overflow flag of fp16."""
+        """Whether programs have to be lowered with NORM: for clipping, and for the overflow flag of fp16."""
         return self.clip_norm is not None or self.precision == "fp16"
 
     def segments(self, first_step: int, steps: int) -> list[int]:

@@ -49,5 +49,5 @@ class Solve:
 
     @property
     def has_news(self) -> bool:
-        """The presence of a plan or a bound that has not been written to the database yet."""
+        """Whether a plan or a bound has not been written to the database yet."""
         return not self.is_reported or self.progress is not None

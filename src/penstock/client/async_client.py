@@ -62,15 +62,15 @@ class AsyncClient(AsyncQuestions):
         await self._http.aclose()
 
     async def planners(self) -> list[PlannerOut]:
-        """The planners that a request may name."""
+        """List the planners that a request may name."""
         return await self._connection.document(list[PlannerOut], Send("GET", "/v1/planners"))
 
     async def examples(self) -> list[ExampleOut]:
-        """Requests that can be sent as they are."""
+        """List requests that can be sent as they are."""
         return await self._connection.document(list[ExampleOut], Send("GET", "/v1/examples"))
 
     async def agents(self) -> list[AgentOut]:
-        """All agents that have ever reported to the service."""
+        """List all agents that have ever reported to the service."""
         return await self._connection.document(list[AgentOut], Send("GET", "/v1/agents"))
 
     async def version(self) -> VersionOut:

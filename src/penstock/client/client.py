@@ -61,15 +61,15 @@ class Client(Questions):
         self._http.close()
 
     def planners(self) -> list[PlannerOut]:
-        """The planners that a request may name."""
+        """List the planners that a request may name."""
         return self._connection.document(list[PlannerOut], Send("GET", "/v1/planners"))
 
     def examples(self) -> list[ExampleOut]:
-        """Requests that can be sent as they are."""
+        """List requests that can be sent as they are."""
         return self._connection.document(list[ExampleOut], Send("GET", "/v1/examples"))
 
     def agents(self) -> list[AgentOut]:
-        """All agents that have ever reported to the service."""
+        """List all agents that have ever reported to the service."""
         return self._connection.document(list[AgentOut], Send("GET", "/v1/agents"))
 
     def version(self) -> VersionOut:

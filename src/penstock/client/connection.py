@@ -1,5 +1,5 @@
 # Made from async_connection.py by scripts/make-client: change that one.
-"""Sends requests and reads their answers: documents, streams of events, lists of pages."""
+"""Requests to a service and their answers: documents, streams of events, lists of pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Connection:
         self._http, self._server, self._patience_s = http, server, patience_s
 
     def answer(self, send: Send) -> httpx.Response:
-        """The service's answer. Raises Unreachable when nothing answers, and PenstockError for a refusal."""
+        """Return the service's answer. Raises Unreachable when nothing answers, and PenstockError for a refusal."""
         patience = Patience(self._patience_s)
         while True:
             try:
@@ -58,11 +58,11 @@ class Connection:
             time.sleep(pause_s)
 
     def document(self, model: type[T], send: Send) -> T:
-        """The service's answer as ``model``. Raises Unreachable for something else."""
+        """Return the service's answer as ``model``. Raises Unreachable for something else."""
         return read(self._server, model, send, self.answer(send))
 
     def pages(self, model: type[Any], path: str, params: Mapping[str, Any]) -> Iterator[Any]:
-        """The items of a list, over all of its pages."""
+        """Yield the items of a list, over all of its pages."""
         cursor: str | None = None
         while True:
             page = self.document(model, Send("GET", path, params={**params, "cursor": cursor}))
@@ -72,7 +72,7 @@ class Connection:
                 return
 
     def events(self, model: type[E], path: str, after: int) -> Generator[E, None, None]:
-        """The events of a job or a run from number ``after`` on, until it has ended; survives a broken connection."""
+        """Yield the events of a job or a run after number ``after`` until it ends; survives a broken connection."""
         patience = Patience(self._patience_s)
         while True:
             send = Send("GET", path, headers={"Accept": STREAM, "Last-Event-ID": str(after)})
@@ -106,7 +106,7 @@ class Connection:
             yield event
 
     def streamed(self, send: Send) -> Generator[ServerSentEvent, None, None]:
-        """The events of one answer, without the one that ends it.
+        """Yield the events of one answer, without the one that ends it.
 
         Raises Unreachable where the connection breaks, PenstockError for a refusal, before the answer or within it.
         """
@@ -160,7 +160,7 @@ class Connection:
             time.sleep(READY_AGAIN_S)
 
     def _polled(self, model: type[E], path: str, after: int) -> Iterator[E]:
-        """The same events, asked for page by page."""
+        """Yield the same events, requested page by page."""
         done = False
         while not done:
             send = Send("GET", path, params={"poll": 1, "after": after}, wait_s=WAIT_S)
@@ -171,7 +171,7 @@ class Connection:
 
     @contextmanager
     def _opened(self, send: Send) -> Iterator[httpx.Response]:
-        """An answer whose body is read as it comes."""
+        """Open an answer whose body is read as it comes."""
         found = self._http.send(send.request(self._http), stream=True)
         try:
             yield found

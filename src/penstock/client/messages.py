@@ -1,4 +1,4 @@
-"""What the blocking and the awaited client have in common: requests, when they are sent again, and errors."""
+"""The common parts of the blocking and the awaited client: requests, when they are sent again, and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.schemas.errors import InvalidDocument, Unreachable
 LOCAL = "http://127.0.0.1:8642"
 CONNECT_S = 10.0
 WAIT_S = 20
-"""How long the service may hold an answer for which a client waits."""
+"""The longest time that the service may hold an answer for which a client waits."""
 
 COMPRESS_FROM_BYTES = 1 << 18
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
@@ -42,7 +42,7 @@ class Send:
     path: str
     body: BaseModel | Mapping[str, Any] | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Those that are None are left out."""
+    """Drop parameters without a value."""
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: int = 0
     patient: bool = False
@@ -54,11 +54,11 @@ class Send:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it may be sent again where it is not known if the service has got it."""
+        """The request may be sent again where it is unknown whether the service received it."""
         return self.again and (self.is_safe or self.method == "GET" or "Idempotency-Key" in self.headers)
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
-        """The request as a connection sends it; a long body is compressed."""
+        """Return the request as a connection sends it; a long body is compressed."""
         content, headers = self._content(), dict(self.headers)
         if self.wait_s:
             headers["Prefer"] = f"wait={self.wait_s}"
@@ -82,7 +82,7 @@ class Send:
 
 
 class Patience:
-    """When a request is sent again, and after which pause; for ``patience_s`` in all.
+    """The rule for retries of a request, with the pause before each; for ``patience_s`` in all.
 
     The service says with 429 and 503 that it has done nothing, and a connection that was not made has carried nothing:
     then any request is sent again. After a connection that broke, and a proxy's 502 and 504, only those are that do no
@@ -99,7 +99,7 @@ class Patience:
         return time.monotonic() > self._until
 
     def after(self, send: Send, found: httpx.Response) -> float | None:
-        """Seconds until the next try; None where this answer is the last one."""
+        """Return seconds until the next try; None where this answer is the last one."""
         status, is_ours = found.status_code, found.headers.get("content-type") == "application/problem+json"
         from_a_proxy = status in (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT) and not is_ours
         busy = status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
@@ -109,25 +109,25 @@ class Patience:
         return self.next_pause(float(wanted) if wanted.isdecimal() else None)
 
     def after_error(self, send: Send, error: httpx.TransportError) -> float | None:
-        """Seconds until the next try; None where it is not sent again."""
+        """Return seconds until the next try; None where the request is not sent again."""
         was_not_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         may = not isinstance(error, httpx.UnsupportedProtocol) and ((was_not_sent and send.again) or send.is_repeatable)
         return self.next_pause() if may else None
 
     def next_pause(self, wanted_s: float | None = None) -> float | None:
-        """Seconds until the next try, twice as long each time unless others are wanted; None when it is over."""
+        """Return seconds until the next try, twice as long each time unless others are wanted; None when it is over."""
         pause_s = self._pause_s if wanted_s is None else wanted_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s if time.monotonic() + pause_s <= self._until else None
 
 
 def once() -> dict[str, str]:
-    """A header that makes the service do a request once, however often it is sent."""
+    """Return a header that makes the service do a request once, however often it is sent."""
     return {"Idempotency-Key": str(uuid.uuid4())}
 
 
 def read(server: str, model: type[T], send: Send, found: httpx.Response) -> T:
-    """The body of an answer as ``model``, a type that pydantic knows. Raises Unreachable for something else."""
+    """Parse the body of an answer as ``model``, a type that pydantic knows. Raises Unreachable for something else."""
     try:
         return TypeAdapter(model).validate_json(found.content)
     except ValidationError as error:
@@ -140,7 +140,7 @@ def read(server: str, model: type[T], send: Send, found: httpx.Response) -> T:
 
 
 def unreachable(server: str, send: Send, error: Exception) -> Unreachable:
-    """The error for a service that did not answer."""
+    """Build the error for a service that did not answer."""
     has_scheme = server.startswith(("http://", "https://"))
     return Unreachable(
         f"{server} does not answer {send.method} {send.path}: {str(error) or type(error).__name__}",
@@ -151,7 +151,7 @@ def unreachable(server: str, send: Send, error: Exception) -> Unreachable:
 
 
 def settings(server: str, key: str | None, ca: str | Path | None, timeout_s: float) -> dict[str, Any]:
-    """Arguments of both kinds of connection. Raises InvalidDocument for a key that cannot be one."""
+    """Check and return the arguments of both kinds of connection. Raises InvalidDocument for an impossible key."""
     found: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
     if key := (os.environ.get("PENSTOCK_API_KEY", "") if key is None else key).strip():
         if not (key.isascii() and key.isprintable()):

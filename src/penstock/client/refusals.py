@@ -1,4 +1,4 @@
-"""What a service refused, as the error that it was there."""
+"""Refusals of a service as the errors that they were there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.schemas.errors import PenstockError, Unreachable
 
 
 def error_of(problem: ProblemDetails) -> PenstockError:
-    """Problem details as the error that they were."""
+    """Build the error that problem details describe."""
     return problem.as_error()
 
 
 def refusal(answer: httpx.Response) -> PenstockError:
-    """The error of an answer that is one."""
+    """Build the error of a refused answer."""
     try:
         return error_of(ProblemDetails.model_validate_json(answer.content))
     except ValidationError:

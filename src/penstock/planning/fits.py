@@ -1,4 +1,4 @@
-"""Which layouts of a transformer are legal on a cluster, and which fit into its memory: closed forms, no search."""
+"""Legal layouts of a transformer on a cluster, and the layouts that fit into its memory: closed forms, no search."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_b
 
 
 class _Cluster(NamedTuple):
-    """What of a cluster matters here."""
+    """The facts of a cluster that matter here."""
 
     gpus: int
     in_node: int
@@ -54,7 +54,7 @@ def fits(
     topology: str | Path | ClusterTopology,
     **more: Any,
 ) -> FitsAnswer:
-    """Say which layouts of a model are legal on a cluster and fit into its memory.
+    """List the layouts of a model that are legal on a cluster, and whether each fits into its memory.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def answer(request: FitsRequest, _terms: Terms = NO_TERMS) -> FitsAnswer:
 
 
 def model_field(model: str | Path | Mapping[str, Any] | TransformerShape) -> dict[str, Any]:
-    """The field of a request for a model by value, by name or by the file of a configuration."""
+    """Return the field of a request for a model by value, by name or by the file of a configuration."""
     if isinstance(model, TransformerShape):
         return {"shape": model}
     if isinstance(model, Mapping):
@@ -125,7 +125,7 @@ def model_field(model: str | Path | Mapping[str, Any] | TransformerShape) -> dic
 
 
 def _single(name: str, value: object) -> bool:
-    """Whether a value means a list of one."""
+    """Return whether a value means a list of one."""
     if name in (*_VARIED, "sharding"):
         return isinstance(value, int | str) and value != "all"
     return name == "recompute" and isinstance(value, str) and value not in ("none", "full")
@@ -139,7 +139,10 @@ def _shape(request: FitsRequest) -> TransformerShape:
 
 
 def _cluster(request: FitsRequest) -> _Cluster:
-    """Raises InvalidDocument for a topology by hash, UnsupportedRequest for devices with several GPUs."""
+    """Return the facts of a cluster.
+
+    Raises InvalidDocument for a topology by hash, UnsupportedRequest for devices with several GPUs.
+    """
     if isinstance(request.topology, str):
         raise InvalidDocument("the topology has to be inline here, not a hash")
     nodes = request.topology.expanded().nodes
@@ -155,7 +158,7 @@ def _cluster(request: FitsRequest) -> _Cluster:
 
 
 def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -> list[Layout]:
-    """All that is asked for. Raises UnsupportedRequest for too many."""
+    """Yield all combinations of the requested degrees. Raises UnsupportedRequest for too many."""
     asked = {name: _values(name, getattr(request, name), request, shape, cluster) for name in _VARIED}
     shardings = _shardings(request)
     number = math.prod(len(values) for values in asked.values()) * len(shardings)
@@ -178,7 +181,7 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
 
 
 def _recomputed(request: FitsRequest) -> frozenset[Module]:
-    """The modules of a layer whose activations are made again. Raises UnsupportedRequest for some with others."""
+    """Return the modules of a layer that are recomputed. Raises UnsupportedRequest for some with others."""
     if request.recompute == "none":
         return frozenset()
     if request.recompute == "full":
@@ -201,7 +204,7 @@ def _recomputed(request: FitsRequest) -> frozenset[Module]:
 def _values(
     name: str, asked: Degree, request: FitsRequest, shape: TransformerShape, cluster: _Cluster
 ) -> Sequence[int]:
-    """The values of one degree: those asked for, or all that the cluster and the model could have."""
+    """Return the values of one degree: the requested ones, or all that the cluster and the model could have."""
     if asked != "all":
         return tuple(dict.fromkeys(asked))
     match name:
@@ -273,7 +276,7 @@ def _fullest(shape: TransformerShape, layout: Layout) -> _Fullest:
 
 
 def _rank(available: int, one: _Fullest) -> tuple[bool, int, int, int]:
-    """Those that fit first, then most headroom, then the smallest groups."""
+    """Return the key of the order: layouts that fit, then most headroom, then the smallest groups."""
     layout, total = one.layout, one.memory.total
     return total > available, total, layout.tensor * layout.context, layout.pipeline * layout.virtual_stages
 
@@ -300,7 +303,7 @@ def _row(one: _Fullest, available: int) -> FitsRow:
 
 
 def _grouped(refused: Iterable[tuple[Layout, list[Broken]]]) -> tuple[RefusedLayouts, ...]:
-    """One entry per rule, of which a layout counts for the first that it breaks, the most frequent first."""
+    """Return one entry per rule, of which a layout counts for the first that it breaks, the most frequent first."""
     counts: Counter[str] = Counter()
     first: dict[str, Broken] = {}
     for _layout, found in refused:
@@ -315,7 +318,7 @@ def _grouped(refused: Iterable[tuple[Layout, list[Broken]]]) -> tuple[RefusedLay
 def _assumptions(
     request: FitsRequest, shape: TransformerShape, cluster: _Cluster, listed: Sequence[_Fullest]
 ) -> Iterable[str]:
-    """What the answer rests on, in sentences."""
+    """Yield the assumptions of the answer, in sentences."""
     yield f"samples of {shape.sequence_length} tokens; Adam; computation in bf16"
     yield from dict.fromkeys(filter(None, (uneven_said(shape.layers, one.layout) for one in listed)))
     if request.global_batch_size is None:

@@ -41,8 +41,9 @@ def find_profile(
     """Return a profile given by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
-    in the table, as is that of a transformer whose shape alone is shipped. Given ``framework``, ``sequence_length``,
-    ``routing`` or degrees to have costs at, that of a shipped one is computed likewise, unless it is so already; a
+    in the table, like the profile of a transformer whose shape alone is shipped. Given ``framework``,
+    ``sequence_length``, ``routing`` or degrees to have costs at, the profile of a shipped model is computed likewise,
+    unless it is so already; a
     ``target`` says the framework where nothing else does and the shipped profile is of one. Raises
     InvalidDocument for files that are neither, and where a profile is of another framework.
     """
@@ -195,7 +196,7 @@ def _of_length(shape: TransformerShape, length: int | None) -> TransformerShape:
 
 
 def _is_config(path: Path) -> bool:
-    """Whether a file is the configuration of a Hugging Face model; each names its family, and no profile does."""
+    """Return whether a file is the configuration of a Hugging Face model, which names its family; no profile does."""
     return path.suffix == ".json" and path.is_file() and "model_type" in read_config(path)
 
 
@@ -208,7 +209,7 @@ def _is_so(profile: ModelProfile, framework: Framework | None, sequence_length: 
 def _as_it_is(
     profile: ModelProfile, framework: Framework | None, sequence_length: int | None, changes: Mapping[str, object]
 ) -> ModelProfile:
-    """The profile. Raises InvalidDocument where it is of another framework or length, or would have to be computed."""
+    """Return the profile. Raises InvalidDocument for another framework or length, or costs that it does not have."""
     remedy = "the name of a shipped transformer or a config.json, whose profile is computed"
     if said := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
         raise InvalidDocument(

@@ -109,7 +109,7 @@ def refuse_unsound(file: PlanFile) -> None:
 
 
 def _foreign_choice(problem: Problem, plan: Plan) -> str | None:
-    """Return why a plan's degrees and sharding are not those of its request, or None if they are."""
+    """Return why a plan's degrees and sharding differ from its request's, or None if they are."""
     choice = choice_of(plan)
     if choice is None and problem.choices:
         return f"The plan does not say its degrees; the request allows {_listed(problem.choices)}."

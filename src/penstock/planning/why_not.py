@@ -1,4 +1,4 @@
-"""Why not these degrees: the choices that words name, the quickest plan found at them, and its comparison with a plan.
+"""Answers to "why not these degrees": the choices that words name, their quickest plan, and its comparison.
 
 A plan file holds no plan of other choices, so they are planned again: with planner ``even``, which is quick and always
 gives the same plan, or with the one that is named.
@@ -38,7 +38,7 @@ EXAMPLE = "tensor=4, expert=8, sharding=none, tensor=4,sharding=none or next"
 
 
 class Found(NamedTuple):
-    """The best of some choices, the bound on all of its plans, and the result with its plan or why there is none."""
+    """The best of some choices, the bound on all of its plans, and the result with its plan or the reason for none."""
 
     choice: Choice
     problem: Problem
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
     @property
     def planned(self) -> Planned | None:
-        """Return its plan with its problem; None where there is none."""
+        """Return its plan with its problem; None without a plan."""
         return None if self.result.best is None else Planned(self.problem, self.result.best)
 
 
@@ -57,7 +57,7 @@ def other_choices(
 ) -> Iterator[tuple[str, Found]]:
     """Yield each text with the best that is found at the choices that it names, for a plan at ``own``.
 
-    What a text does not name is free, as far as the request leaves it open. ``default`` is ``next`` where the request
+    What a text does not name is free where the request leaves it open. ``default`` is ``next`` where the request
     allows another choice, and else nothing. Raises InvalidDocument for words that name no other choice,
     UnsupportedRequest for degrees that the model, its profile or the cluster cannot have; all words are read first.
     """
@@ -104,7 +104,7 @@ def _settled(problem: Problem, choice: Choice) -> Choice:
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """Return degrees, sharding and values of further axes as far as words name them."""
+    """Return degrees, sharding and values of further axes that words name."""
     if text == NEXT:
         return {}
     named: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_
 
 
 def _by_value(found: Found) -> tuple[bool, int, int]:
-    """Plans by their time; where there are none, what lacks least."""
+    """Return the key of plans by time; without a plan, by the least missing memory."""
     planned, short = found.planned, found.result.shortage
     if planned is not None:
         return False, planned.plan.value_ns, found.bound_ns

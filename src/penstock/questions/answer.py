@@ -121,7 +121,7 @@ def plan(
     ----------
     profile, topology
         A document, a file name, or the name of a shipped example (``"bert-48"``, ``"8x8xH100"``). With a ``target`` the
-        costs of a shipped transformer are those of its trainer's kernels.
+        costs of a shipped transformer are computed with its trainer's kernels.
     global_batch_size
         Samples that one training step consumes, such as 256.
     micro_batch_sizes

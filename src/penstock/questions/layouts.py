@@ -55,7 +55,7 @@ from penstock.solvers.solve.incumbent import shown
 
 
 def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
-    """The layout as a plan of the trainer's, judged as it is; with ``compare``, what the best plans would bring.
+    """Judge the layout as a plan of the trainer's, judged as it is; with ``compare``, what the best plans would bring.
 
     A layout that does not fit into memory is an answer. Raises InvalidDocument for a text that does not parse or does
     not go with model, cluster and batch (line and column are named), UnsupportedRequest for what a trainer cannot do,
@@ -112,14 +112,14 @@ def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
 
 
 def _of_target(asked: MemoryModel, target: str | None) -> MemoryModel:
-    """The request's, with gradients as wide as the trainer keeps them where the request says nothing of them."""
+    """Return the request's memory model, with the trainer's width of gradients where the request states none."""
     if target not in FP32_GRADIENTS or "gradient" in asked.model_fields_set:
         return asked
     return asked.model_copy(update={"gradient": "fp32"})
 
 
 def _of_layout(asked: MemoryModel, drawn: Drawn) -> MemoryModel:
-    """The request's, with what the layout itself says of gradients and optimizer states."""
+    """Return the request's memory model, with what the layout itself says of gradients and optimizer states."""
     own: dict[str, str] = {}
     if drawn.shard_states:
         own["optimizer_sharding"] = "over_replicas"
@@ -129,7 +129,7 @@ def _of_layout(asked: MemoryModel, drawn: Drawn) -> MemoryModel:
 
 
 def plan_file(found: LayoutImported) -> PlanFile:
-    """The layout's plan with its request."""
+    """Return the layout's plan with its request."""
     return PlanFile(plan=found.plan, request=found.request)
 
 
@@ -178,7 +178,7 @@ def _read(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> _Read
 
 
 def _drawn(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> Drawn:
-    """What the trainer's own file says."""
+    """Return the layout of the trainer's own file."""
     profile, topology = inline_documents(request)
     groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
     given = Reading(
@@ -277,9 +277,9 @@ def _at_any_degrees(
     theirs: JudgedPlan,
     terms: Terms,
 ) -> tuple[Rival, ...]:
-    """The best plain layout at all degrees that the profile knows; the best plans, where a limit says how long.
+    """Yield the best plain layout at all degrees that the profile knows; the best plans, where a limit says how long.
 
-    First comes the best of those that the trainer expresses. ``whole``: the request without its target.
+    First comes the best plan that the trainer expresses. ``whole``: the request without its target.
     """
     target = request.target
     memory = request.memory.model_copy(update={"optimizer_sharding": "none"})
@@ -299,7 +299,7 @@ def _at_any_degrees(
 
 
 def _expressed(rival: Rival, target: str | None) -> bool:
-    """Whether there is a plan that the trainer has words for: a search from a plain layout may leave them."""
+    """Return whether there is a plan that the trainer has words for: a search from a plain layout may leave them."""
     if rival.plan is None or rival.request is None or target is None:
         return False
     try:
@@ -356,7 +356,7 @@ def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int,
 
 
 def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:
-    """Proofs that ask for no memory: a layout is measured by these whether it fits or not. The first: of every plan.
+    """Return proofs that need no memory model, which measure a layout whether it fits or not. The first: of every plan.
 
     ``keeping``: whether the layout keeps the pins; one that does not is measured by proofs that ask for none.
     """
@@ -369,7 +369,7 @@ def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:
 
 
 def _of_all(problem: Problem, free: list[Bound]) -> tuple[int, int]:
-    """What no plan of the problem's target takes less than, and no plan at all; ``free``: what is proven already."""
+    """Return bounds on the plans of the problem's target, and on all plans; ``free``: the proofs so far."""
     everything = free[0].bound_ns
     if problem.within is None:
         return everything, everything

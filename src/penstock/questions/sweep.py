@@ -25,7 +25,7 @@ def sweep_rows(
 ) -> tuple[SweepRow, ...]:
     """Answer every case; the rows are in the order of the cases, with the Pareto front marked.
 
-    Each case is solved in a process of its own, by default on this machine; ``executor`` as ``executor_of`` makes it.
+    Each case is solved in a separate process, by default on this machine; ``executor`` as ``executor_of`` makes it.
     ``on_row`` is called with each answer as it comes. Whatever ends this call ends the solvers as well.
     Raises InvalidDocument for too many cases or one that contradicts itself; a case that fails is a row that says so.
     """
