@@ -190,7 +190,7 @@ class TorchRuntime:
         """The runtimes have to train the same numbers, or their times mean nothing."""
         for number, module in self.modules.items():
             stage = interpreter.stages[number]
-            for i, layer in enumerate(module.layers, start=stage.held.first):
+            for i, layer in enumerate(module.layers, start=stage.entry.first):
                 own = dict(stage.module.modules[i].named_parameters())
                 for name, parameter in layer.named_parameters():
                     torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-4, atol=1e-7)

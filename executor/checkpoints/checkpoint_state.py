@@ -125,7 +125,7 @@ class _Stage:
         self._found = reader.found
         own = _own(stage)
         averaged = reader.checkpoint.about.update_rule == _AVERAGED and reader.checkpoint.about.pipelines > 1
-        states = f"pipeline/{stage.held.pipeline % reader.checkpoint.about.pipelines}/" if averaged else ""
+        states = f"pipeline/{stage.entry.pipeline % reader.checkpoint.about.pipelines}/" if averaged else ""
         self._weights = own if averaged and states == own else ""
         self._states = states
         for name, parameter in stage.parameters.items():
@@ -153,7 +153,7 @@ class _Stage:
         for name, parameter in stage.parameters.items():
             prefix = f"{self._states}optimizer/{name}/"
             states = {
-                key.removeprefix(prefix): stage.parts.own(name, value)
+                key.removeprefix(prefix): stage.parts.local_part(name, value)
                 for key, value in found.items()
                 if key.startswith(prefix)
             }
@@ -163,13 +163,14 @@ class _Stage:
                 stage.optimizer.state[parameter] = _placed(stage.optimizer, parameter, states)
         if stage.averaging is not None:
             stage.averaging.restore(
-                {p: stage.parts.own(name, found[f"model/{name}"]) for name, p in stage.parameters.items()}
+                {p: stage.parts.local_part(name, found[f"model/{name}"]) for name, p in stage.parameters.items()}
             )
         if stage.versions is not None:
             names = {id(parameter): name for name, parameter in stage.parameters.items()}
             order = [names[id(parameter)] for parameter in stage.versions.parameters]
             newest = [parameter.detach().clone() for parameter in stage.versions.parameters]
-            older = [[stage.parts.own(name, found[f"older/{age}/{name}"]) for name in order] for age in self._ages]
+            parts = stage.parts
+            older = [[parts.local_part(name, found[f"older/{age}/{name}"]) for name in order] for age in self._ages]
             stage.versions.restore([newest, *older])
 
     def _ages_in(self, reader: _Reader) -> list[int]:
@@ -266,7 +267,7 @@ _ANOTHER = "resume with the model that was trained, or give another directory"
 
 def _own(stage: HeldStage) -> str:
     """Under which name a stage keeps what is its pipeline's alone."""
-    return "" if stage.averaging is None else f"pipeline/{stage.held.pipeline}/"
+    return "" if stage.averaging is None else f"pipeline/{stage.entry.pipeline}/"
 
 
 def _frozen(stage: HeldStage) -> Iterator[tuple[str, Parameter]]:

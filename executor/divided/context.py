@@ -1,9 +1,9 @@
-"""Context parallelism: each rank has a part of every sequence, and its attention sees the keys of all parts.
+"""Context parallelism: each rank has a part of every sequence, and its attention reads the keys of all parts.
 
-A sequence is cut into 2c chunks of equal length, of which rank i has chunks i and 2c - 1 - i, so that a causal mask
-leaves all ranks the same work. Attention gathers keys and values over the ranks, in the order of their positions;
-backward, the gradients of both are reduced and scattered (``all_gather`` among the kinds of `schemas`). Nothing else
-in a layer may mix positions.
+A sequence is cut into 2c chunks of equal length. Rank i has the chunks i and 2c - 1 - i, so that a causal mask leaves
+all ranks the same work. Attention gathers keys and values over the ranks, in the order of their positions. Its backward
+reduces and scatters the gradients of both (``all_gather`` among the kinds of `schemas`). No other operation of a layer
+may mix positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _entered: list[Context] = []
 
 
 def positions(count: int, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers, in the whole sequence, of the ``count`` positions that a layer of this rank is given.
+    """Return the positions, in the whole sequence, of the ``count`` positions that a layer of this rank receives.
 
     They are 0 to ``count`` - 1 unless ranks share sequences.
     """
@@ -39,14 +39,14 @@ def positions(count: int, *, device: torch.device | None = None, dtype: torch.dt
 
 
 def whole_length(count: int) -> int:
-    """The positions of the whole sequence of which a layer of this rank is given ``count``."""
+    """Return the length of the whole sequence of which a layer of this rank receives ``count`` positions."""
     return count * _entered[-1].degree if _entered else count
 
 
 class Context(TorchFunctionMode):
-    """The ranks of ``group``, a process group, share sequences, and this process is one of them.
+    """A mode in which the ranks of a process group, ``group``, share sequences; this process is one of them.
 
-    Within it, `scaled_dot_product_attention` is over whole sequences, and `positions` are those of this rank.
+    Within it, `scaled_dot_product_attention` covers whole sequences, and `positions` returns this rank's positions.
     """
 
     def __init__(self, group: Any) -> None:
@@ -72,7 +72,7 @@ class Context(TorchFunctionMode):
         return run(*args, **(kwargs or {}))
 
     def enclose(self, layer: nn.Module) -> None:
-        """Let every forward of ``layer`` run within this, also one that is recomputed."""
+        """Run every forward of ``layer`` within this mode, also when the layer is recomputed."""
         enclosed: Any = layer
         forward = layer.forward
 
@@ -83,7 +83,7 @@ class Context(TorchFunctionMode):
         enclosed.forward = run
 
     def cut(self, job: Job, inputs: dict[str, Tensor], targets: Any) -> tuple[dict[str, Tensor], Any]:
-        """This rank's part of a batch's sequences and of its targets.
+        """Return this rank's part of a batch's sequences and of its targets.
 
         Raises UnsupportedRequest where the job does not say what is a sequence, or the ranks cannot share it.
         """
@@ -105,7 +105,7 @@ class Context(TorchFunctionMode):
         )
 
     def _part(self, tensor: Tensor, what: str) -> Tensor:
-        """This rank's chunks of ``tensor`` along dimension 1."""
+        """Return this rank's chunks of ``tensor`` along dimension 1."""
         count = 2 * self.degree
         if tensor.dim() < 2 or tensor.shape[1] == 0 or tensor.shape[1] % count:
             raise UnsupportedRequest(
@@ -126,7 +126,7 @@ class Context(TorchFunctionMode):
         is_causal: bool = False,
         **others: Any,
     ) -> Tensor:
-        """Attention of this rank's queries, (…, positions, width), to the keys and values of all ranks."""
+        """Compute attention of this rank's queries, (…, positions, width), to the keys and values of all ranks."""
         if attn_mask is not None:
             raise ValueError("attention has a mask of its own, which is of this rank's keys alone: only causal masks")
         if is_causal and query.shape[-2] != key.shape[-2]:
@@ -140,7 +140,7 @@ class Context(TorchFunctionMode):
         results = []
         for number, part in zip(self.chunks, query.split(chunk, dim=-2), strict=True):
             seen = (number + 1) * chunk
-            with _disable_current_modes():  # under which torch makes no tensor of a class of its own
+            with _disable_current_modes():  # modes stop torch from creating the mask's subclass
                 bias = causal_lower_right(chunk, seen)
             results.append(
                 attend(part, keys[..., :seen, :], values[..., :seen, :], bias, dropout_p=dropout_p, **others)
@@ -148,24 +148,24 @@ class Context(TorchFunctionMode):
         return torch.cat(results, dim=-2)
 
     def gathered(self, part: Tensor) -> Tensor:
-        """The tensor of all ranks, along dimension -2 in the order of positions."""
+        """Gather all ranks' parts along dimension -2, in the order of positions."""
         collective = torch.ops._c10d_functional
-        made = collective.all_gather_into_tensor(part.contiguous(), self.degree, self.group.group_name)
-        ranks = collective.wait_tensor(made).unflatten(0, (self.degree, -1))
+        ranks_by_chunk = collective.all_gather_into_tensor(part.contiguous(), self.degree, self.group.group_name)
+        ranks = collective.wait_tensor(ranks_by_chunk).unflatten(0, (self.degree, -1))
         first, second = ranks.chunk(2, dim=-2)
         return torch.cat([*first.unbind(), *second.flip(0).unbind()], dim=-2)
 
     def scattered(self, whole: Tensor) -> Tensor:
-        """This rank's part of the sum of what all ranks have of a whole sequence: the transpose of ``gathered``."""
+        """Return this rank's part of the sum of all ranks' whole sequences: the transpose of ``gathered``."""
         chunks, collective = whole.chunk(2 * self.degree, dim=-2), torch.ops._c10d_functional
         ranks = [torch.cat([chunks[rank], chunks[-1 - rank]], dim=-2) for rank in range(self.degree)]
-        made = collective.reduce_scatter_tensor(torch.cat(ranks), "sum", self.degree, self.group.group_name)
-        part: Tensor = collective.wait_tensor(made)
+        pending = collective.reduce_scatter_tensor(torch.cat(ranks), "sum", self.degree, self.group.group_name)
+        part: Tensor = collective.wait_tensor(pending)
         return part
 
 
 class _Gathered(torch.autograd.Function):
-    """Keys or values of whole sequences, of which each rank has a part."""
+    """An operation that gathers keys or values of whole sequences from all ranks' parts."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, context: Context) -> Tensor:

@@ -1,4 +1,4 @@
-"""The layers that a rank shares with the others of its mesh: divided as jobs say, and what this rank has of each."""
+"""The layers that a rank shares with other ranks of its mesh, divided as jobs say, and this rank's parts of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Placements = tuple[Placement, ...]
 
 
 class Meshes(NamedTuple):
-    """The groups of ranks that a rank is in, each as a mesh of one dimension of its name; None where it is alone."""
+    """The groups of ranks of a rank, each as a mesh with one named dimension; None where the rank is alone."""
 
     tensor: DeviceMesh | None = None
     context: DeviceMesh | None = None
@@ -32,7 +32,7 @@ class Meshes(NamedTuple):
 
     @classmethod
     def of(cls, groups: Mapping[str, Any], kind: str) -> Meshes:
-        """The meshes of process groups by name, on a kind of device."""
+        """Create the meshes of process groups, by name, on a kind of device."""
         return cls(
             **{
                 name: DeviceMesh.from_group(group, kind, mesh_dim_names=(name,))
@@ -43,29 +43,29 @@ class Meshes(NamedTuple):
 
     @property
     def shares(self) -> bool:
-        """Whether the rank shares anything."""
+        """True if the rank shares anything."""
         return any(mesh is not None for mesh in self)
 
     @property
     def sequences(self) -> Context | None:
-        """How the rank shares sequences with others."""
+        """The context in which the rank shares sequences with other ranks; None if it does not."""
         return None if self.context is None else Context(self.context.get_group())
 
     def size(self, name: str) -> int:
-        """How many ranks share a layer's tensors, its sequences, or its experts."""
+        """Return how many ranks share a layer's tensors, its sequences, or its experts."""
         mesh: DeviceMesh | None = getattr(self, name)
         return 1 if mesh is None else mesh.size()
 
     def __str__(self) -> str:
-        """The degrees above 1, as in "tensor 8, expert 2"."""
+        """Return the degrees above 1, as in "tensor 8, expert 2"."""
         return ", ".join(f"{name} {self.size(name)}" for name in self._fields if self.size(name) > 1)
 
 
 class Gradient(NamedTuple):
-    """How ranks have the gradient of a parameter.
+    """The layout of a parameter's gradient over ranks.
 
-    ``placements``: of the tensor that they share, None where each has one of its own; ``is_part``: each has a part of
-    a sum over the mesh's tensor group.
+    ``placements``: the placements of the DTensor that ranks share; None where each rank has a separate tensor.
+    ``is_part``: each rank has a part of a sum over the mesh's tensor group.
     """
 
     placements: Placements | None
@@ -76,33 +76,33 @@ _WHOLE = Gradient(None, False)
 
 
 class Piece(NamedTuple):
-    """What this rank has of a parameter.
+    """This rank's part of a parameter.
 
-    ``leaf``: the parameter in its layer, to which autograd adds gradients; ``own``: this rank's part as an ordinary
-    parameter of the same storage, which is reduced, stepped and saved.
+    ``leaf``: the parameter in its layer, to which autograd adds gradients. ``local_parameter``: this rank's part as an
+    ordinary parameter with the same storage, which is reduced, stepped and saved.
     """
 
     leaf: nn.Parameter
-    own: nn.Parameter
+    local_parameter: nn.Parameter
     gradient: Gradient
 
     @property
     def is_part(self) -> bool:
-        """Whether each rank of the tensor group has a part of the gradient's sum."""
+        """True if each rank of the tensor group has a part of the gradient's sum."""
         return self.gradient.is_part
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other ranks of the mesh have other parts."""
+        """True if other ranks of the mesh have other parts of the parameter."""
         return isinstance(self.leaf, DTensor) and any(each.is_shard() for each in self.leaf.placements)
 
     @property
     def is_expert(self) -> bool:
-        """Whether it is of experts that the ranks of the expert group share out, who sum its gradients apart."""
+        """True if it belongs to experts that the expert group shares out; another group sums its gradients."""
         return is_expert(self.leaf)
 
     def of(self, whole: Tensor) -> Tensor:
-        """This rank's part of a whole tensor, such as a gradient, of the parameter's shape."""
+        """Return this rank's part of a whole tensor with the parameter's shape, such as a gradient."""
         leaf = self.leaf
         if not isinstance(leaf, DTensor):
             return whole
@@ -114,18 +114,18 @@ class Piece(NamedTuple):
         return whole
 
     def shared(self, part: Tensor) -> Tensor:
-        """A tensor of this rank's part, such as an optimizer's state, as one that the ranks of the mesh share."""
+        """Return a DTensor over the mesh, of which ``part``, such as an optimizer's state, is this rank's part."""
         return self._joined(part, self.leaf.placements) if isinstance(self.leaf, DTensor) else part
 
     def part(self, shared: Any) -> Any:
-        """This rank's part of a tensor that ``shared`` made; anything else as it is."""
+        """Return this rank's part of a tensor that ``shared`` returned; return anything else unchanged."""
         return shared.to_local() if isinstance(shared, DTensor) else shared
 
     def place(self, view: Tensor) -> Tensor | None:
-        """What autograd is to add this rank's gradient to, so that it is in ``view``.
+        """Return the tensor to which autograd must add this rank's gradient so that it arrives in ``view``.
 
-        None where autograd makes it in another shape, as torch does that of an embedding with a part of the words on
-        each rank: then each is added to ``view``, and let go of, as soon as it is there.
+        None where autograd computes the gradient in another layout, as torch does for an embedding with a part of the
+        words on each rank: a hook then adds each gradient to ``view`` and frees it at once.
         """
         placements, leaf = self.gradient.placements, self.leaf
         if placements is None:
@@ -140,14 +140,14 @@ class Piece(NamedTuple):
             view.add_(gradient.redistribute(placements=leaf.placements).to_local())
             leaf.grad = None
 
-        hooked: Any = leaf  # whose method torch has no types of
+        hooked: Any = leaf  # torch has no types for the method
         hooked.register_post_accumulate_grad_hook(add)
         return None
 
     def leaf_over(self, part: Tensor, view: Tensor) -> nn.Parameter:
-        """Another leaf of the layer, over the numbers of ``part``, whose gradients arrive in ``view``."""
+        """Create another leaf of the layer, over the memory of ``part``, whose gradients arrive in ``view``."""
         assert isinstance(self.leaf, DTensor)
-        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
+        # From .data, so that autograd does not take in-place optimizer steps for changes of tensors that a graph saved.
         leaf = nn.Parameter(self._joined(part.data, self.leaf.placements))
         place: Any = self._replace(leaf=leaf).place(view)  # a DTensor, as the leaf is
         leaf.grad = place
@@ -162,14 +162,14 @@ class Piece(NamedTuple):
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is of experts that ranks share out."""
+    """Return whether a parameter belongs to experts that ranks share out."""
     return isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("expert",)
 
 
 class Division:
-    """How this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
+    """The way in which this rank shares layers: its place in a ``mesh``, and the process groups of the run by number.
 
-    Of `layout` are ``gradients``, of each layer's parameters by name, and ``tracer``, which runs the layers so.
+    ``gradients``: the layout of gradients, by layer and parameter name. ``tracer``: a tracer of the divided layers.
     """
 
     def __init__(self, mesh: Mesh, groups: Sequence[Any], device: torch.device | str = "cpu") -> None:
@@ -187,35 +187,35 @@ class Division:
 
     @property
     def counts(self) -> bool:
-        """Whether this rank counts what all ranks that share a layer's tensors compute alike, such as the loss."""
+        """True if this rank counts results that all ranks of a tensor group compute alike, such as the loss."""
         return self.mesh.tensor_rank == 0
 
     @property
     def counts_rows(self) -> bool:
-        """Whether this rank counts the samples of its mesh: of those that share a sequence each counts its own loss."""
+        """True if this rank counts its mesh's samples. Ranks that share a sequence each count their loss."""
         return self.counts and self.mesh.context_rank == 0
 
     def divide(self, spec: LayerSpec, module: nn.Module) -> None:
-        """Divide a layer in place. Raises UnsupportedRequest where it cannot be."""
+        """Divide a layer in place. Raises UnsupportedRequest where it cannot be divided."""
         if self.meshes.shares:
             divide(spec, module, self.meshes)
 
     def pieces(self, layer: int, module: nn.Module) -> Iterator[tuple[nn.Parameter, Piece]]:
-        """The parameters of a divided layer with what this rank has of them."""
+        """Yield the parameters of a divided layer with this rank's parts of them."""
         gradients = self.gradients.get(layer, {})
         for name, leaf in module.named_parameters():
-            own = leaf
+            part = leaf
             if isinstance(leaf, DTensor):
-                own = nn.Parameter(leaf._local_tensor.detach(), requires_grad=leaf.requires_grad)
-            yield leaf, Piece(leaf, own, gradients.get(name, _WHOLE))
+                part = nn.Parameter(leaf._local_tensor.detach(), requires_grad=leaf.requires_grad)
+            yield leaf, Piece(leaf, part, gradients.get(name, _WHOLE))
 
     def local(self, tensor: Tensor) -> Tensor:
-        """This rank's part of what a layer leaves."""
+        """Return this rank's part of a layer's result."""
         return local(tensor)
 
     @contextmanager
     def loss(self) -> Iterator[None]:
-        """What a loss over parts of the scores, and its backward, run under; a backward may compute the loss again."""
+        """Run a loss over parts of the scores, and its backward, which may compute the loss again."""
         if self.meshes.tensor is None or self._in_loss:
             yield
             return
@@ -227,12 +227,12 @@ class Division:
             self._in_loss = False
 
     def whole_loss(self, total: Tensor) -> Tensor:
-        """A loss over parts of the scores as the number that it is."""
+        """Return a loss over parts of the scores as one number."""
         return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
-    """The layer as ``spec.parallel`` divides it: every rank has it whole, and keeps its part.
+    """Divide a layer as ``spec.parallel`` says: every rank builds it whole, and keeps its part.
 
     Raises UnsupportedRequest where it cannot be divided so.
     """
@@ -252,11 +252,11 @@ def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
     }
     others = {path: style for path, style in plan.items() if path not in experts}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns of a path without a module, and goes on
+        warnings.simplefilter("error")  # torch only warns of a path without a module
         try:
             for mesh, styles in ((meshes.expert, experts), (meshes.tensor, others)):
                 for path, style in styles.items() if mesh is not None else ():
-                    # of a dictionary torch forgets for the module itself that there is no source
+                    # with a dictionary, torch forgets src_data_rank=None for the module itself
                     parallelize_module(module, mesh, {path: style} if path else style, src_data_rank=None)
         except Exception as error:
             raise refused(spec, meshes, reason(error)) from error
@@ -264,13 +264,13 @@ def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
 
 
 def has_experts(spec: LayerSpec) -> bool:
-    """Whether a layer says that ranks may share out experts of its."""
+    """Return whether a layer's ``parallel`` lets ranks share out experts."""
     plan = spec.parallel() if callable(spec.parallel) else spec.parallel
     return isinstance(plan, Mapping) and any(isinstance(style, ExpertParallel) for style in plan.values())
 
 
 def refuse_without_experts(chain: Chain, meshes: Meshes) -> None:
-    """Raise UnsupportedRequest where ranks are to share experts of a job that has none."""
+    """Raise UnsupportedRequest where ranks are to share experts of a job without experts."""
     if meshes.expert is not None and not any(map(has_experts, chain.specs)):
         raise UnsupportedRequest(
             f"job {chain.job.name!r} has no experts that {meshes.size('expert')} GPUs could share: no layer has an "
@@ -280,18 +280,18 @@ def refuse_without_experts(chain: Chain, meshes: Meshes) -> None:
 
 
 def refused(spec: LayerSpec, meshes: Meshes, why: str, *, remedy: str | None = None) -> UnsupportedRequest:
-    """The error of a layer that cannot be divided so."""
+    """Create the error for a layer that cannot be divided so."""
     return UnsupportedRequest(f"layer {spec.name!r} cannot be divided by {meshes}: {why}", remedy=remedy)
 
 
 def reason(error: Exception) -> str:
-    """The first line of what torch says."""
+    """Return the first line of torch's message, with the type of the error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; a sum of which each rank has a part is refused with ValueError."""
+    """Return this rank's part of a tensor. ValueError where the tensor is a sum of which each rank has a part."""
     if not isinstance(tensor, DTensor):
         return tensor
     if any(placement.is_partial() for placement in tensor.placements):
@@ -300,17 +300,17 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gradients_of(module: nn.Module, *, unnamed: bool) -> dict[str, Gradient]:
-    """How ranks have the gradients of a divided layer, after a backward pass.
+    """Return the layout of the gradients of a divided layer, after a backward pass.
 
-    Those of parameters that the ranks share say so themselves. Parameters that the layer's plan does not name are
-    whole on every rank; ``unnamed`` says whether their gradients are parts of sums.
+    Gradients of shared parameters are DTensors, which say it themselves. Parameters that the layer's plan does not name
+    are whole on every rank; ``unnamed`` says whether their gradients are parts of sums.
     """
-    found = {}
+    gradients = {}
     for name, parameter in module.named_parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
             placements = gradient.placements
-            found[name] = Gradient(placements, any(each.is_partial() for each in placements))
+            gradients[name] = Gradient(placements, any(each.is_partial() for each in placements))
         else:
-            found[name] = Gradient(None, unnamed and gradient is not None)
-    return found
+            gradients[name] = Gradient(None, unnamed and gradient is not None)
+    return gradients

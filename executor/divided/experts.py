@@ -1,7 +1,7 @@
-"""Experts that the ranks of a group share out: each runs its own for the tokens of all of them (expert parallelism).
+"""Experts that the ranks of a group share out: each runs its experts for all ranks' tokens (expert parallelism).
 
-Tokens go to the ranks that have their experts by an all-to-all, after one of their numbers, and come back by another.
-Backward takes the gradients the same ways.
+An all-to-all of token counts comes first. A second one sends tokens to the ranks that have their experts, and a third
+one sends the results back. Backward sends the gradients along the same two paths.
 
 .. [1] Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding (2021).
 """
@@ -24,18 +24,18 @@ from penstock.executor.stage.split_backward import WITHIN_EXCHANGE
 
 
 class ExpertParallel(ParallelStyle):
-    """A module of experts whose parameters have a row for each: a rank has those of its experts.
+    """A module of experts whose parameters have a row for each expert; a rank has the rows of its experts.
 
-    The module is called with tokens (number, width) in the order of experts, and with how many there are of each
-    (``routing.tokens_per_expert``). It gives a result for each token, in the same order, and is called with tokens of
-    this rank's experts alone, while its parameters are this rank's rows as ordinary tensors.
+    The module is called with tokens (number, width) in the order of experts, and with the number of tokens of each
+    expert (``routing.tokens_per_expert``). It returns a result for each token, in the same order. On a rank it is
+    called with tokens of this rank's experts alone, while its parameters are this rank's rows as ordinary tensors.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         refuse_uneven(module, device_mesh.size())
         distribute_module(module, device_mesh, self._rows)
         compute = _OwnExperts(module)
-        module.__dict__[WITHIN_EXCHANGE] = compute  # not as a part of the module, whose path it would add
+        module.__dict__[WITHIN_EXCHANGE] = compute  # __dict__: a submodule would change parameters' names
 
         def forward(tokens: Tensor, counts: Sequence[int]) -> Tensor:
             exchange = _Exchange(counts, tokens, device_mesh)
@@ -51,7 +51,7 @@ class ExpertParallel(ParallelStyle):
 
 
 class _OwnExperts(nn.Module):
-    """What a module of experts computes between the exchanges, with this rank's rows of its parameters."""
+    """The computation of a module of experts between the exchanges, with this rank's rows of its parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class _OwnExperts(nn.Module):
 
         def forward(tokens: Tensor, counts: Sequence[int]) -> Tensor:
             with _own_rows(module):
-                made: Tensor = compute(tokens, counts)
-            return made
+                results: Tensor = compute(tokens, counts)
+            return results
 
         self.forward = forward
 
 
 def refuse_uneven(module: nn.Module, ranks: int) -> None:
-    """Raise ValueError where ranks cannot have equally many experts, or parameters have no row for each."""
+    """Raise ValueError where ranks cannot have equally many experts, or a parameter has no row for each expert."""
     rows = {parameter.shape[0] if parameter.dim() else 1 for parameter in module.parameters()}
     if len(rows) != 1:
         raise ValueError(f"parameters of experts have a row for each expert, and these have {sorted(rows)} rows")
@@ -76,35 +76,35 @@ def refuse_uneven(module: nn.Module, ranks: int) -> None:
 
 
 class _Exchange:
-    """One call's tokens on their way; ``own_counts``: how many there are of each of this rank's experts."""
+    """The exchange of one call's tokens; ``own_counts``: the number of tokens of each of this rank's experts."""
 
     def __init__(self, counts: Sequence[int], tokens: Tensor, mesh: DeviceMesh) -> None:
         self._group = mesh.get_group()
-        ranks, own = mesh.size(), len(counts) // mesh.size()
-        self._given = [sum(counts[rank * own : (rank + 1) * own]) for rank in range(ranks)]
+        ranks, per_rank = mesh.size(), len(counts) // mesh.size()
+        self._rows_to = [sum(counts[rank * per_rank : (rank + 1) * per_rank]) for rank in range(ranks)]
         arriving = _wait(
             functional.all_to_all_single(torch.tensor(counts, device=tokens.device), None, None, self._group)
         )
-        mine = mesh.get_local_rank() * own
-        # a tensor without numbers says nothing: then ranks are taken to send alike
-        received = arriving.tolist() if has_numbers(tokens) else [*counts[mine : mine + own]] * ranks
-        self._taken = [sum(received[rank * own : (rank + 1) * own]) for rank in range(ranks)]
+        mine = mesh.get_local_rank() * per_rank
+        # A tensor without numbers holds no counts: ranks are then assumed to send alike.
+        received = arriving.tolist() if has_numbers(tokens) else [*counts[mine : mine + per_rank]] * ranks
+        self._rows_from = [sum(received[rank * per_rank : (rank + 1) * per_rank]) for rank in range(ranks)]
         self._received: list[int] = received
-        self._places = [rank * own + expert for expert in range(own) for rank in range(ranks)]
-        self.own_counts = [sum(received[expert::own]) for expert in range(own)]
+        self._places = [rank * per_rank + expert for expert in range(per_rank) for rank in range(ranks)]
+        self.own_counts = [sum(received[expert::per_rank]) for expert in range(per_rank)]
 
     def dispatched(self, tokens: Tensor) -> Tensor:
-        """The tokens of all ranks for this rank's experts, in the order of experts, then of ranks."""
-        arrived = self._sent(tokens, self._given, self._taken).split(self._received)
+        """Send tokens to their experts' ranks; return the tokens of this rank's experts, by expert, then by rank."""
+        arrived = self._sent(tokens, self._rows_to, self._rows_from).split(self._received)
         return torch.cat([arrived[place] for place in self._places])
 
-    def returned(self, made: Tensor) -> Tensor:
-        """What all ranks' experts have made of this rank's tokens, in the order in which it gave them."""
-        parts = dict(zip(self._places, made.split([self._received[place] for place in self._places]), strict=True))
-        return self._sent(torch.cat([parts[place] for place in sorted(parts)]), self._taken, self._given)
+    def returned(self, results: Tensor) -> Tensor:
+        """Send results back; return all experts' results for this rank's tokens, in the order of its tokens."""
+        parts = dict(zip(self._places, results.split([self._received[place] for place in self._places]), strict=True))
+        return self._sent(torch.cat([parts[place] for place in sorted(parts)]), self._rows_from, self._rows_to)
 
-    def _sent(self, rows: Tensor, given: list[int], taken: list[int]) -> Tensor:
-        return _wait(functional.all_to_all_single_autograd(rows, taken, given, self._group))
+    def _sent(self, rows: Tensor, rows_to: list[int], rows_from: list[int]) -> Tensor:
+        return _wait(functional.all_to_all_single_autograd(rows, rows_from, rows_to, self._group))
 
 
 def _wait(tensor: Tensor) -> Tensor:
@@ -114,14 +114,14 @@ def _wait(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _own_rows(module: nn.Module) -> Iterator[None]:
-    """Inside it the parameters of a module, and of those in it, are this rank's rows."""
-    held = [(each, dict(each._parameters)) for each in module.modules()]
-    for each, parameters in held:
+    """Make the parameters of a module and its submodules this rank's rows within this context."""
+    saved = [(each, dict(each._parameters)) for each in module.modules()]
+    for each, parameters in saved:
         for name, parameter in parameters.items():
             if isinstance(parameter, DTensor):
                 each._parameters[name] = parameter.to_local()
     try:
         yield
     finally:
-        for each, parameters in held:
+        for each, parameters in saved:
             each._parameters.update(parameters)

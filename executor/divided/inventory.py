@@ -1,9 +1,9 @@
-"""The collectives of a run against those that were predicted: which, over which ranks, how many bytes, in which order.
+"""A comparison of the collectives of a run with the predicted ones: kinds, ranks, bytes and order.
 
-Predicted are, from a rank's program, the sums of its buckets, ties and parts of gradients, and, from the layers as the
-profiler traces them on the meta device, what ranks that share layers send within each forward and backward. What ran
-is seen by a dispatch mode around the checked steps. Messages between stages are no collectives, and the sums over all
-ranks of the run (of losses, and of the gradients' norm: a number each) belong to no group.
+The prediction has two sources. A rank's program has the sums of its buckets, ties and parts of gradients. The layers,
+as the profiler traces them on the meta device, have the collectives of each forward and backward. A dispatch mode
+around the checked steps notes the collectives that run. Messages between stages are no collectives. Sums over all ranks
+of the run (losses and the gradients' norm: a number each) belong to no group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Expected(NamedTuple):
-    """A collective that one of the instructions ``first`` to ``last`` starts."""
+    """A predicted collective; one of the instructions ``first`` to ``last`` starts it."""
 
     first: int
     last: int
@@ -45,9 +45,9 @@ class Ran(NamedTuple):
 
 
 class Inventory(LocalMode):
-    """Notes the collectives of checked steps, and compares each step's with the prediction as it ends.
+    """A mode that notes the collectives of checked steps, and compares each step with the prediction at its end.
 
-    ``ran``: how many of each kind there were; ``difference``: the first that differs, None as long as none does.
+    ``ran``: the number of collectives by kind. ``difference``: the first collective that differs, None while all agree.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Inventory(LocalMode):
         self.ran: Counter[CollectiveKind] = Counter()
         self.difference: str | None = None
         self._program, self._mark = program, mark
-        self._numbers: dict[str, int] = {  # of groups without this rank torch has a number
+        self._numbers: dict[str, int] = {  # torch represents groups without this rank by a number
             group.group_name: number for number, group in enumerate(groups) if isinstance(group, dist.ProcessGroup)
         }
         self._expected = list(Prediction(program, chain, division, self._numbers).collectives())
@@ -69,13 +69,13 @@ class Inventory(LocalMode):
             self._seen.append(Ran(self._mark[0], sent))
 
     def end_step(self, step: int) -> None:
-        """Compare what ran since the last one."""
+        """Compare the collectives since the last step's end."""
         seen, self._seen = self._seen, []
         self.ran.update(each.sent.operation for each in seen)
         if self.difference is None:
-            found = first_difference(self._expected, seen)
-            if found is not None:
-                self.difference = f"rank {self._program.rank}, step {step}, " + self._words(*found)
+            wrong = first_difference(self._expected, seen)
+            if wrong is not None:
+                self.difference = f"rank {self._program.rank}, step {step}, " + self._words(*wrong)
 
     def _words(self, expected: Expected | None, ran: Ran | None) -> str:
         at = ran or expected
@@ -83,45 +83,45 @@ class Inventory(LocalMode):
         index = ran.at if ran is not None else expected.first if expected is not None else 0
         instruction = list(self._program.instructions())[index]
         ranks = ", ".join(map(str, self._program.groups[self._numbers[at.sent.group]]))
-        predicted = "nothing was predicted" if expected is None else f"predicted {self._said(expected, ran)}"
-        did = "nothing ran" if ran is None else f"ran {_said(ran.sent)}"
+        predicted = "nothing was predicted" if expected is None else f"predicted {self._expected_words(expected, ran)}"
+        did = "nothing ran" if ran is None else f"ran {_sent_words(ran.sent)}"
         return f"instruction {index} ({instruction}), over ranks {ranks}: {predicted}, {did}"
 
-    def _said(self, expected: Expected, ran: Ran | None) -> str:
-        """What was predicted, with where it was where that is what differs."""
-        words = _said(expected.sent)
+    def _expected_words(self, expected: Expected, ran: Ran | None) -> str:
+        """Describe a predicted collective, with its instructions if only these differ."""
+        words = _sent_words(expected.sent)
         if ran is None or ran.sent != expected.sent:
             return words
         instructions = list(self._program.instructions())
         return f"{words} between {instructions[expected.first]} and {instructions[expected.last]}"
 
 
-def _said(sent: Sent) -> str:
+def _sent_words(sent: Sent) -> str:
     return f"{sent.operation.replace('_', '-')} of {sent.bytes} bytes"
 
 
 def first_difference(expected: Iterable[Expected], ran: Iterable[Ran]) -> tuple[Expected | None, Ran | None] | None:
-    """The first pair that differs, group by group in order; None where all ran as predicted."""
+    """Return the earliest pair that differs, compared group by group in order; None where all ran as predicted."""
     planned: dict[str, list[Expected]] = defaultdict(list)
     seen: dict[str, list[Ran]] = defaultdict(list)
     for each in expected:
         planned[each.sent.group].append(each)
     for one in ran:
         seen[one.sent.group].append(one)
-    found = []
+    wrong_pairs = []
     for group in planned.keys() | seen.keys():
         pairs = zip_longest(planned[group], seen[group])
         wrong = next((pair for pair in pairs if not _agree(*pair)), None)
         if wrong is not None:
-            found.append(wrong)
-    return min(found, key=_place, default=None)
+            wrong_pairs.append(wrong)
+    return min(wrong_pairs, key=_place, default=None)
 
 
 def _agree(expected: Expected | None, ran: Ran | None) -> bool:
     if expected is None or ran is None:
         return False
     same = expected.sent == ran.sent
-    if ran.sent.operation == "all_to_all":  # whose bytes the tokens decide
+    if ran.sent.operation == "all_to_all":  # its bytes depend on the tokens
         same = expected.sent[:2] == ran.sent[:2]
     return same and expected.first <= ran.at <= expected.last
 
@@ -132,7 +132,7 @@ def _place(pair: tuple[Expected | None, Ran | None]) -> int:
 
 
 class _Unit(NamedTuple):
-    """Parameters whose rows ranks share out, in one collective over ``group``; ``layers``: those that have them."""
+    """Parameters whose rows ranks share out, in one collective over ``group``; ``layers`` hold them."""
 
     group: str
     bytes: int
@@ -140,7 +140,7 @@ class _Unit(NamedTuple):
 
 
 class Prediction:
-    """What one step of a program starts, read off its instructions, and of layers off their traces."""
+    """The collectives that one step of a program starts, from its instructions and from traces of its layers."""
 
     def __init__(self, program: Program, chain: Chain, division: Division | None, numbers: Mapping[str, int]) -> None:
         self._program = program
@@ -148,101 +148,101 @@ class Prediction:
         self._names = {number: name for name, number in numbers.items()}
         self._layers: dict[tuple[str, ...], Mapping[int, Sequence[TracedLayer]]] = {
             modules: traced_layers(chain, division, sizes_of(program), modules)
-            for modules in dict.fromkeys(held.modules for held in program.stages)
+            for modules in dict.fromkeys(entry.modules for entry in program.stages)
         }
         self._tied = {tie.name: tie for tie in chain.ties}
         self._split = {one.stage for one in self._instructions if one.kind == "W"}
 
     def collectives(self) -> Iterator[Expected]:
-        """In the order of the instructions that may start them first, and of each group in its order."""
+        """Yield the collectives by the first instruction that may start them; collectives of a group in their order."""
         again: set[tuple[int, int]] = set()
         for index, one in enumerate(self._instructions):
-            held = self._program.stage(one.stage)
+            entry = self._program.stage(one.stage)
             if one.kind in ("F", "B", "I", "R", "W"):
-                yield from (Expected(index, index, each) for each in self._within(one, held, again))
+                yield from (Expected(index, index, each) for each in self._within(one, entry, again))
             elif one.kind == "UNSHARD":
-                yield from (Expected(index, index, each) for each in self._moved("all_gather", held, one.micro_batch))
+                yield from (Expected(index, index, each) for each in self._moved("all_gather", entry, one.micro_batch))
             elif one.kind == "REDUCE":
-                yield from self._bucket(index, one, held)
+                yield from self._bucket(index, one, entry)
             elif one.kind == "STEP":
-                yield from self._gathered(index, held)
+                yield from self._gathered(index, entry)
             elif one.kind == "REDUCE_SHARED":
                 tie = self._program.shared[one.micro_batch]
                 (layer, name), *_ = self._tied[tie.name].places
                 size = self._sizes()[layer].parameters[name].bytes
                 yield Expected(index, index, Sent("all_reduce", self._names[tie.group], size))
             elif one.kind == "REDUCE_PARTS":
-                yield from self._parts(index, held)
+                yield from self._parts(index, entry)
 
     def _sizes(self) -> Sequence[TracedLayer]:
         return next(iter(next(iter(self._layers.values())).values()))
 
-    def _within(self, one: Instruction, held: Held, again: set[tuple[int, int]]) -> Iterator[Sent]:
-        """What an operation's layers send."""
-        low, high = held.rows[self._program.row_class(one.micro_batch)]
-        layers = self._layers[held.modules][high - low]
-        inside = range(held.first, held.last + 1)
+    def _within(self, one: Instruction, entry: Held, again: set[tuple[int, int]]) -> Iterator[Sent]:
+        """Yield the collectives of an operation's layers."""
+        low, high = entry.rows[self._program.row_class(one.micro_batch)]
+        layers = self._layers[entry.modules][high - low]
+        inside = range(entry.first, entry.last + 1)
         key = one.stage, one.micro_batch
         if one.kind == "R":
             again.add(key)
         if self._program.sharding in WITHIN_PASSES:
-            yield from self._layer_by_layer(one, held, layers, again=key not in again)
+            yield from self._layer_by_layer(one, entry, layers, again=key not in again)
         elif one.kind == "F":
             yield from (sent for i in inside for sent in layers[i].forward)
         elif one.kind == "R":
-            yield from (sent for i in inside if _recomputed(held, i) for sent in layers[i].forward)
+            yield from (sent for i in inside if _recomputed(entry, i) for sent in layers[i].forward)
         elif one.kind in ("B", "I"):
-            for segment in _segments(held, one.stage in self._split):
-                if _recomputed(held, segment[0]) and key not in again:
+            for segment in _segments(entry, one.stage in self._split):
+                if _recomputed(entry, segment[0]) and key not in again:
                     yield from (sent for i in segment for sent in layers[i].forward)
                 now = one.kind == "B" or self._is_early(segment)
                 yield from (sent for i in reversed(segment) if now or i for sent in layers[i].backward)
-        elif held.first == 0 and not self._is_early(list(_segments(held, True))[-1]):
-            yield from layers[0].backward  # no gradient of the batch's inputs is wanted, so that all is the weights'
+        elif entry.first == 0 and not self._is_early(list(_segments(entry, True))[-1]):
+            yield from layers[0].backward  # the batch's inputs need no gradient: all of the backward is W
 
     def _layer_by_layer(
-        self, one: Instruction, held: Held, layers: Sequence[TracedLayer], *, again: bool
+        self, one: Instruction, entry: Held, layers: Sequence[TracedLayer], *, again: bool
     ) -> Iterator[Sent]:
-        """What an operation's layers send where each gathers parameters, or sums gradients, by itself."""
+        """Yield an operation's collectives where each layer gathers parameters, or sums gradients, separately."""
         gathers = self._program.sharding == "parameters"
 
         def forward(some: Iterable[int]) -> Iterator[Sent]:
             for i in some:
-                yield from self._of_layers("all_gather", held, [i]) if gathers else ()
+                yield from self._of_layers("all_gather", entry, [i]) if gathers else ()
                 yield from layers[i].forward
 
         if one.kind != "B":
-            inside = range(held.first, held.last + 1)
-            yield from forward(inside if one.kind == "F" else filter(partial(_recomputed, held), inside))
+            inside = range(entry.first, entry.last + 1)
+            yield from forward(inside if one.kind == "F" else filter(partial(_recomputed, entry), inside))
             return
-        segments = list(_segments(held, True))
-        before = [_recomputed(held, segment[0]) and again for segment in segments[1:]]
+        segments = list(_segments(entry, True))
+        before = [_recomputed(entry, segment[0]) and again for segment in segments[1:]]
         begun = False
         for segment, runs_next in zip(segments, [*before, True], strict=True):
-            if _recomputed(held, segment[0]) and again:
+            if _recomputed(entry, segment[0]) and again:
                 yield from forward(segment)
                 begun = False
             for i in reversed(segment):
                 if gathers and not begun:
-                    yield from self._of_layers("all_gather", held, [i])
+                    yield from self._of_layers("all_gather", entry, [i])
                 begun = i > segment[0] or not runs_next
                 if gathers and begun:
-                    yield from self._of_layers("all_gather", held, [i - 1])
+                    yield from self._of_layers("all_gather", entry, [i - 1])
                 yield from layers[i].backward
-                yield from self._of_layers("reduce_scatter", held, [i])
+                yield from self._of_layers("reduce_scatter", entry, [i])
 
     def _is_early(self, segment: range) -> bool:
-        """Whether the first layer has a parameter of other layers of its segment, which gets all of its gradient in I.
+        """Return whether the first layer shares a parameter with other layers of its segment; I then has its gradient.
 
-        Its parts come from several layers, so that no W of one of them can make it (``stage.split_backward``).
+        Parts of that gradient come from several layers, so no layer's W can compute it (``stage.split_backward``).
         """
         return any({0} < set(segment) & set(tie.layers) for tie in self._tied.values())
 
-    def _summed(self, held: Held, number: int) -> list[tuple[int, list[TracedParameter]]]:
-        """A bucket's parameters with the number of the group that sums them; those of shared-out experts are apart."""
-        first, last, group = held.buckets[number]
-        expert_group = held.expert_groups[number] if held.expert_groups else -1
-        shared = {tie.name for tie in self._program.shared}  # in no bucket; others in that of their first layer
+    def _summed(self, entry: Held, number: int) -> list[tuple[int, list[TracedParameter]]]:
+        """Return a bucket's parameters by the group that sums them; shared-out experts are listed separately."""
+        first, last, group = entry.buckets[number]
+        expert_group = entry.expert_groups[number] if entry.expert_groups else -1
+        shared = {tie.name for tie in self._program.shared}  # in no bucket; others are in their first layer's
         elsewhere = {
             place
             for tie in self._tied.values()
@@ -250,23 +250,23 @@ class Prediction:
             if tie.name in shared or place[0] != tie.layers[0]
         }
         named = [(i, name, each) for i in range(first, last + 1) for name, each in self._sizes()[i].parameters.items()]
-        own = [each for i, name, each in named if each.trained and (i, name) not in elsewhere]
+        trained = [each for i, name, each in named if each.trained and (i, name) not in elsewhere]
         return [
-            (over, [each for each in own if each.is_expert == apart])
+            (over, [each for each in trained if each.is_expert == apart])
             for over, apart in ((group, False), (expert_group, True))
             if over >= 0
         ]
 
-    def _flats(self, held: Held) -> dict[int, list[tuple[int, bool, list[int]]]]:
-        """Of each bucket that is reduced, the groups of its buffers, one per data type, and the bytes that each sends.
+    def _flats(self, entry: Held) -> dict[int, list[tuple[int, bool, list[int]]]]:
+        """Return for each reduced bucket its buffers, one per group and data type, with the bytes of each collective.
 
-        Where ranks share out the optimizer's states, even shares are sent together, others (False) one by one.
+        Where ranks share out the optimizer's states, even shares (True) are sent together, others one by one.
         """
         loads: dict[int, list[int]] = {}
-        found: dict[int, list[tuple[int, bool, list[int]]]] = {}
-        for number, _ in enumerate(held.buckets):
-            found[number] = flats = []
-            for group, parameters in self._summed(held, number):
+        buffers: dict[int, list[tuple[int, bool, list[int]]]] = {}
+        for number, _ in enumerate(entry.buckets):
+            buffers[number] = flats = []
+            for group, parameters in self._summed(entry, number):
                 ranks = self._program.groups[group]
                 shares = [parameters]
                 if self._program.shard_states:
@@ -276,84 +276,84 @@ class Prediction:
                     sent = [sum(each.bytes for each in share if each.dtype == dtype) for share in shares]
                     even = are_even(sent)
                     flats.append((group, even, [max(sent) * len(sent)] if even else [size for size in sent if size]))
-        return found
+        return buffers
 
-    def _units(self, held: Held, number: int) -> list[_Unit]:
-        """What ranks gather, and sum, of a bucket whose rows they share out, in one collective each."""
+    def _units(self, entry: Held, number: int) -> list[_Unit]:
+        """Return the units of a bucket whose rows ranks share out; each is gathered, and summed, by one collective."""
         inside: defaultdict[str, list[int]] = defaultdict(list)
-        for i in range(held.first, held.last + 1):
+        for i in range(entry.first, entry.last + 1):
             for each in self._sizes()[i].parameters.values():
                 inside[each.key].append(i)
         within = self._program.sharding in WITHIN_PASSES
-        found = []
-        for group, parameters in self._summed(held, number):
+        units = []
+        for group, parameters in self._summed(entry, number):
             ranks = len(self._program.groups[group])
             sizes: Counter[tuple[torch.dtype, tuple[int, ...]]] = Counter()
             for each in parameters:
                 layers = tuple(inside[each.key])
                 sizes[each.dtype, layers if within else ()] += each.padded_bytes(ranks)
-            found += [_Unit(self._names[group], size, layers) for (_, layers), size in sizes.items()]
-        return found
+            units += [_Unit(self._names[group], size, layers) for (_, layers), size in sizes.items()]
+        return units
 
-    def _moved(self, operation: CollectiveKind, held: Held, number: int) -> Iterator[Sent]:
-        yield from (Sent(operation, unit.group, unit.bytes) for unit in self._units(held, number))
+    def _moved(self, operation: CollectiveKind, entry: Held, number: int) -> Iterator[Sent]:
+        yield from (Sent(operation, unit.group, unit.bytes) for unit in self._units(entry, number))
 
-    def _of_layers(self, operation: CollectiveKind, held: Held, layers: Iterable[int]) -> Iterator[Sent]:
-        """What ranks gather or sum of some layers; of what several of these have, once."""
-        order = sorted(range(len(held.buckets)), key=lambda number: held.buckets[number][0])
-        units = [unit for number in order for unit in self._units(held, number)]
+    def _of_layers(self, operation: CollectiveKind, entry: Held, layers: Iterable[int]) -> Iterator[Sent]:
+        """Yield the collectives that gather or sum some layers, once for units that several of them hold."""
+        order = sorted(range(len(entry.buckets)), key=lambda number: entry.buckets[number][0])
+        units = [unit for number in order for unit in self._units(entry, number)]
         wanted = dict.fromkeys(k for i in layers for k, unit in enumerate(units) if i in unit.layers)
         yield from (Sent(operation, units[k].group, units[k].bytes) for k in wanted)
 
-    def _own_rows(self, held: Held, parameters: Iterable[TracedParameter]) -> list[TracedParameter]:
-        """The parameters with the bytes of this rank's rows, where ranks share them out."""
+    def _own_rows(self, entry: Held, parameters: Iterable[TracedParameter]) -> list[TracedParameter]:
+        """Return the parameters with the bytes of this rank's rows, where ranks share them out."""
         shared = {
             each.key: self._program.groups[group]
-            for number in range(len(held.buckets))
-            for group, members in self._summed(held, number)
+            for number in range(len(entry.buckets))
+            for group, members in self._summed(entry, number)
             for each in members
         }
-        found = []
+        local = []
         for each in parameters:
             ranks = shared.get(each.key, (self._program.rank,))
-            found.append(each._replace(bytes=each.bytes_of(ranks.index(self._program.rank), len(ranks))))
-        return found
+            local.append(each._replace(bytes=each.bytes_of(ranks.index(self._program.rank), len(ranks))))
+        return local
 
-    def _bucket(self, index: int, one: Instruction, held: Held) -> Iterator[Expected]:
-        """A bucket's sums, which start at last when they are waited for; those of shared-out experts are apart."""
+    def _bucket(self, index: int, one: Instruction, entry: Held) -> Iterator[Expected]:
+        """Yield a bucket's sums, which start when they are waited for at the latest; shared-out experts separately."""
         end = self._instructions.index(one._replace(kind="WAIT_REDUCE"), index)
         if self._program.sharding is not None:
-            yield from (Expected(index, end, each) for each in self._moved("reduce_scatter", held, one.micro_batch))
+            yield from (Expected(index, end, each) for each in self._moved("reduce_scatter", entry, one.micro_batch))
             return
         together: CollectiveKind = "reduce_scatter" if self._program.shard_states else "all_reduce"
-        for group, even, sizes in self._flats(held)[one.micro_batch]:
+        for group, even, sizes in self._flats(entry)[one.micro_batch]:
             for size in sizes:
                 yield Expected(index, end, Sent(together if even else "reduce", self._names[group], size))
 
-    def _gathered(self, index: int, held: Held) -> Iterator[Expected]:
-        """The parameters that ranks step for each other."""
+    def _gathered(self, index: int, entry: Held) -> Iterator[Expected]:
+        """Yield the collectives that gather parameters which other ranks step."""
         if self._program.sharding == "gradients":
-            inside = range(held.first, held.last + 1)
-            yield from (Expected(index, index, each) for each in self._of_layers("all_gather", held, inside))
-        for flats in self._flats(held).values() if self._program.shard_states else ():
+            inside = range(entry.first, entry.last + 1)
+            yield from (Expected(index, index, each) for each in self._of_layers("all_gather", entry, inside))
+        for flats in self._flats(entry).values() if self._program.shard_states else ():
             for group, even, sizes in flats:
                 for size in sizes:
                     yield Expected(index, index, Sent("all_gather" if even else "broadcast", self._names[group], size))
 
-    def _parts(self, index: int, held: Held) -> Iterator[Expected]:
-        """The sum of those gradients of which each rank has a part."""
+    def _parts(self, index: int, entry: Held) -> Iterator[Expected]:
+        """Yield the sums of gradients of which each rank has a part."""
         mesh = self._program.mesh
         assert mesh is not None
-        inside = range(held.first, held.last + 1)
+        inside = range(entry.first, entry.last + 1)
         parts = [each for i in inside for each in self._sizes()[i].parameters.values() if each.is_part]
         if self._program.sharding is not None:
-            parts = self._own_rows(held, parts)
+            parts = self._own_rows(entry, parts)
         for size in _sizes(parts):
             yield Expected(index, index, Sent("all_reduce", self._names[mesh.tensor_group], size))
 
 
 def _sizes(parameters: Iterable[TracedParameter]) -> Iterator[int]:
-    """The bytes of each data type; a tied parameter counts once."""
+    """Yield the bytes of each data type; a tied parameter counts once."""
     distinct = {each.key: each for each in parameters}
     sizes: Counter[torch.dtype] = Counter()
     for each in distinct.values():
@@ -361,14 +361,14 @@ def _sizes(parameters: Iterable[TracedParameter]) -> Iterator[int]:
     yield from sizes.values()
 
 
-def _recomputed(held: Held, layer: int) -> bool:
-    return any(first <= layer <= last for first, last in held.recompute)
+def _recomputed(entry: Held, layer: int) -> bool:
+    return any(first <= layer <= last for first, last in entry.recompute)
 
 
-def _segments(held: Held, singly: bool) -> Iterator[range]:
-    """The segments of a backward, last ones first (``stage.segment``)."""
+def _segments(entry: Held, singly: bool) -> Iterator[range]:
+    """Yield the segments of a backward, last ones first (``stage.segment``)."""
     from penstock.executor.stage.segment import segment_ranges
 
-    found = list(segment_ranges(held.first, held.last, held.recompute, singly=singly))
-    for first, last, _ in reversed(found):
+    ranges = list(segment_ranges(entry.first, entry.last, entry.recompute, singly=singly))
+    for first, last, _ in reversed(ranges):
         yield range(first, last + 1)

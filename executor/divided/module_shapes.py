@@ -1,4 +1,4 @@
-"""Whether a divided layer computes what the whole one does: the shapes that each of its modules takes and gives."""
+"""A check that a divided layer computes like the whole layer, by the shapes of its modules' inputs and results."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Shape = tuple[int, ...]
 
 
 class ModuleShapes:
-    """The shapes of the tensors that each module within a layer takes and gives, call by call."""
+    """The shapes of the tensors that each module within a layer takes and returns, call by call."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[Shape]] = defaultdict(list)
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Inside it, calls of ``module`` and of the modules in it are noted."""
+        """Note the calls of ``module`` and of its submodules within this context."""
         handles = []
         for name, each in module.named_modules():
             takes, gives = f"{name or 'it'} takes", f"{name or 'it'} gives"
@@ -39,14 +39,14 @@ class ModuleShapes:
                 handle.remove()
 
     def _note(self, key: str, tensors: Any) -> None:
-        """A tensor that ranks share is noted in its whole shape, with a mark."""
+        """Note shapes; a tensor that ranks share is noted with its whole shape and a mark."""
         for leaf in tree_leaves(tensors):
             if isinstance(leaf, Tensor):
                 self.seen[key].append((*leaf.shape, -1) if isinstance(leaf, DTensor) else tuple(leaf.shape))
 
 
 def misfit(whole: Mapping[str, list[Shape]], divided: Mapping[str, list[Shape]], degree: int) -> str | None:
-    """Where a divided layer computes on other tensors than the whole one, or on parts of them that are none.
+    """Return the first place where a divided layer's tensors are neither the whole layer's nor parts of them, or None.
 
     A rank has a tensor whole, or its part along one dimension.
     """
@@ -57,8 +57,8 @@ def misfit(whole: Mapping[str, list[Shape]], divided: Mapping[str, list[Shape]],
         for shape, full in zip(shapes, expected, strict=True):
             shared = len(shape) == len(full) + 1 and shape[-1] == -1
             if shape[:-1] != full if shared else not _is_part(shape, full, degree):
-                made = f"{shape[:-1]} over all GPUs" if shared else f"{shape} on a GPU"
-                return f"{key} {made} where {full} is whole; what one layer or module writes is not what the next reads"
+                here = f"{shape[:-1]} over all GPUs" if shared else f"{shape} on a GPU"
+                return f"{key} {here} where {full} is whole; what one layer or module writes is not what the next reads"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Whether an optimizer can step the parts that ranks have of shared parameters as it would step the whole ones."""
+"""A check that an optimizer steps a rank's parts of shared parameters as it would step whole parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.schemas.errors import UnsupportedRequest
 
 
 def refuse_whole_tensor_optimizer(job: Job, parts: Iterable[nn.Parameter]) -> None:
-    """Raise UnsupportedRequest where the job's optimizer keeps states that are no part of whole parameters' states.
+    """Raise UnsupportedRequest where the optimizer's states of a part are no part of the whole parameter's states.
 
-    ``parts``: what this rank has of parameters of which other ranks have other parts. States have the parameter's
-    shape, or are single numbers; those of rows and columns, say, are of whole tensors. They are found by stepping a
-    small parameter of each number of dimensions.
+    ``parts``: this rank's parts of parameters of which other ranks have other parts. Suitable states have the
+    parameter's shape, or are single numbers; a state of rows and columns, say, needs the whole tensor. The check steps
+    a small parameter of each number of dimensions.
     """
     for dimensions in sorted({part.dim() for part in parts}):
         trial = nn.Parameter(torch.ones(tuple(range(2, 2 + dimensions))))

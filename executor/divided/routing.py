@@ -1,4 +1,4 @@
-"""How many tokens a router sends to each expert, which layers with experts ask for. Loads no DTensor."""
+"""Token counts per expert, for layers with experts. Loads no DTensor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor is not one of those that layers are traced on."""
+    """Return whether a tensor has numbers, unlike the tensors on which layers are traced."""
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
 def tokens_per_expert(chosen: Tensor, experts: int) -> list[int]:
-    """The number of times that each expert is ``chosen``; as equal as can be where the tensor has no numbers."""
+    """Count how often each expert is ``chosen``; for a tensor without numbers, return counts as equal as possible."""
     if has_numbers(chosen):
         return torch.bincount(chosen.flatten(), minlength=experts).tolist()
     each, more = divmod(chosen.numel(), experts)

@@ -1,7 +1,7 @@
-"""The GPUs that share each layer, without any GPU: layers divided among ranks of which only the first one exists.
+"""The GPUs that share each layer, simulated: layers divided among ranks of which only the first one exists.
 
-torch's own tensor parallelism divides a layer on the meta device over a process group of kind ``fake``, whose
-collectives send nothing. What is recorded is one rank's: its matrices, its storages, and its collectives.
+torch's tensor parallelism divides a layer on the meta device over a process group of kind ``fake``, whose collectives
+send nothing. One rank is recorded: its matrices, its storages, and its collectives.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, Callable[[Any], Any]]] = {
     "c10d.reduce_": ("reduce", lambda args: args[0][0].nbytes),
     "c10d.broadcast_": ("broadcast", lambda args: args[0][0].nbytes),
 }
-"""torch's collectives, and the bytes of the whole tensor of each (of an all-to-all: of what one GPU sends)."""
+"""torch's collectives, and the bytes of each one's whole tensor (all-to-all: the bytes that one GPU sends)."""
 _NO_COLLECTIVES = {
     *("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
     *("c10d.send", "c10d.recv_", "c10d.recv_any_source_", "c10d.barrier"),
 }
-"""What belongs to them and sends nothing; messages, and barriers."""
+"""Operations of these namespaces that are no collectives: waits, messages, barriers."""
 
 
 def sent_by(func: Any, args: tuple[Any, ...]) -> Sent | None:
-    """The collective that an operation of torch's is; None for none. Raises NotImplementedError for an unknown one."""
+    """Return the collective of a torch operation, or None. NotImplementedError for an unknown collective."""
     name = f"{func.namespace}.{func.overloadpacket.__name__}"
     if name in _NO_COLLECTIVES:
         return None
@@ -60,7 +60,7 @@ def sent_by(func: Any, args: tuple[Any, ...]) -> Sent | None:
 
 @contextmanager
 def first_of(degrees: Degrees) -> Iterator[Meshes]:
-    """Ranks of which this process is the first, until it is left.
+    """Create ranks of which this process is the first, for the time of this context.
 
     Raises Conflict in a process that has a process group already.
     """
@@ -71,8 +71,8 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
         )
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # it prints a traceback for each operation that fails, which the error says, too
-    hook = sys.excepthook  # which torch wraps in another one for each group
+    log.setLevel(logging.CRITICAL)  # it prints tracebacks of failed operations, and the error has them too
+    hook = sys.excepthook  # torch wraps it once more for each group
     dist.init_process_group("fake", rank=0, world_size=degrees.gpus)
     try:
         tensor = degrees.tensor
@@ -81,7 +81,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
             "context": range(0, tensor * degrees.context, tensor),
             "expert": range(degrees.expert),
         }
-        groups = {name: dist.new_group(list(own)) if len(own) > 1 else None for name, own in ranks.items()}
+        groups = {name: dist.new_group(list(members)) if len(members) > 1 else None for name, members in ranks.items()}
         yield Meshes.of(groups, "cpu")
     finally:
         dist.destroy_process_group()
@@ -90,9 +90,9 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
 
 
 class LocalMode(TorchDispatchMode):
-    """Shows what one rank does: operations on its own tensors, and its collectives.
+    """A mode that sees one rank's work: operations on its own tensors, and its collectives.
 
-    Operations on tensors that ranks share are taken apart by torch first.
+    torch first splits operations on tensors that ranks share into operations on local tensors.
     """
 
     def __torch_dispatch__(
@@ -110,15 +110,15 @@ class LocalMode(TorchDispatchMode):
         return result
 
     def computes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
-        """Take note of an operation that has run."""
+        """Note an operation that has run."""
 
     def sends(self, sent: Sent) -> None:
-        """Take note of a collective that was started."""
+        """Note a collective that was started."""
         raise NotImplementedError
 
 
 class LocalRecorder(LocalMode, OperationRecorder):
-    """Records what one rank does, its collectives in ``sent``."""
+    """A recorder of one rank's operations, with its collectives in ``sent``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,17 +130,17 @@ class LocalRecorder(LocalMode, OperationRecorder):
             self.record(func, args, kwargs, result)
 
     def sends(self, sent: Sent) -> None:
-        """Keep a collective."""
+        """Record a collective."""
         self.sent.append(sent)
 
 
 def _has_no_numbers(*tensors: Any) -> bool:
-    """Whether torch ran an operation on tensors without numbers, of the whole shape, to see how it is divided."""
+    """Return whether torch ran an operation on whole-shaped tensors without numbers, to see how it is divided."""
     return any(map(is_foreign, tree_leaves(tensors)))
 
 
 def _group(args: tuple[Any, ...]) -> str:
-    """The name of the group that a collective was given: the name itself, or the group."""
+    """Return the name of a collective's group, which is an argument itself or the group's."""
     name = next((each for each in reversed(args) if isinstance(each, str)), None)
     if name is not None:
         return name
@@ -149,23 +149,23 @@ def _group(args: tuple[Any, ...]) -> str:
 
 
 def local_bytes(module: nn.Module) -> dict[str, int]:
-    """Bytes of each parameter on this rank, the one with the largest parts."""
-    found = {}
+    """Return the bytes of each parameter on this rank, which has the largest parts."""
+    sizes = {}
     for name, parameter in module.named_parameters():
         part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
-        found[name] = part.numel() * part.itemsize
-    return found
+        sizes[name] = part.numel() * part.itemsize
+    return sizes
 
 
 def expert_bytes(module: nn.Module) -> int:
-    """Bytes of the experts on this rank that ranks share out."""
+    """Return the bytes of shared-out experts on this rank."""
     return sum(size for name, size in local_bytes(module).items() if is_expert(module.get_parameter(name)))
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of this rank as ordinary ones, for its optimizer."""
-    found = []
+    """Return this rank's parameters as ordinary ones, for its optimizer."""
+    parameters = []
     for parameter in module.parameters():
         part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
-        found.append(nn.Parameter(torch.empty_like(part), requires_grad=parameter.requires_grad))
-    return found
+        parameters.append(nn.Parameter(torch.empty_like(part), requires_grad=parameter.requires_grad))
+    return parameters

@@ -1,4 +1,4 @@
-"""Runs a job's layers as the first of the GPUs that share them, and checks that they compute what whole layers do."""
+"""A tracer of a job's layers as the first of the GPUs that share them; it compares them with the whole layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.executor.divided.division import Gradient, Meshes, divide, gradien
 from penstock.executor.divided.module_shapes import ModuleShapes, Shape, misfit
 from penstock.executor.divided.tensor_group import LocalRecorder, local_bytes, own_parameters
 from penstock.executor.profiling.meta_cost import FusedKernels, SavedStorages
-from penstock.executor.profiling.tracing import Held, LayerCost, Run, Sent, Tracer, update_bytes
+from penstock.executor.profiling.tracing import LayerCost, LayerSizes, Run, Sent, Tracer, update_bytes
 from penstock.executor.stage.recomputed_modules import has_modules, recompute_modules
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.transformers.degrees import Collective, Operation
@@ -24,15 +24,15 @@ from penstock.schemas.transformers.degrees import Collective, Operation
 Phase = Literal["forward", "backward"]
 Over = Literal["tensor", "context", "expert"]
 _OVER: tuple[Over, ...] = get_args(Over)
-"""Of the meshes, in their order."""
+"""The meshes' names, in their order."""
 _REMEDY = "ask for a degree that divides heads, widths and the sequence, or mend the layer's `parallel`"
 
 
 def divided(whole: Tracer, meshes: Meshes) -> DividedTracer:
-    """The layers of ``whole`` as ranks share them: sequences are cut first, then layers are divided.
+    """Return a tracer of the layers of ``whole`` as ranks share them: first sequences are cut, then layers divided.
 
-    Each run is checked against what it is made of, and raises UnsupportedRequest naming the layer that ranks cannot
-    share so, and why.
+    Each run is compared with the run of the tracer that it is built on. UnsupportedRequest names the layer that ranks
+    cannot share so, and the reason.
     """
     tracer = whole
     for each in dict.fromkeys((Meshes(context=meshes.context), meshes)):
@@ -43,9 +43,9 @@ def divided(whole: Tracer, meshes: Meshes) -> DividedTracer:
 
 
 class DividedTracer(Tracer):
-    """Runs the layers of ``whole`` as ``meshes`` divide them.
+    """A tracer of the layers of ``whole`` as ``meshes`` divide them.
 
-    Where ``meshes`` divide layers, ``whole`` has the parts of sequences that these have.
+    Where ``meshes`` divide layers and cut sequences, ``whole`` has cut sequences.
     """
 
     def __init__(self, whole: Tracer, meshes: Meshes) -> None:
@@ -61,16 +61,16 @@ class DividedTracer(Tracer):
         self._divided: dict[Hashable, nn.Module] = {}
 
     def recomputing(self, modules: Sequence[str]) -> DividedTracer:
-        """The same layers where these modules are recomputed in backward."""
+        """Return a tracer of the same layers, with these modules recomputed in backward."""
         return _Recomputing(self, modules) if modules else self
 
     def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of ``size`` samples on the meta device: of sequences a rank's part."""
+        """Return inputs and targets of ``size`` samples on the meta device; of sequences, this rank's part."""
         inputs, targets = super().batch(size)
         return (inputs, targets) if self._context is None else self._context.cut(self.chain.job, inputs, targets)
 
     def module(self, index: int) -> nn.Module:
-        """The layer as it is divided, or the first one that is built alike."""
+        """Return the divided layer, or the first divided layer that is built alike."""
         key = self.alike[index]
         if key not in self._divided:
             whole = self.chain.build_layer(index, device="meta")
@@ -79,41 +79,41 @@ class DividedTracer(Tracer):
             self._divided[key] = divide(self.chain.specs[index], self.numberless.module(whole), self._meshes)
         return self._divided[key]
 
-    def held_of(self, module: nn.Module) -> Held:
-        """What one GPU has of a layer, its own part."""
-        return Held(local_bytes(module), update_bytes(self.chain.job, own_parameters(module)))
+    def sizes_of(self, module: nn.Module) -> LayerSizes:
+        """Return the sizes of one GPU's part of a layer."""
+        return LayerSizes(local_bytes(module), update_bytes(self.chain.job, own_parameters(module)))
 
     def gradients(self, index: int) -> dict[str, Gradient]:
-        """How ranks have the gradients of layer ``index``, once it has run."""
+        """Return the layout of the gradients of layer ``index``, after it has run."""
         return self._gradients[self.alike[index]]
 
     def failure(self, index: int, error: Exception) -> PenstockError:
-        """The error of a layer that cannot be divided so."""
+        """Create the error for a layer that cannot be divided so."""
         return refused(self.chain.specs[index], self._meshes, reason(error), remedy=_REMEDY)
 
     def trace(
-        self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
+        self, index: int, inputs: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
     ) -> tuple[list[Tensor], LayerCost]:
-        """Forward and backward of layer ``index`` on one GPU.
+        """Trace forward and backward of layer ``index`` on one GPU.
 
-        They run twice at first: gradients are added to others, parts of sums to parts of sums.
+        They run twice the first time, so that gradients are added to gradients, and parts of sums to parts of sums.
         """
         last = index == len(self.chain.specs) - 1
         rows = env[next(iter(env))].shape[0]
-        self._refuse_parts(index, given, rows)
+        self._refuse_parts(index, inputs, rows)
         module = self.module(index)
         parallel = loss_parallel() if last and self._meshes.tensor is not None else nullcontext()
         with parallel, self.copying(index) as copies:
             added_to = all(each.grad is not None for each in module.parameters() if each.requires_grad)
             if self.numberless.lowered or not added_to:
-                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+                self.passes(index, inputs, env, SavedStorages(), targets, copies, nullcontext())
             storages.leave_out(copies.copies)
             forward, backward = LocalRecorder(), LocalRecorder()
-            with self._checking(index, given, rows):
-                results, kept = self.passes(index, given, env, storages, targets, forward, backward)
-            needed = self.workspace(index, given, env, targets, kept)
+            with self._checking(index, inputs, rows):
+                results, kept = self.passes(index, inputs, env, storages, targets, forward, backward)
+            needed = self.workspace(index, inputs, env, targets, kept)
         written = results if last else [local(tensor) for tensor in results]
-        self._refuse_mixed(index, given, written, rows)
+        self._refuse_mixed(index, inputs, written, rows)
         shapes = self.whole.run(rows).written[index]
         divided = not self._only_cuts and any(
             tuple(tensor.shape) != shape for tensor, shape in zip(written, shapes, strict=True)
@@ -135,23 +135,23 @@ class DividedTracer(Tracer):
         passes = forward.operations, backward.operations
         return written, LayerCost(*passes, kept, needed, tuple(collectives), *sent, copies.copied_bytes)
 
-    def _whole_inputs(self, index: int, given: Sequence[Tensor], rows: int) -> list[Tensor]:
-        """What the whole layer ``index`` reads: as the batch has it, or its writers leave it."""
+    def _whole_inputs(self, index: int, inputs: Sequence[Tensor], rows: int) -> list[Tensor]:
+        """Return the inputs of the whole layer ``index``, in the shapes of the batch or of their writers."""
         shapes: dict[str, Shape] = dict(self.whole.run(rows).inputs)
         for spec, written in zip(self.chain.specs[:index], self.whole.run(rows).written, strict=False):
             shapes.update(zip(spec.writes, written, strict=True))
         reads = self.chain.specs[index].reads
         return [
             self.numberless.tensor(torch.empty(shapes[name], dtype=tensor.dtype, device="meta"))
-            for name, tensor in zip(reads, given, strict=True)
+            for name, tensor in zip(reads, inputs, strict=True)
         ]
 
-    def _refuse_parts(self, index: int, given: Sequence[Tensor], rows: int) -> None:
+    def _refuse_parts(self, index: int, inputs: Sequence[Tensor], rows: int) -> None:
         """Raise UnsupportedRequest where a replicated layer reads a tensor of which each GPU has a part."""
         spec = self.chain.specs[index]
         if self._only_cuts or spec.parallel != "replicated":
             return
-        for name, tensor, whole in zip(spec.reads, given, self._whole_inputs(index, given, rows), strict=True):
+        for name, tensor, whole in zip(spec.reads, inputs, self._whole_inputs(index, inputs, rows), strict=True):
             if tensor.shape != whole.shape:
                 raise refused(
                     spec,
@@ -161,22 +161,22 @@ class DividedTracer(Tracer):
                 )
 
     @contextmanager
-    def _checking(self, index: int, given: Sequence[Tensor], rows: int) -> Iterator[None]:
+    def _checking(self, index: int, local_inputs: Sequence[Tensor], rows: int) -> Iterator[None]:
         """Raise UnsupportedRequest where the divided layer's modules work on other tensors than the whole layer's."""
         shapes, whole = ModuleShapes(), ModuleShapes()
         with shapes.watching(self.module(index)):
             yield
-        module, inputs = self.whole.module(index), self._whole_inputs(index, given, rows)
+        module, inputs = self.whole.module(index), self._whole_inputs(index, local_inputs, rows)
         with whole.watching(module), torch.no_grad():
             self.chain.call(index, module, inputs)
         wrong = misfit(whole.seen, shapes.seen, self._degree)
         if wrong is not None:
             raise refused(self.chain.specs[index], self._meshes, wrong, remedy=_REMEDY)
 
-    def _refuse_mixed(self, index: int, given: Sequence[Tensor], written: Sequence[Tensor], rows: int) -> None:
-        """Raise UnsupportedRequest where a layer makes of a part of a sequence what it makes of the whole."""
-        whole = self._whole_inputs(index, given, rows)
-        if not self._only_cuts or all(one.shape == other.shape for one, other in zip(given, whole, strict=True)):
+    def _refuse_mixed(self, index: int, inputs: Sequence[Tensor], written: Sequence[Tensor], rows: int) -> None:
+        """Raise UnsupportedRequest where a layer computes from a part of a sequence a tensor of the whole length."""
+        whole = self._whole_inputs(index, inputs, rows)
+        if not self._only_cuts or all(one.shape == other.shape for one, other in zip(inputs, whole, strict=True)):
             return
         spec = self.chain.specs[index]
         for name, tensor, shape in zip(spec.writes, written, self.whole.run(rows).written[index], strict=True):
@@ -190,7 +190,7 @@ class DividedTracer(Tracer):
                 )
 
     def _collectives(self, phase: Phase, sent: Iterable[Sent], rows: int) -> Iterator[Collective]:
-        """Those of each kind and group together."""
+        """Yield one entry for each kind of collective and group."""
         together: dict[tuple[Operation, Over], list[int]] = defaultdict(list)
         for each in sent:
             if each.operation == "reduce" or each.operation == "broadcast":
@@ -207,9 +207,9 @@ class DividedTracer(Tracer):
 
 
 class _Recomputing(DividedTracer):
-    """Runs the layers of ``kept``, which keep everything, where they recompute modules: only layers that have such.
+    """A tracer of the layers of ``kept`` with recomputed modules; layers without such modules are not run again.
 
-    Gradients are added to those of ``kept``.
+    Gradients are added to the gradients of ``kept``.
     """
 
     def __init__(self, kept: DividedTracer, modules: Sequence[str]) -> None:
@@ -218,7 +218,7 @@ class _Recomputing(DividedTracer):
         self._kept, self._recomputed = kept, modules
 
     def module(self, index: int) -> nn.Module:
-        """The layer as it is divided and recomputes its modules, or the first one that is built alike."""
+        """Return the divided layer with recomputed modules, or the first one that is built alike."""
         key = self.alike[index]
         if key not in self._divided:
             layer = super().module(index)
@@ -229,7 +229,7 @@ class _Recomputing(DividedTracer):
 
     @contextmanager
     def _enclosing(self) -> Iterator[None]:
-        """What a module runs within when it is recomputed: as the layer did."""
+        """Create the context in which a module is recomputed, equal to the layer's context."""
         with FusedKernels(), self.numberless.layers(), self._context or nullcontext():
             yield
 
@@ -237,11 +237,11 @@ class _Recomputing(DividedTracer):
         self._kept.run(size)
         self._gradients |= self._kept._gradients
         kinds = {self.alike[i] for i, spec in enumerate(self.chain.specs) if has_modules(spec, self._recomputed)}
-        known = self._kept.traced[size]
-        self.traced[size] = {key: traced for key, traced in known.items() if key[0] not in kinds}
+        existing = self._kept.traced[size]
+        self.traced[size] = {key: traced for key, traced in existing.items() if key[0] not in kinds}
         return super()._run(size)
 
     @contextmanager
-    def _checking(self, index: int, given: Sequence[Tensor], rows: int) -> Iterator[None]:
-        """Modules that run again would count twice; ``kept`` has been checked."""
+    def _checking(self, index: int, inputs: Sequence[Tensor], rows: int) -> Iterator[None]:
+        """Skip the check: modules that run again would count twice, and ``kept`` has been checked."""
         yield

@@ -18,7 +18,7 @@ from penstock.schemas.transformers.degrees import Degrees, ModuleCost
 
 
 class _At(NamedTuple):
-    """All layers at some degrees: what a GPU holds of each, and what each costs by kind of device and size."""
+    """All layers at some degrees: one GPU's sizes of each, and its costs by kind of device and micro-batch size."""
 
     degrees: Degrees
     sharded: bool
@@ -35,16 +35,16 @@ def with_variants(
     update_facts: DeviceFacts,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
-    """The profile with its costs at each of ``degrees``; ``whole`` runs whole layers, at these micro-batch sizes.
+    """Add the costs at each of ``degrees`` to a profile; ``whole`` runs whole layers, at these micro-batch sizes.
 
-    Raises UnsupportedRequest for a layer that cannot be divided so, Conflict in a process with a process group.
+    Raises UnsupportedRequest for a layer that cannot be divided so, and Conflict in a process with a process group.
     """
-    found = []
+    variants = []
     for each in degrees:
         if progress is not None:
             progress(f"{profile.name}: {len(profile.layers)} layers at {each} on the meta device")
-        found.append(_at(profile, whole, sizes, each, facts, update_facts))
-    classes, firsts = _classes(found)
+        variants.append(_at(profile, whole, sizes, each, facts, update_facts))
+    classes, firsts = _classes(variants)
     assumed = [
         "at degrees above 1 torch's DTensor divides layers as the job's `parallel` says; numbers are of the GPU with"
         " the largest parts, and computation hides no collective"
@@ -55,7 +55,7 @@ def with_variants(
         update={
             "framework": "torch",
             "classes": classes,
-            "variants": tuple(_variant(each, firsts) for each in found),
+            "variants": tuple(_variant(each, firsts) for each in variants),
             "assumptions": (*profile.assumptions, *assumed),
         }
     )
@@ -98,11 +98,11 @@ def _at(
 
 
 def _layers(tracer: DividedTracer, run: Run, device: DeviceFacts) -> list[DividedLayer]:
-    """What a GPU holds of each layer; a tied parameter counts in the first of its layers alone."""
+    """Return one GPU's sizes of each layer; a tied parameter counts in the first of its layers alone."""
     chain = tracer.chain
     experts = [expert_bytes(tracer.module(i)) for i in range(len(chain.specs))]
-    held = [tracer.held(i) for i in range(len(chain.specs))]
-    sizes = [dict(each.parameters) for each in held]
+    layer_sizes = [tracer.sizes(i) for i in range(len(chain.specs))]
+    sizes = [dict(each.parameters) for each in layer_sizes]
     for tie in chain.ties:
         for layer, name in tie.places:
             if layer != tie.layers[0]:
@@ -112,14 +112,14 @@ def _layers(tracer: DividedTracer, run: Run, device: DeviceFacts) -> list[Divide
             parameter_bytes=sum(each.values()),
             expert_bytes=shared or None,
             copied_bytes=cost.copied_bytes or None,
-            update_ns=update_ns(own, cost, device),
+            update_ns=update_ns(local, cost, device),
         )
-        for own, each, shared, cost in zip(held, sizes, experts, run.costs, strict=True)
+        for local, each, shared, cost in zip(layer_sizes, sizes, experts, run.costs, strict=True)
     ]
 
 
 def _is_sharded(chain: Chain, run: Run, whole: Run) -> bool:
-    """Whether a GPU has its own part of every tensor that crosses a cut."""
+    """Return whether a GPU has only a part of every tensor that crosses a cut."""
     crossing = {each for cut, names in enumerate(chain.cuts) for each in zip(chain.writers(cut), names, strict=True)}
     places = [(writer, chain.specs[writer].writes.index(name)) for writer, name in crossing]
     parts = [run.written[writer][place] != whole.written[writer][place] for writer, place in places]
@@ -127,7 +127,7 @@ def _is_sharded(chain: Chain, run: Run, whole: Run) -> bool:
 
 
 def _cost(cost: LayerCost, again: Mapping[str, LayerCost], device: DeviceFacts, dtype: Dtype) -> DividedCost:
-    """A layer's cost; ``again``: what the layer costs where each of its modules is recomputed."""
+    """Return a layer's cost; ``again``: its costs with each of its modules recomputed."""
     modules = (_module(name, cost, each, device, dtype) for name, each in again.items())
     return DividedCost(
         forward_ns=time_ns(cost.forward, device, dtype),
@@ -140,16 +140,16 @@ def _cost(cost: LayerCost, again: Mapping[str, LayerCost], device: DeviceFacts, 
 
 
 def _module(name: str, kept: LayerCost, again: LayerCost, device: DeviceFacts, dtype: Dtype) -> ModuleCost:
-    """What a module costs that a layer recomputes: by how much more the backward does then, and the less is kept."""
+    """Return the cost of recomputing a module: the longer backward, the collectives added, and the bytes freed."""
     longer = time_ns(again.backward, device, dtype) - time_ns(kept.backward, device, dtype)
     before = {(each.phase, each.operation, each.over): each for each in kept.collectives}
     moved = []
     for each in again.collectives:
-        known = before.get((each.phase, each.operation, each.over))
+        previous = before.get((each.phase, each.operation, each.over))
         count, size = (
             (each.count, each.bytes_per_sample)
-            if known is None
-            else (each.count - known.count, each.bytes_per_sample - known.bytes_per_sample)
+            if previous is None
+            else (each.count - previous.count, each.bytes_per_sample - previous.bytes_per_sample)
         )
         if count > 0:
             moved.append(each.model_copy(update={"phase": "forward", "count": count, "bytes_per_sample": size}))
@@ -163,12 +163,12 @@ def _module(name: str, kept: LayerCost, again: LayerCost, device: DeviceFacts, d
     )
 
 
-def _classes(found: Sequence[_At]) -> tuple[tuple[int, ...], list[int]]:
-    """The class of each layer, layers of equal cost at all degrees being one, and the first layer of each class."""
+def _classes(all_degrees: Sequence[_At]) -> tuple[tuple[int, ...], list[int]]:
+    """Return each layer's class, layers with equal costs at all degrees being one, and each class's first layer."""
     numbers: dict[str, int] = {}
     classes, firsts = [], []
-    for i in range(len(found[0].layers)):
-        parts = [part for at in found for part in (at.layers[i], *(costs[i] for costs in at.costs.values()))]
+    for i in range(len(all_degrees[0].layers)):
+        parts = [part for at in all_degrees for part in (at.layers[i], *(costs[i] for costs in at.costs.values()))]
         key = "".join(part.model_dump_json() for part in parts)
         if key not in numbers:
             numbers[key] = len(numbers)

@@ -1,4 +1,4 @@
-"""What layers cost: measured with all devices busy, or computed without them.
+"""The costs of layers: measured with all devices busy, or computed without devices.
 
 May import: `schemas`, `executor`.
 Start reading at `profiler.py` (measured), `analytic.py` (computed).

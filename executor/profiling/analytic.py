@@ -1,8 +1,8 @@
 """A profile without the device: exact parameters, boundaries and stash from the meta device, times from a table.
 
 A layer's time is the sum over its operations of the roofline ``max(FLOPs / reached FLOP/s, bytes / reached bytes/s)``,
-and at least one kernel launch per operation. What a device reaches is stated in `device_table`. At degrees the
-operations are those of one of the GPUs that share each layer, and its collectives are listed apart.
+and at least one kernel launch per operation. `device_table` has the rates that devices reach. At degrees above 1 the
+operations are the work of one of the GPUs that share each layer, and collectives are listed separately.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ def analytic_profile(
     counts_workspace: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ModelProfile:
-    """The profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
+    """Compute the profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
-    ``dtype``: of all its tensors. ``precision``: bf16 or fp16 where layers run under autocast over parameters in fp32,
-    as ranks run them; then norms, sums and losses have what autocast leaves them.
-    The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: that on
-    ``update_kind``, or on the first. ``…_degrees``: those besides 1 at which the profile has costs, too, and at all
-    products of them whose groups nest. ``level``: of the efficiencies in the table of devices. ``counts_workspace``: of
-    what layers need only while they run, as shipped profiles do not. Raises NotFound for a kind that is not known at
-    it, InvalidDocument for impossible sizes, degrees, dtype or precision, ModelMismatch for a model that does not run
-    on the meta device, UnsupportedRequest for a layer that cannot be divided so, Conflict for degrees in a process with
-    a group.
+    The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: its time on
+    ``update_kind``, or on the first kind.
+
+    ``dtype``: the data type of all tensors. ``precision``: bf16 or fp16 where layers run under autocast over parameters
+    in fp32, as on ranks; norms, sums and losses then have the types that autocast gives them. ``…_degrees``: the
+    degrees besides 1 at which the profile has costs as well, and at all products of them whose groups nest. ``level``:
+    the level of the efficiencies in the table of devices. ``counts_workspace``: count the bytes that layers need only
+    while they run; shipped profiles do not.
+
+    Raises NotFound for a kind that the table does not have at that level, InvalidDocument for impossible sizes,
+    degrees, dtype or precision, ModelMismatch for a model that does not run on the meta device, UnsupportedRequest for
+    a layer that cannot be divided so, and Conflict for degrees in a process with a group.
     """
     kinds = (device_kind,) if isinstance(device_kind, str) else tuple(device_kind)
     facts = [device_facts(kind, level) for kind in kinds]
@@ -76,7 +79,7 @@ def analytic_profile(
         chain,
         modules,
         runs[sizes[-1]].shapes,
-        [update_ns(tracer.held(i), cost, update_facts) for i, cost in enumerate(runs[sizes[-1]].costs)],
+        [update_ns(tracer.sizes(i), cost, update_facts) for i, cost in enumerate(runs[sizes[-1]].costs)],
         [_measurement(size, run, device, dtype) for device in facts for size, run in runs.items()],
         source=_source(kinds, dtype, precision),
         dtype=dtype,
@@ -96,7 +99,7 @@ def analytic_profile(
 
 
 def _training(dtype: Dtype, precision: Precision) -> Training:
-    """What layers are traced under. Raises InvalidDocument for a precision that no trace has, or not with ``dtype``."""
+    """Return the training options of a trace. InvalidDocument for a precision without rates, or unfit for ``dtype``."""
     training = Training(precision)
     if training.precision == "tf32":
         raise InvalidDocument(
@@ -135,13 +138,15 @@ def _runs(tracer: Tracer, sizes: Sequence[int], progress: Callable[[str], None] 
 
 
 def _products(tensor: Sequence[int], context: Sequence[int], expert: Sequence[int]) -> list[Degrees]:
-    """The degrees that nest, but for 1 each. Raises InvalidDocument where one is no number of GPUs."""
+    """Return all degrees whose groups nest, except 1 for each. InvalidDocument where one is no number of GPUs."""
     for name, degrees in (("tensor", tensor), ("context", context), ("expert", expert)):
         if any(degree < 1 for degree in degrees):
             raise InvalidDocument(f"the {name} degrees {list(degrees)} have to be numbers of at least 1 GPU")
     triples = product(*(sorted({1, *degrees}) for degrees in (expert, context, tensor)))
-    found = [Degrees(tensor=t, context=c, expert=x) for x, c, t in triples]
-    return [each for each in found if each.gpus > 1 and each.gpus % min(each.tensor * each.context, each.expert) == 0]
+    all_degrees = [Degrees(tensor=t, context=c, expert=x) for x, c, t in triples]
+    return [
+        each for each in all_degrees if each.gpus > 1 and each.gpus % min(each.tensor * each.context, each.expert) == 0
+    ]
 
 
 def _measurement(size: int, run: Run, device: DeviceFacts, dtype: Dtype) -> Measurement:

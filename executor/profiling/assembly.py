@@ -1,4 +1,4 @@
-"""A profile from its parts: what layers are is read from their modules, what they cost is an argument."""
+"""The assembly of a profile: properties of layers are read from their modules, costs are arguments."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def assemble(
     update_workspace: UpdateWorkspace | None = None,
     copied_bytes: Sequence[int] | None = None,
 ) -> ModelProfile:
-    """The profile of ``chain``; ``modules``: its layers on any device, ``shapes``: what crosses its cuts.
+    """Build the profile of ``chain`` from its layers, ``modules``, on any device, and the shapes at its cuts.
 
-    A tied parameter counts in the first of its layers alone. ``update_workspace`` None: steps need none, as fused ones.
-    ``copied_bytes``: of each layer the copies of its parameters that are kept; None: none are.
+    A tied parameter counts in the first of its layers alone. ``update_workspace``: None where steps need no workspace,
+    as fused steps. ``copied_bytes``: bytes of the kept copies of each layer's parameters; None where no copies are
+    kept.
     """
     stepping, in_turn = update_workspace or ([0] * len(modules), False)
     inputs = sorted({name for names in chain.inputs for name in names})
@@ -76,12 +77,12 @@ def assemble(
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Bytes of a module's parameters, each once."""
+    """Sum the bytes of a module's parameters, each once."""
     return sum(parameter.numel() * parameter.itemsize for parameter in module.parameters())
 
 
 def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes in order, each once. Raises InvalidDocument when there is none or one is not a number of samples."""
+    """Return the sizes in order, each once. InvalidDocument without sizes, or for a size below 1 sample."""
     if not sizes or min(sizes) < 1:
         raise InvalidDocument(
             f"the micro-batch sizes {list(sizes)} have to be one or more numbers of at least 1 sample"

@@ -1,4 +1,4 @@
-"""How busy processes were and when: their processor clocks, read repeatedly together with the wall clock."""
+"""The processor time of processes over time: their processor clocks, read repeatedly together with the wall clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CPU_CLOCK_OF_PROCESS = 2
 
 
 class BusyClock(threading.Thread):
-    """Reads the processor time of each of ``pids`` every two milliseconds until ``stop``, or until it is gone."""
+    """A thread that reads the processor time of each of ``pids`` every two milliseconds until ``stop``, or its end."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(name="penstock-busy-clock", daemon=True)
@@ -34,12 +34,12 @@ class BusyClock(threading.Thread):
                 self._busy_ns[number].append(busy_ns)
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stopped.set()
         self.join()
 
     def busy_ns(self, number: int, moment_ns: int) -> float:
-        """Processor time of process ``number`` up to a moment of ``perf_counter_ns``, between readings by a line."""
+        """Return the processor time of process ``number`` at a moment of ``perf_counter_ns``, interpolated."""
         wall, busy = self._wall_ns[number], self._busy_ns[number]
         if not wall:
             return 0.0

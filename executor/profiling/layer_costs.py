@@ -1,4 +1,4 @@
-"""What each layer of a share costs other than its time: stash, workspace, weight half of its backward, update."""
+"""Each layer's costs besides its time: stash, workspace, weight half of its backward, and update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _UPDATE_ROUNDS = 5
 class Kept(NamedTuple):
     """Bytes that each layer's forward keeps alive for its backward, each storage once.
 
-    ``stash``: of every micro-batch; ``copied``: copies of weights in 16 bits, which autocast keeps for all of them.
+    ``stash``: bytes of every micro-batch. ``copied``: copies of weights in 16 bits, which autocast keeps for all
+    micro-batches together.
     """
 
     stash: list[int]
@@ -37,20 +38,20 @@ class Kept(NamedTuple):
 
 
 def kept_bytes(share: Share) -> Kept:
-    """What the layers of a share keep. Of two forwards the second finds the copies that the first one has kept.
+    """Measure the bytes that a share's layers keep. Two forwards run; the second finds the first one's copies.
 
-    Copies that it makes again are of its own, and a part of its stash.
+    Copies that the second forward makes again are not kept, and belong to its stash.
     """
     storages = SavedStorages()
     for module in share.modules:
         storages.leave_out([*module.parameters(), *module.buffers()])
-    made: list[int] = []
+    copied_so_far: list[int] = []
     if share.training.lowered:
         forget_casts()
     parameters = [each for module in share.modules for each in module.parameters()]
     first, second = (Copying(parameters, share.training.dtype) for _ in range(2))
     with first:
-        share.forward(lambda index, results: made.append(first.copied_bytes))
+        share.forward(lambda index, results: copied_so_far.append(first.copied_bytes))
     storages.leave_out(first.copies)
     kept: list[int] = []
     copied: list[int] = []
@@ -58,28 +59,28 @@ def kept_bytes(share: Share) -> Kept:
 
         def after(index: int, results: list[Tensor]) -> None:
             kept.append(total())
-            copied.append(made[index] - second.copied_bytes)
+            copied.append(copied_so_far[index] - second.copied_bytes)
 
         share.forward(after)
     return Kept(*([b - a for a, b in pairwise([0, *totals])] for totals in (kept, copied)))
 
 
 def workspace_bytes(share: Share, stash: Sequence[int]) -> list[int]:
-    """Bytes that each layer needs only while it runs: the most that it allocated, less what stays.
+    """Measure the bytes that each layer needs only while it runs: the most that it allocated, less what stays.
 
-    After a forward stash and results stay; a backward gives back what it uses up, and leaves its inputs' gradients.
+    After a forward stash and results stay. A backward frees the stash, and leaves its inputs' gradients.
     """
     left = []
     with MemoryWatch(share.runtime) as watch:
-        for i, (given, kept) in enumerate(zip(_inputs(share), stash, strict=True)):
+        for i, (inputs, kept) in enumerate(zip(_inputs(share), stash, strict=True)):
             with watch.stretch(f"F{i}"):
-                results = _run(share, i, dict(given))
+                results = _run(share, i, dict(inputs))
             roots = [one for one in results if one.requires_grad]
             gradients = [torch.ones_like(root) for root in roots]
             with watch.stretch(f"B{i}"):
                 if roots:
                     torch.autograd.backward(roots, gradients)
-            arrived = [tensor.grad for tensor in given.values() if tensor.grad is not None]
+            arrived = [tensor.grad for tensor in inputs.values() if tensor.grad is not None]
             left.append((max(kept, held_bytes(results)), held_bytes(arrived)))
     return [
         max(0, watch.growth(f"F{i}").peak_bytes - forward, watch.growth(f"B{i}").peak_bytes - backward)
@@ -88,24 +89,24 @@ def workspace_bytes(share: Share, stash: Sequence[int]) -> list[int]:
 
 
 def weight_shares(share: Share, watch: Stopwatch) -> list[float]:
-    """Which part of each layer's backward makes weight gradients: W / (I + W) of the two halves, medians.
+    """Measure the part of each layer's backward that makes weight gradients: medians of W / (I + W).
 
-    A layer whose backward cannot be halved, or that has no weights, gets 0.
+    A layer whose backward cannot be split, or that has no weights, gets 0.
     """
     halves = [SplitBackward([module]) for module in share.modules]
     shares: list[list[float]] = [[] for _ in share.modules]
     for _ in range(_SPLIT_ROUNDS):
-        for i, given in enumerate(_inputs(share)):
+        for i, inputs in enumerate(_inputs(share)):
             with halves[i].record() as recorded:
-                results = _run(share, i, dict(given))
+                results = _run(share, i, dict(inputs))
             roots = [one for one in results if one.requires_grad]
             if halves[i].units and roots:
-                shares[i].append(_weight_share(recorded, roots, list(given.values()), watch))
-    return [statistics.median(found) if found else 0.0 for found in shares]
+                shares[i].append(_weight_share(recorded, roots, list(inputs.values()), watch))
+    return [statistics.median(each) if each else 0.0 for each in shares]
 
 
 def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
-    """One optimizer step over each layer's trainable parameters: the median of some; a tied one steps in its first."""
+    """Measure an optimizer step of each layer: medians, in ns. A tied parameter counts in its first layer."""
     times = []
     for parameters in _stepped(share):
         if not parameters:
@@ -120,7 +121,7 @@ def update_times_ns(share: Share, job: Job, watch: Stopwatch) -> list[int]:
 
 
 def _update(optimizer: Optimizer, dtype: torch.dtype | None) -> None:
-    """One step, and the copies of matrices that the next forward needs in ``dtype``."""
+    """Step the optimizer, and make the copies of matrices that the next forward needs in ``dtype``."""
     optimizer.step()
     forget_casts()
     if dtype is not None:
@@ -131,9 +132,9 @@ def _update(optimizer: Optimizer, dtype: torch.dtype | None) -> None:
 
 
 class UpdateWorkspace(NamedTuple):
-    """Bytes that a step of each layer needs only while it runs; whether of several layers the most, not the sum.
+    """Bytes that a step of each layer needs only while it runs. Several layers need their maximum, or their sum.
 
-    ``in_turn`` is None where a share cannot tell, as most and sum are the same.
+    ``in_turn``: they need the maximum; None where a share cannot show it, because maximum and sum are equal.
     """
 
     layers_bytes: list[int]
@@ -141,7 +142,7 @@ class UpdateWorkspace(NamedTuple):
 
 
 def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
-    """What an optimizer step, not the first, allocates beyond what it leaves, over each layer and over the share."""
+    """Measure what an optimizer step after the first allocates beyond what it leaves, per layer and for the share."""
     stepped = _stepped(share)
     everything = [one for parameters in stepped for one in parameters]
     with MemoryWatch(share.runtime) as watch:
@@ -165,7 +166,7 @@ def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
 
 
 def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) -> UpdateWorkspace:
-    """The workspace of all layers from that of their shares; in turn where one share saw that and none the contrary."""
+    """Join the workspaces of all shares' layers; in turn if one share shows that and none shows the contrary."""
     pairs = list(zip(shares, parts, strict=True))
     sizes = {first + k: size for (first, _last), part in pairs for k, size in enumerate(part.layers_bytes)}
     seen = {part.in_turn for part in parts}
@@ -173,25 +174,25 @@ def joined(shares: Sequence[tuple[int, int]], parts: Sequence[UpdateWorkspace]) 
 
 
 def _stepped(share: Share) -> list[list[nn.Parameter]]:
-    """The trainable parameters of each layer; a tied one in its first."""
-    found, seen = [], set[int]()
+    """Return the trainable parameters of each layer; a tied parameter in its first layer."""
+    trainable, seen = [], set[int]()
     for module in share.modules:
-        found.append([one for one in module.parameters() if one.requires_grad and id(one) not in seen])
-        seen.update(map(id, found[-1]))
-    return found
+        trainable.append([one for one in module.parameters() if one.requires_grad and id(one) not in seen])
+        seen.update(map(id, trainable[-1]))
+    return trainable
 
 
 def _inputs(share: Share) -> list[dict[str, Tensor]]:
-    """For each layer what it reads, as leaves; found by one run of the share."""
+    """Return the tensors that each layer reads, as leaves, by running the share once."""
     env = {name: leaf(tensor) for name, tensor in share.env.items()}
-    found = []
+    inputs = []
     for i in range(len(share.modules)):
         reads = share.chain.specs[share.first + i].reads
         wanted = {*reads, *share.chain.outputs} if share.ends_chain and i == len(share.modules) - 1 else set(reads)
-        found.append({name: leaf(tensor) for name, tensor in env.items() if name in wanted})
+        inputs.append({name: leaf(tensor) for name, tensor in env.items() if name in wanted})
         with torch.no_grad():
             _run(share, i, env)
-    return found
+    return inputs
 
 
 def _run(share: Share, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:

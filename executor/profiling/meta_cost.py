@@ -1,8 +1,9 @@
-"""What a layer costs, found without running it: its operations on the meta device, one by one.
+"""The cost of a layer without running it: its operations on the meta device, one by one.
 
-Each ATen operation is recorded with its floating-point operations (torch's own flop formulas) and the bytes it has to
+Each ATen operation is recorded with its floating-point operations (torch's flop formulas) and the bytes that it has to
 read and write; views cost nothing. Attention is recorded as the fused kernel that accelerators run (FlashAttention),
-which keeps no matrix of positions by positions, and an LSTM as cuDNN runs it: matrix products over all positions.
+which keeps no matrix of positions by positions. An LSTM is recorded as cuDNN runs it, as matrix products over all
+positions.
 
 .. [1] Williams, Waterman, Patterson, Roofline (CACM 2009): time is bound by arithmetic or by memory traffic.
 .. [2] Dao et al., FlashAttention (2022), section 3.
@@ -40,7 +41,7 @@ _FREE = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _a
 class Operation(NamedTuple):
     """One kernel: floating-point operations, and bytes read and written.
 
-    ``dtype``: that of its factors where they have 16 bits; None: whatever the model is in.
+    ``dtype``: the type of its factors where they have 16 bits; None: the type of the model.
     """
 
     flops: int
@@ -49,7 +50,7 @@ class Operation(NamedTuple):
 
 
 def time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) -> int:
-    """The roofline of all operations on a device, at least one launch each; rounded up."""
+    """Sum the roofline times of all operations on a device, at least one launch each; rounded up."""
     bytes_per_s, launch_s = device.bytes_per_s(), device.launch_ns / 1e9
     flops_per_s = {each: device.flops_per_s(each or dtype) for each in (None, *_OF_16_BITS.values())}
     seconds = sum(max(launch_s, op.flops / flops_per_s[op.dtype], op.bytes / bytes_per_s) for op in operations)
@@ -57,7 +58,7 @@ def time_ns(operations: Iterable[Operation], device: DeviceFacts, dtype: Dtype) 
 
 
 class OperationRecorder(TorchDispatchMode):
-    """Records every operation that runs inside it in ``operations``."""
+    """A mode that records every operation that runs within it in ``operations``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,7 +72,7 @@ class OperationRecorder(TorchDispatchMode):
         return result
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
-        """Note one operation that has run."""
+        """Record one operation that has run."""
         traffic = _traffic(func, args, kwargs or {}, result)
         flops = _flops(func, args, kwargs or {}, result)
         if traffic or flops:
@@ -79,7 +80,7 @@ class OperationRecorder(TorchDispatchMode):
 
 
 class FusedKernels(TorchFunctionMode):
-    """Replaces attention and LSTMs by what accelerators run; the meta device would choose the plain forms."""
+    """A mode that replaces attention and LSTMs by accelerators' kernels; the meta device would choose plain forms."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,19 +93,19 @@ class FusedKernels(TorchFunctionMode):
 
 
 class SavedStorages:
-    """The storages that autograd keeps from forward to backward, each once; some are left out."""
+    """The storages that autograd keeps from forward to backward, each once, except storages that are left out."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Do not count the storages of ``tensors``: parameters and buffers."""
+        """Exclude the storages of ``tensors``, such as parameters and buffers, from the count."""
         for tensor in tensors:
             self._note(tensor)
 
     @contextmanager
     def counting(self) -> Iterator[Callable[[], int]]:
-        """Inside it, saved tensors are noted; the function it gives says how many bytes were new."""
+        """Count saved tensors within this context. Yields a function that returns the bytes that were new."""
         total = 0
 
         def pack(tensor: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class SavedStorages:
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """A tensor's storage: of one that several GPUs share (a DTensor) this GPU's, of one in transit its result's."""
+    """Return a tensor's storage: of a DTensor this GPU's storage, of an asynchronous tensor its result's."""
     local = getattr(tensor, "_local_tensor", tensor)
     storage: torch.UntypedStorage = getattr(local, "elem", local).untyped_storage()
     return storage
@@ -164,7 +165,7 @@ def _fused_attention(
 
 
 def _is_plain_lstm(args: tuple[Any, ...]) -> bool:
-    """Whether these are `torch.lstm`'s arguments for a padded batch without projections."""
+    """Return whether these are `torch.lstm`'s arguments for a padded batch without projections."""
     if len(args) != _LSTM_ARGUMENTS:
         return False
     _, _, weights, has_biases, num_layers, _, _, bidirectional, _ = args
@@ -183,7 +184,7 @@ def _fused_lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The work of an LSTM without its order in time: both products over all positions, then the gates."""
+    """Run the work of an LSTM without its order in time: both products over all positions, then the gates."""
     directions, step = (2 if bidirectional else 1), (4 if has_biases else 2)
     for layer in range(num_layers):
         outputs = []
@@ -209,28 +210,28 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 
 
 def _attention_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Scores and results forward; scores again and four gradients backward. Heads of queries may share keys.
+    """Count scores and results forward; scores again and four gradients backward. Heads of queries may share keys.
 
-    Of causal attention of the last q positions to all k: twice the pairs that are seen, as of a square.
+    Causal attention of the last q positions to k keys counts twice the visible pairs, by the convention for a square.
     """
     names = [each.name for each in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value = given["query"], given["key"], given["value"]
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
     scores, results = (1, 1) if names[0] == "query" else (3, 2)
     queries, keys = query.shape[-2], key.shape[-2]
     pairs = query.shape[:-1].numel() * keys
     flops = int(2 * pairs * (scores * query.shape[-1] + results * value.shape[-1]))
-    return flops * (2 * keys - queries) // keys if given.get("is_causal") else flops
+    return flops * (2 * keys - queries) // keys if arguments.get("is_causal") else flops
 
 
 def _grouped_flops(left: Tensor, right: Tensor) -> int:
-    """Products of groups of rows, as of experts, each with a matrix of its own: every row is in one group."""
+    """Count the products of groups of rows, as of experts, each with its matrix: every row is in one group."""
     rows = left[0] if left.dim() > right.dim() else left
     return 2 * rows.numel() * right.shape[-1]
 
 
 def _factors(args: tuple[Any, ...]) -> Dtype | None:
-    """The type of 16 bits that the first tensor has; None where it has another one."""
+    """Return the 16-bit type of the first tensor; None where it has another type."""
     first = next((leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)), None)
     return None if first is None else _OF_16_BITS.get(first.dtype)
 

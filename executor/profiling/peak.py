@@ -1,4 +1,4 @@
-"""The most memory that a rank has held: of its GPU as the allocator counts, or of its process as the kernel counts."""
+"""The most memory that a rank held: of its GPU as the allocator counts, or of its process as the kernel counts."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from penstock.executor.runtime.interface import MemoryUse, Runtime
 
 
 class Peak(Protocol):
-    """Counts from when it was made."""
+    """A count that starts when it is created."""
 
     @property
     def bytes(self) -> int:
-        """The most that was held at once, beyond what was held at the beginning."""
+        """The most bytes in use at once, beyond the bytes at the beginning."""
 
     @property
     def reserved_bytes(self) -> int:
-        """The most that was kept from others at once, with what the allocator keeps for later."""
+        """The most bytes that the allocator had at once, including memory that it keeps for later."""
 
 
 class DevicePeak:
-    """What a device has held for this process beyond its beginning.
+    """The memory that a device holds for this process beyond its beginning.
 
-    On a GPU ``bytes`` are of tensors in use: parameters, gradients, states, activations, buffers and workspaces.
-    ``reserved_bytes`` is all that the allocator has taken, which is what other processes find missing. Neither has the
-    context of CUDA, nor NCCL's communicators. On a CPU both are what the process has grown by.
+    On a GPU ``bytes`` counts tensors in use: parameters, gradients, states, activations, buffers and workspaces.
+    ``reserved_bytes`` counts all memory of the allocator, which other processes cannot use. Neither includes the
+    context of CUDA or NCCL's communicators. On a CPU both are the growth of the process.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -42,9 +42,9 @@ class DevicePeak:
 
 
 def peak_of(runtime: Runtime, *, counts_tensors: bool = False) -> Peak:
-    """Counts what a rank holds from now on.
+    """Start to count the memory that a rank holds.
 
-    ``counts_tensors``: on a CPU the tensors alone, from now until the process ends; all its operations are slowed down.
+    ``counts_tensors``: on a CPU count only tensors, until the process ends; this slows all its operations down.
     """
     if runtime.gpu is not None or not counts_tensors:
         return DevicePeak(runtime)

@@ -1,12 +1,12 @@
-"""One process of a measured profile: runs its share of the layers over and over, as a rank of a pipeline would.
+"""A process of a measured profile, which runs its share of the layers over and over, like a rank of a pipeline.
 
-Started by `profiler` as ``python -m penstock.executor.profiling.profile_rank``; it reads lines of JSON on
-standard input and answers on standard output. A pass is a forward of all its layers and one backward through them:
-gradients accumulate in place, the first layer's inputs are leaves, and hooks on the tensors between the layers tell
-when the backward of one layer ends and that of the next begins.
+`profiler` starts it as ``python -m penstock.executor.profiling.profile_rank``. It reads lines of JSON on standard input
+and answers on standard output. A pass is a forward of all its layers and one backward through them. Gradients
+accumulate in place, and the first layer's inputs are leaves. Hooks on the tensors between the layers mark where the
+backward of one layer ends and the next one begins.
 
-The layers are built once, with inputs for every micro-batch size. ``{"block": k}`` asks for passes at size number ``k``
-for ``BLOCK_S`` seconds or more, ``{"parts": true}`` for what is left to measure; a process that is done continues with
+The layers are built once, with inputs for every micro-batch size. ``{"block": k}`` requests passes at size number ``k``
+for ``BLOCK_S`` seconds or more, ``{"parts": true}`` the other measurements. A process that has answered continues with
 passes that do not count, so that no device rests while another one measures.
 """
 
@@ -55,7 +55,7 @@ class _Pass(NamedTuple):
 
 
 class Passes:
-    """A share run over and over."""
+    """A share of the layers that runs over and over."""
 
     def __init__(self, share: Share, watch: Stopwatch) -> None:
         self._share = share
@@ -64,7 +64,7 @@ class Passes:
         self._gradients = [torch.ones_like(root) for root in roots]
 
     def block(self, least_s: float = BLOCK_S) -> Block:
-        """Passes for ``least_s`` seconds, one at least."""
+        """Run passes for ``least_s`` seconds, at least one."""
         passes: list[_Pass] = []
         start_ns = time.perf_counter_ns()
         while not passes or time.perf_counter_ns() - start_ns < least_s * 1e9:
@@ -75,7 +75,7 @@ class Passes:
         return Block(forward_ns, backward_ns, len(passes), wall_ns)
 
     def one(self) -> _Pass:
-        """A single pass."""
+        """Run a single pass."""
         watch = self._watch
         forward_marks = [watch.mark()]
         arrived: list[int | None] = [None] * len(self._share.modules)
@@ -129,7 +129,7 @@ def _measure(
     orders: IO[bytes],
     answer: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Measure the layers of an order, and what the orders after it ask for."""
+    """Measure the layers of an order, then answer the orders that follow."""
     watch = stopwatch(runtime)
     shares = make_shares(job, order["first"], order["last"], order["sizes"], runtime, training)
     passes = [Passes(share, watch) for share in shares]
@@ -137,8 +137,8 @@ def _measure(
         for _ in range(WARM_UP_PASSES):
             each.one()
     kept = [kept_bytes(share) for share in shares]
-    workspaces = [workspace_bytes(share, own.stash) for share, own in zip(shares, kept, strict=True)]
-    stashes = [own.stash for own in kept]
+    workspaces = [workspace_bytes(share, each.stash) for share, each in zip(shares, kept, strict=True)]
+    stashes = [each.stash for each in kept]
     answer({"stash_bytes": stashes, "workspace_bytes": workspaces, "copied_bytes": kept[-1].copied})
     order = _next_order(orders, passes[-1])
     while "block" in order:
@@ -156,7 +156,7 @@ def _measure(
 
 
 def _next_order(orders: IO[bytes], passes: Passes) -> dict[str, Any]:
-    """Passes until the next order is there."""
+    """Run passes until the next order arrives."""
     while not select.select([orders], [], [], 0)[0]:
         passes.one()
     order: dict[str, Any] = json.loads(orders.readline())
@@ -164,7 +164,7 @@ def _next_order(orders: IO[bytes], passes: Passes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve the profiler on standard input and output; what user code prints goes to standard error."""
+    """Serve the profiler on standard input and output; output of user code goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
 """A profile measured on this machine, with all of its devices busy at once.
 
-``concurrency`` processes run at the same time, each on a contiguous share of the layers, as the ranks of a pipeline
-do: the same working set, the same contention. All micro-batch sizes are measured in turn, round after round (`rounds`):
-what plans are chosen by is the relation between them, which a host that drifts would change. On a CPU a layer's time is
-its processor time, times one factor for all layers, processes and sizes, with which the layers of a pass take its
-wall-clock time: preemption is shared out evenly instead of hitting some layers.
+``concurrency`` processes run at the same time, each on a contiguous share of the layers, like the ranks of a pipeline:
+with the same working set and the same contention. All micro-batch sizes are measured in turn, round after round
+(`rounds`), because plans are chosen by the relation between sizes, which a drifting host would change. On a CPU a
+layer's time is its processor time, times one factor for all layers, processes and sizes. With that factor the layers of
+a pass take its wall-clock time, and preemption is spread evenly instead of hitting some layers.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ def measure_profile(
 ) -> ModelProfile:
     """Measure ``job`` (or the job called ``module:attribute``) at each micro-batch size (samples).
 
-    ``concurrency``: devices of the host that are busy at the same time in training; each gets one process, and an
-    accelerator each (``cuda:0``, ``cuda:1``, …). ``seconds`` per size bound the measuring once all are warm. The
-    profile's kind of device is ``device_kind``, or the device's own, as topologies name it. ``precision``: as in
-    `Training`. Raises InvalidDocument for a job that cannot be sent to a process or sizes that make no sense,
-    ModelMismatch for a model that does not run, RunFailed when a process dies.
+    ``concurrency``: devices of the host that are busy at the same time in training. Each gets one process, and an
+    accelerator if there are any (``cuda:0``, ``cuda:1``, …). ``seconds``: limit of the measurement per size, after
+    warm-up. ``device_kind``: the profile's kind of device, otherwise the device's kind as topologies name it.
+    ``precision``: as in `Training`.
+
+    Raises InvalidDocument for a job that cannot be sent to a process and for impossible sizes, ModelMismatch for a
+    model that does not run, and RunFailed when a process dies.
     """
     sizes = checked_sizes(micro_batch_sizes)
     training = Training(precision)  # type: ignore[arg-type]
@@ -91,13 +93,13 @@ def measure_profile(
         for rank in ranks:
             rank.end()
     setting = _Setting(device, device_kind or open_device(device).kind, concurrency, training)
-    found = [one | other for one, other in zip(sized, parts, strict=True)]
-    profile = _assemble(chain, sizes, shares, _Found(rounds, found), setting)
+    processes = [one | other for one, other in zip(sized, parts, strict=True)]
+    profile = _assemble(chain, sizes, shares, _Results(rounds, processes), setting)
     return profile.model_copy(update={"codec_speeds": _codec_speeds(profile, sizes[-1], setting)})
 
 
 def _codec_speeds(profile: ModelProfile, size: int, setting: _Setting) -> tuple[CodecSpeed, ...] | None:
-    """How fast the device converts what crosses the widest cut of ``size`` samples, on one thread as a rank does."""
+    """Measure how fast one thread converts the tensors of the widest cut at ``size`` samples, as on a rank."""
     widest = max((sum(tensor.bytes_per_sample for tensor in cut) for cut in profile.boundaries), default=0)
     if widest == 0 or profile.parameter_dtype != "fp32":
         return None
@@ -112,7 +114,7 @@ def _codec_speeds(profile: ModelProfile, size: int, setting: _Setting) -> tuple[
 
 
 class _Setting(NamedTuple):
-    """On what, and how, was measured."""
+    """The device and the options of a measurement."""
 
     device: str
     kind: str
@@ -120,8 +122,8 @@ class _Setting(NamedTuple):
     training: Training
 
 
-class _Found(NamedTuple):
-    """What was measured: times over rounds, and what each process said of its layers."""
+class _Results(NamedTuple):
+    """The results of a measurement: times over rounds, and what each process measured of its layers."""
 
     rounds: Rounds
     processes: list[dict[str, Any]]
@@ -180,14 +182,14 @@ class _Rank:
 
 
 def _all(ranks: list[_Rank], order: dict[str, Any]) -> list[dict[str, Any]]:
-    """What all ranks answer to an order that they get at the same time."""
+    """Send an order to all ranks at the same time, and return their answers."""
     for rank in ranks:
         rank.send(order)
     return [rank.receive() for rank in ranks]
 
 
 def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, progress: Progress | None) -> Rounds:
-    """Blocks of all sizes, there and back again, until their mean is precise or time is up; two rounds at least."""
+    """Measure blocks of all sizes, there and back, until their mean is precise or time is up; at least twice."""
     start = time.perf_counter()
     listed = ", ".join(map(str, sizes))
     if progress is not None:
@@ -196,7 +198,7 @@ def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, pr
     rounds = Rounds()
     while not rounds.precise and (rounds.count < 2 or time.perf_counter() - start < seconds * len(sizes)):
         turn = list(range(len(sizes)))[:: -1 if rounds.count % 2 else 1]
-        blocks = {k: [Block(**found) for found in _all(ranks, {"block": k})] for k in turn}
+        blocks = {k: [Block(**answer) for answer in _all(ranks, {"block": k})] for k in turn}
         rounds.add([blocks[k] for k in range(len(sizes))])
     if progress is not None:
         passes = min(rounds.passes(k) for k in range(len(sizes)))
@@ -206,7 +208,7 @@ def _measure_rounds(ranks: list[_Rank], sizes: Sequence[int], seconds: float, pr
 
 
 def _shares(layers: int, concurrency: int) -> list[tuple[int, int]]:
-    """Contiguous shares of about equal length; with more devices than layers some layers are run twice."""
+    """Divide layers into contiguous, about equal shares; with more devices than layers some layers run twice."""
     if concurrency > layers:
         return [(i % layers, i % layers) for i in range(concurrency)]
     edges = [layers * i // concurrency for i in range(concurrency + 1)]
@@ -217,23 +219,23 @@ def _assemble(
     chain: Chain,
     sizes: tuple[int, ...],
     shares: list[tuple[int, int]],
-    found: _Found,
+    results: _Results,
     setting: _Setting,
 ) -> ModelProfile:
     modules = chain.build_layers(range(len(chain.specs)), device="meta")
-    error = found.rounds.error
-    slowdown = found.rounds.slowdown if setting.device.startswith("cpu") else 1.0
+    error = results.rounds.error
+    slowdown = results.rounds.slowdown if setting.device.startswith("cpu") else 1.0
     return assemble(
         chain,
         list(modules.values()),
         chain.infer_shapes(range(sizes[-1]), setting.training, setting.device),
-        _update_times(shares, found, slowdown),
+        _update_times(shares, results, slowdown),
         [
             Measurement(
                 device_kind=setting.kind,
                 micro_batch_size=size,
                 concurrency=setting.concurrency,
-                layers=_layer_measurements(shares, found, number, slowdown),
+                layers=_layer_measurements(shares, results, number, slowdown),
             )
             for number, size in enumerate(sizes)
         ],
@@ -246,45 +248,45 @@ def _assemble(
             expected_error=expected_error(error),
         ),
         assumptions=("the loss belongs to the last layer",),
-        copied_bytes=_of_layers(shares, [own["copied_bytes"] for own in found.processes]),
-        update_workspace=joined(shares, [UpdateWorkspace(**own["update_workspace"]) for own in found.processes]),
+        copied_bytes=_of_layers(shares, [each["copied_bytes"] for each in results.processes]),
+        update_workspace=joined(shares, [UpdateWorkspace(**each["update_workspace"]) for each in results.processes]),
     )
 
 
-def _of_layers(shares: list[tuple[int, int]], found: Sequence[Sequence[int]]) -> list[int]:
-    """What the processes found of their layers, layer by layer."""
-    sizes = {first + k: size for (first, _), own in zip(shares, found, strict=True) for k, size in enumerate(own)}
+def _of_layers(shares: list[tuple[int, int]], parts: Sequence[Sequence[int]]) -> list[int]:
+    """Merge the processes' results for their layers into a list by layer."""
+    sizes = {first + k: size for (first, _), part in zip(shares, parts, strict=True) for k, size in enumerate(part)}
     return [sizes[layer] for layer in sorted(sizes)]
 
 
 def expected_error(error: float) -> float:
-    """What is stated of predictions from measurements whose mean has the standard error ``error``."""
+    """Return the stated error of predictions from measurements whose mean has the standard error ``error``."""
     return round(min(1.0, MEASURED_EXPECTED_ERROR + max(0.0, error - PRECISION)), 3)
 
 
 def _layer_measurements(
-    shares: list[tuple[int, int]], found: _Found, size: int, slowdown: float
+    shares: list[tuple[int, int]], results: _Results, size: int, slowdown: float
 ) -> tuple[LayerMeasurement, ...]:
-    """All layers at size number ``size``."""
+    """Return the measurements of all layers at size number ``size``."""
     layers: dict[int, LayerMeasurement] = {}
-    for number, ((first, last), own) in enumerate(zip(shares, found.processes, strict=True)):
-        forward_ns, backward_ns = found.rounds.forward_ns(size, number), found.rounds.backward_ns(size, number)
+    for number, ((first, last), process) in enumerate(zip(shares, results.processes, strict=True)):
+        forward_ns, backward_ns = results.rounds.forward_ns(size, number), results.rounds.backward_ns(size, number)
         for k, layer in enumerate(range(first, last + 1)):
             back_ns = max(1, round(backward_ns[k] * slowdown)) if backward_ns[k] else 0
             layers[layer] = LayerMeasurement(
                 forward_ns=max(1, round(forward_ns[k] * slowdown)),
                 backward_ns=back_ns,
-                backward_weight_ns=round(back_ns * own["weight_shares"][size][k]),
-                stash_bytes=own["stash_bytes"][size][k],
-                workspace_bytes=own["workspace_bytes"][size][k],
+                backward_weight_ns=round(back_ns * process["weight_shares"][size][k]),
+                stash_bytes=process["stash_bytes"][size][k],
+                workspace_bytes=process["workspace_bytes"][size][k],
             )
     return tuple(layers[layer] for layer in sorted(layers))
 
 
-def _update_times(shares: list[tuple[int, int]], found: _Found, slowdown: float) -> list[int]:
+def _update_times(shares: list[tuple[int, int]], results: _Results, slowdown: float) -> list[int]:
     times: dict[int, int] = {}
-    for (first, last), own in zip(shares, found.processes, strict=True):
-        times |= {layer: round(own["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
+    for (first, last), process in zip(shares, results.processes, strict=True):
+        times |= {layer: round(process["update_ns"][k] * slowdown) for k, layer in enumerate(range(first, last + 1))}
     return [times[layer] for layer in sorted(times)]
 
 

@@ -1,10 +1,10 @@
-"""Rounds of a measurement: in each, every micro-batch size has its block, so that what drifts hits all sizes alike.
+"""Rounds of a measurement: each round has a block of every micro-batch size, so that drift affects all sizes alike.
 
-A processor does not keep its speed: what shares its caches, its cores or its host makes the same pass a tenth slower
-for a second or two. A run of many steps sees the mean of that, so the mean over rounds counts, once the first
-``WARM_UP_ROUNDS`` are over, and enough has been seen when its standard error is at most ``PRECISION`` at every size.
-Successive rounds are alike, so the error is that of means of ``GROUP_ROUNDS`` rounds, of which there are at least
-``MIN_GROUPS``: three rounds that agree by chance end nothing.
+A processor does not keep its speed: other load on its caches, its cores or its host makes the same pass a tenth slower
+for a second or two. A run of many steps sees the mean, so the mean over rounds counts, without the first
+``WARM_UP_ROUNDS``. The measurement ends when its standard error is at most ``PRECISION`` at every size. Successive
+rounds are correlated, so the error is computed from means of ``GROUP_ROUNDS`` rounds, of which there are at least
+``MIN_GROUPS``. Three rounds that agree by chance therefore do not end it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """A forward and a backward through all its layers."""
+        """The time of a forward and a backward through all layers."""
         return sum(self.forward_ns) + sum(self.backward_ns)
 
 
@@ -42,17 +42,17 @@ class Rounds:
         self._rounds: list[Sequence[Sequence[Block]]] = []
 
     def add(self, blocks: Sequence[Sequence[Block]]) -> None:
-        """Take a round: for each size a block of each process."""
+        """Add a round: for each size a block of each process."""
         self._rounds.append(blocks)
 
     @property
     def count(self) -> int:
-        """Rounds so far."""
+        """The number of rounds so far."""
         return len(self._rounds)
 
     @property
     def error(self) -> float:
-        """Relative standard error of the mean time of a pass, of the size with the largest; 1 for too few rounds."""
+        """The relative standard error of a pass's mean time, for the size where it is largest; 1 for too few rounds."""
         starts = range(0, self.count - WARM_UP_ROUNDS - GROUP_ROUNDS + 1, GROUP_ROUNDS)
         if len(starts) < MIN_GROUPS:
             return 1.0
@@ -65,38 +65,38 @@ class Rounds:
 
     @property
     def precise(self) -> bool:
-        """Whether enough has been seen."""
+        """True if the error is small enough."""
         return self.error <= PRECISION
 
     @property
     def slowdown(self) -> float:
-        """Wall-clock time of all passes over the time of their layers, in the rounds that count; one for all sizes.
+        """The wall-clock time of all passes over the time of their layers, in the rounds that count; one for all sizes.
 
-        Besides waiting for the processor it has what a pass takes outside its layers, and passes that took longer than
-        the median: a step of a run is made of both.
+        Besides waiting for the processor it includes the time of a pass outside its layers, and passes that took longer
+        than the median. A step of a run includes both.
         """
         kept = [one for blocks in self._kept for of_size in blocks for one in of_size]
         return max(1.0, sum(one.wall_ns for one in kept) / max(1, sum(one.passes * one.total_ns for one in kept)))
 
     def passes(self, size: int) -> int:
-        """Passes that count at size number ``size``, of the process with the fewest."""
+        """Return the number of passes that count at size number ``size``, for the process with the fewest."""
         return min(sum(one.passes for one in of_process) for of_process in self._of(size))
 
     def forward_ns(self, size: int, process: int) -> list[float]:
-        """Of each layer of a process, the mean over the rounds that count."""
+        """Return each layer's forward time in a process: the mean over the rounds that count, in ns."""
         return _means([one.forward_ns for one in self._of(size)[process]])
 
     def backward_ns(self, size: int, process: int) -> list[float]:
-        """As ``forward_ns``."""
+        """Return each layer's backward time in a process: the mean over the rounds that count, in ns."""
         return _means([one.backward_ns for one in self._of(size)[process]])
 
     @property
     def _kept(self) -> list[Sequence[Sequence[Block]]]:
-        """The rounds after the first ones; the later half where there are few."""
+        """The rounds after the first ones; the later half where rounds are few."""
         return self._rounds[min(WARM_UP_ROUNDS, self.count // 2) :]
 
     def _of(self, size: int) -> list[tuple[Block, ...]]:
-        """By process, the blocks that count."""
+        """Return the blocks that count, by process."""
         return list(zip(*(blocks[size] for blocks in self._kept), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Some consecutive layers of a chain with tensors to run them on, as a rank of a pipeline holds them."""
+"""Consecutive layers of a chain with tensors to run them on, like a rank's stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.schemas.errors import ModelMismatch
 
 @dataclass(slots=True)
 class Share:
-    """The layers ``first`` to ``last`` and what they run on; ``env``: what they read from before them, by name."""
+    """The layers ``first`` to ``last`` with their inputs; ``env``: the tensors from earlier layers, by name."""
 
     chain: Chain
     first: int
@@ -34,19 +34,19 @@ class Share:
 
     @property
     def specs(self) -> tuple[LayerSpec, ...]:
-        """What its layers read and write."""
+        """The tensors that its layers read and write."""
         return self.chain.specs[self.first : self.last + 1]
 
     @property
     def ends_chain(self) -> bool:
-        """Whether the loss belongs to it."""
+        """True if the last layer, and so the loss, belongs to the share."""
         return self.last == len(self.chain.specs) - 1
 
     def forward(self, after: Callable[[int, list[Tensor]], None]) -> list[Tensor]:
-        """Run the layers; ``after`` is called with each layer's results. Returns the tensors to go back from.
+        """Run the layers, and call ``after`` with each layer's results. Return the tensors where the backward starts.
 
-        A tensor that the layers neither read nor write costs them nothing: handing its gradient through is what a stage
-        boundary does, not a layer.
+        A tensor that the layers neither read nor write costs them nothing: its gradient is passed on by the stage
+        boundary, not by a layer.
         """
         env = {name: leaf(tensor) for name, tensor in self.env.items()}
         with self.training.autocast(self.runtime.device) or nullcontext():
@@ -57,9 +57,9 @@ class Share:
         return [env[name] for name in crossing if env[name].requires_grad]
 
     def run_layer(self, i: int, env: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run layer ``i`` of the share on ``env``, which gets its results; the last layer of all makes the loss.
+        """Run layer ``i`` of the share on ``env``, and add its results there; after the chain's last layer, the loss.
 
-        Raises ModelMismatch naming a layer that does not run.
+        Raises ModelMismatch with the name of a layer that does not run.
         """
         spec = self.chain.specs[self.first + i]
         try:
@@ -78,14 +78,14 @@ class Share:
 
 
 def leaf(tensor: Tensor) -> Tensor:
-    """The same numbers without a history."""
+    """Return a leaf with the same numbers, without a history."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def make_shares(
     job: Job, first: int, last: int, sizes: Sequence[int], runtime: Runtime = CPU, training: Training = FULL
 ) -> list[Share]:
-    """The same layers for each size (samples): on the device, with gradients to add to, and tensors to run on."""
+    """Build a share for each size (samples), all with the same layers on the device, with zeroed gradients."""
     chain = Chain(job)
     modules = list(chain.build_layers(range(first, last + 1), device=runtime.device).values())
     for module in modules:
@@ -96,19 +96,19 @@ def make_shares(
     shares = []
     for size in sizes:
         inputs, targets = job.batch(0, range(size))
-        env = runtime.moved(inputs) | _made(chain, first, size, runtime.device, training)
+        env = runtime.moved(inputs) | _random_inputs(chain, first, size, runtime.device, training)
         shares.append(Share(chain, first, last, modules, env, runtime.moved(targets), size, runtime, training))
     return shares
 
 
-def _made(chain: Chain, first: int, size: int, device: torch.device, training: Training) -> dict[str, Tensor]:
-    """What layers before ``first`` would have written, of the right shapes and types."""
+def _random_inputs(chain: Chain, first: int, size: int, device: torch.device, training: Training) -> dict[str, Tensor]:
+    """Draw the tensors that layers before ``first`` would write, with the right shapes and types."""
     if not first:
         return {}
     generator = torch.Generator().manual_seed(derived_seed(chain.job.seed, "profile", first))
-    made = {}
+    tensors = {}
     for name, shape in chain.infer_shapes(range(size), training, device)[first - 1].items():
         whole = (size, *shape.sample_shape)
         drawn = torch.randn(whole, generator=generator) if shape.dtype.is_floating_point else torch.zeros(whole)
-        made[name] = drawn.to(device=device, dtype=shape.dtype).requires_grad_(shape.needs_grad)
-    return made
+        tensors[name] = drawn.to(device=device, dtype=shape.dtype).requires_grad_(shape.needs_grad)
+    return tensors

@@ -1,4 +1,4 @@
-"""Time on a device: the processor time of this thread on a CPU, events in the compute stream on a GPU."""
+"""A stopwatch for a device: the processor time of this thread on a CPU, events in the compute stream on a GPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.executor.runtime.interface import Runtime
 
 
 class Stopwatch(Protocol):
-    """Notes moments of what runs on a device; ``read_ns`` gives them in ns, on a clock of its own, and starts over."""
+    """A list of moments on a device; ``read_ns`` returns them in ns, on any clock, and starts over."""
 
     def mark(self) -> int:
-        """Note now, on the device; the number of the moment."""
+        """Note the present moment of the device, and return its number."""
 
     def read_ns(self) -> list[int]:
-        """Return all moments in ns once they have come, and forget them."""
+        """Wait until all moments have passed, return them in ns, and forget them."""
 
 
 class BusyWatch:
-    """The processor time of this thread, which leaves out what others ran in between."""
+    """A stopwatch of this thread's processor time, which excludes the time of other threads."""
 
     def __init__(self) -> None:
         self._moments_ns: list[int] = []
@@ -35,7 +35,7 @@ class BusyWatch:
 
 
 class DeviceWatch:
-    """Moments of the compute stream of a device."""
+    """A stopwatch of a device's compute stream."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -54,17 +54,17 @@ class DeviceWatch:
 
 
 def stopwatch(runtime: Runtime) -> Stopwatch:
-    """The stopwatch of a device."""
+    """Create the stopwatch for a device."""
     return BusyWatch() if runtime.gpu is None else DeviceWatch(runtime)
 
 
 def times_ns(watch: Stopwatch, action: Callable[[], object], rounds: int) -> list[int]:
-    """What ``action`` takes, each time, in ns."""
-    found = []
+    """Measure how long ``action`` takes each time, in ns."""
+    durations = []
     for _ in range(rounds):
         watch.mark()
         action()
         watch.mark()
         start, end = watch.read_ns()
-        found.append(end - start)
-    return found
+        durations.append(end - start)
+    return durations

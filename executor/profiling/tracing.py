@@ -1,6 +1,6 @@
-"""One run of a job's layers on the meta device: what each computes, keeps and sends, on one GPU of those that share it.
+"""One run of a job's layers on the meta device: operations, memory and collectives of one GPU.
 
-Of layers that are built alike, and read tensors alike, only the first is run.
+Layers that are built alike, and read tensors alike, are run once.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from penstock.schemas.transformers.degrees import Collective
 from penstock.schemas.transformers.degrees import Operation as LayersCollective
 
 CollectiveKind = LayersCollective | Literal["reduce", "broadcast"]
-"""Those within layers, and those of shares of the optimizer."""
+"""The collectives within layers, and the collectives of optimizer shares."""
 
 
 class Sent(NamedTuple):
-    """One collective: its kind, the name of its group, and the bytes of the whole tensor, or of what one GPU sends."""
+    """One collective: its kind, its group's name, and the bytes of the whole tensor, or the bytes one GPU sends."""
 
     operation: CollectiveKind
     group: str
@@ -45,10 +45,10 @@ class Sent(NamedTuple):
 
 
 class LayerCost(NamedTuple):
-    """What a layer does for one micro-batch; ``sent_…``: its collectives one by one, which ``collectives`` sums up.
+    """A layer's cost for one micro-batch; ``sent_…``: its collectives one by one, summed up in ``collectives``.
 
-    ``workspace_bytes``: needed only while it runs, where the tracer counts them. ``copied_bytes``: of its parameters'
-    copies in 16 bits, which autocast keeps for all micro-batches.
+    ``workspace_bytes``: bytes needed only while it runs, where the tracer counts them. ``copied_bytes``: bytes of its
+    parameters' copies in 16 bits, which autocast keeps for all micro-batches.
     """
 
     forward: list[Operation]
@@ -61,15 +61,15 @@ class LayerCost(NamedTuple):
     copied_bytes: int = 0
 
 
-class Held(NamedTuple):
-    """What one GPU has of a layer: bytes of each parameter by name, and the traffic of one optimizer step."""
+class LayerSizes(NamedTuple):
+    """The sizes of a layer on one GPU: bytes of each parameter by name, and the traffic of one optimizer step."""
 
     parameters: dict[str, int]
     update_bytes: int
 
 
 class Run(NamedTuple):
-    """All layers at one micro-batch size; shapes of the batch's ``inputs``, and of what each layer has ``written``."""
+    """All layers at one micro-batch size, with the shapes of the batch's ``inputs`` and of each layer's results."""
 
     costs: list[LayerCost]
     shapes: list[dict[str, TensorShape]]
@@ -78,26 +78,26 @@ class Run(NamedTuple):
 
 
 Maker = Callable[[list[Tensor], SavedStorages], Tensor]
-"""Makes a result of a layer of what it reads, and of the storages that are kept."""
+"""A function that creates a layer's result from the tensors that it reads and the storages that are kept."""
 
 
 Key = tuple[Hashable, bool, Hashable]
-"""How a layer is built and divided, whether it is the last one, and what it is given."""
+"""The way a layer is built and divided, whether it is the last one, and the properties of its inputs."""
 
 
 class Traced(NamedTuple):
-    """The cost of all layers alike; ``made`` says how to make their results, where that is known."""
+    """The cost of all layers alike; ``makers`` create their results, where this is possible."""
 
     cost: LayerCost
-    made: list[Maker] | None
+    makers: list[Maker] | None
 
 
 class Tracer:
-    """Runs the layers of a chain, whole, at any number of sizes; ``dtype`` None: in the types they are built in.
+    """A tracer of the whole layers of a chain, at any number of sizes; ``dtype`` None: in the types they are built in.
 
-    ``modules``: the layers by number, on the meta device; of those that are built alike the first will do.
-    ``counts_workspace``: layers are run once more, for the bytes that they need only while they run. ``training``:
-    layers and loss run under its autocast, as ranks run them. ``traced``: the layers that have run, by size.
+    ``modules``: the layers by number, on the meta device; of layers that are built alike the first is enough.
+    ``counts_workspace``: run layers once more, to count the bytes that they need only while they run. ``training``: its
+    autocast is used for layers and loss, as on ranks. ``traced``: the layers that have run, by size.
     """
 
     def __init__(
@@ -115,32 +115,32 @@ class Tracer:
         self.alike = [(alike(spec.build), alike(spec.parallel)) for spec in chain.specs]
         self.traced: dict[int, dict[Key, Traced]] = {}
         self._runs: dict[int, Run] = {}
-        self._held: dict[Hashable, Held] = {}
+        self._layer_sizes: dict[Hashable, LayerSizes] = {}
 
     def module(self, index: int) -> nn.Module:
-        """The layer, or the first one that is built alike."""
+        """Return the layer, or the first layer that is built alike."""
         return self._modules[self.alike.index(self.alike[index])]
 
-    def held(self, index: int) -> Held:
-        """What one GPU has of layer ``index``."""
+    def sizes(self, index: int) -> LayerSizes:
+        """Return the sizes of layer ``index`` on one GPU."""
         key = self.alike[index]
-        if key not in self._held:
-            self._held[key] = self.held_of(self.module(index))
-        return self._held[key]
+        if key not in self._layer_sizes:
+            self._layer_sizes[key] = self.sizes_of(self.module(index))
+        return self._layer_sizes[key]
 
-    def held_of(self, module: nn.Module) -> Held:
-        """What one GPU has of a layer."""
+    def sizes_of(self, module: nn.Module) -> LayerSizes:
+        """Compute the sizes of a layer on one GPU."""
         each = {name: parameter.numel() * parameter.itemsize for name, parameter in module.named_parameters()}
-        return Held(each, update_bytes(self.chain.job, module.parameters()))
+        return LayerSizes(each, update_bytes(self.chain.job, module.parameters()))
 
     def batch(self, size: int) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of ``size`` samples, without numbers."""
+        """Return inputs and targets of ``size`` samples, without numbers."""
         inputs, targets = self.chain.batch_inputs(range(size)), self.chain.job.batch(0, range(size))[1]
         here = self.numberless.tensor
         return {name: here(_as(each, self.dtype)) for name, each in inputs.items()}, on_tensors(here, targets)
 
     def run(self, size: int) -> Run:
-        """All layers at ``size`` samples, run once. Raises ModelMismatch or UnsupportedRequest for one that cannot."""
+        """Run all layers at ``size`` samples, once. ModelMismatch or UnsupportedRequest if a layer does not run."""
         if size not in self._runs:
             self._runs[size] = self._run(size)
         return self._runs[size]
@@ -149,38 +149,38 @@ class Tracer:
         chain = self.chain
         env, targets = self.batch(size)
         storages = SavedStorages()
-        known = self.traced.setdefault(size, {})
-        found = Run([], [], [], {name: tuple(tensor.shape) for name, tensor in env.items()})
+        traces = self.traced.setdefault(size, {})
+        run = Run([], [], [], {name: tuple(tensor.shape) for name, tensor in env.items()})
         for i, spec in enumerate(chain.specs):
-            given = [env[name] for name in spec.reads]
-            key: Key = (self.alike[i], i == len(chain.specs) - 1, _seen(given, storages))
-            traced = known.get(key)
-            if traced is not None and traced.made is not None:
-                results = [make(given, storages) for make in traced.made]
+            inputs = [env[name] for name in spec.reads]
+            key: Key = (self.alike[i], i == len(chain.specs) - 1, _seen(inputs, storages))
+            traced = traces.get(key)
+            if traced is not None and traced.makers is not None:
+                results = [make(inputs, storages) for make in traced.makers]
             else:
                 storages.leave_out([*self.module(i).parameters(), *self.module(i).buffers()])
-                results, cost = self._checked(i, given, env, storages, targets)
-                traced = known[key] = Traced(cost, _makers(given, results, storages))
-            found.costs.append(traced.cost)
-            found.written.append([tuple(tensor.shape) for tensor in results])
+                results, cost = self._checked(i, inputs, env, storages, targets)
+                traced = traces[key] = Traced(cost, _makers(inputs, results, storages))
+            run.costs.append(traced.cost)
+            run.written.append([tuple(tensor.shape) for tensor in results])
             for name, tensor in zip(spec.writes, results, strict=True):
                 env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
             if i < len(chain.cuts):
-                found.shapes.append({name: tensor_shape(env[name]) for name in chain.cuts[i]})
-        return found
+                run.shapes.append({name: tensor_shape(env[name]) for name in chain.cuts[i]})
+        return run
 
     def _checked(
-        self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
+        self, index: int, inputs: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
     ) -> tuple[list[Tensor], LayerCost]:
         try:
-            return self.trace(index, given, env, storages, targets)
+            return self.trace(index, inputs, env, storages, targets)
         except PenstockError:
             raise
         except Exception as error:
             raise self.failure(index, error) from error
 
     def failure(self, index: int, error: Exception) -> PenstockError:
-        """The error of a layer that does not run."""
+        """Create the error for a layer that does not run."""
         why, name = f"{type(error).__name__}: {error}", self.chain.specs[index].name
         needs_numbers = any(word in why for word in ("NotImplementedError", "DataDependent", "meta"))
         measuring = "measure the profile instead of computing it" if needs_numbers else None
@@ -189,44 +189,45 @@ class Tracer:
         )
 
     def trace(
-        self, index: int, given: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
+        self, index: int, inputs: list[Tensor], env: dict[str, Tensor], storages: SavedStorages, targets: Any
     ) -> tuple[list[Tensor], LayerCost]:
-        """Forward and backward of layer ``index``; its results, and what it took."""
+        """Run layer ``index`` forward and backward; return its results and its cost."""
         for parameter in self.module(index).parameters():
             parameter.grad = torch.empty_like(parameter)
         forward, backward = OperationRecorder(), OperationRecorder()
         with self.copying(index) as copies:
             if self.numberless.lowered:
-                self.passes(index, given, env, SavedStorages(), targets, copies, nullcontext())
+                self.passes(index, inputs, env, SavedStorages(), targets, copies, nullcontext())
             storages.leave_out(copies.copies)
-            results, kept = self.passes(index, given, env, storages, targets, forward, backward)
-            needed = self.workspace(index, given, env, targets, kept)
+            results, kept = self.passes(index, inputs, env, storages, targets, forward, backward)
+            needed = self.workspace(index, inputs, env, targets, kept)
         return results, LayerCost(
             forward.operations, backward.operations, kept, needed, copied_bytes=copies.copied_bytes
         )
 
     def copying(self, index: int) -> AbstractContextManager[Copying]:
-        """Inside it autocast keeps its copies of the parameters of layer ``index``, which it has made none of before.
+        """Let autocast keep its copies of layer ``index``'s parameters within this context. It starts without any.
 
-        Its first run, within what this gives, makes them; those after it find them.
+        The layer's first run within this context makes the copies; later runs find them.
         """
         return self.numberless.copying(self.module(index).parameters())
 
-    def workspace(self, index: int, given: list[Tensor], env: dict[str, Tensor], targets: Any, kept: int) -> int:
-        """Bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays; 0 if not counted.
+    def workspace(self, index: int, inputs: list[Tensor], env: dict[str, Tensor], targets: Any, kept: int) -> int:
+        """Count the bytes that layer ``index`` needs only while it runs: the most of a pass, less what stays.
 
-        After a forward what is ``kept`` stays, or its results; a backward gives back what it uses up, and leaves the
-        gradients of its inputs. A new gradient of a parameter is there with the one that it is added to.
+        The result is 0 if the tracer does not count workspace. After a forward the stash of ``kept`` bytes stays, or
+        the results. A backward frees the stash, and leaves its inputs' gradients. A parameter's new gradient exists
+        together with the gradient to which it is added.
         """
         if not self.counts_workspace:
             return 0
-        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs]
         alive = LiveBytes(on_meta=True)
         with alive:
             with FusedKernels():
                 results, roots = self._forward(index, leaves, env, targets)
             if index == len(self.chain.specs) - 1:
-                results = roots  # what a loss has used up is gone
+                results = roots  # the loss has freed the tensors before it
             forward = alive.bytes - max(kept, held_once(results))
             gradients = [torch.empty_like(root) for root in roots]
             before = alive.restart()
@@ -239,27 +240,27 @@ class Tracer:
     def _forward(
         self, index: int, leaves: list[Tensor], env: dict[str, Tensor], targets: Any
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What layer ``index`` writes, and where its backward begins: the loss, after the last layer."""
+        """Run layer ``index`` forward. Return its results and the roots of its backward; at the end, the loss."""
         with self.numberless.layers():
             results = list(self.chain.call(index, self.module(index), leaves))
             roots = [tensor for tensor in results if tensor.requires_grad]
             if index == len(self.chain.specs) - 1:
-                known = env | dict(zip(self.chain.specs[index].writes, results, strict=True))
-                roots = _loss(self.chain, known, targets) or roots
+                tensors = env | dict(zip(self.chain.specs[index].writes, results, strict=True))
+                roots = _loss(self.chain, tensors, targets) or roots
         return results, roots
 
     def passes(
         self,
         index: int,
-        given: list[Tensor],
+        inputs: list[Tensor],
         env: dict[str, Tensor],
         storages: SavedStorages,
         targets: Any,
         forward: AbstractContextManager[Any],
         backward: AbstractContextManager[Any],
     ) -> tuple[list[Tensor], int]:
-        """Both passes of a layer, each within its context; what it writes, and the bytes that it newly keeps."""
-        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given]
+        """Run both passes of a layer, each within its context; return its results and the bytes that it adds."""
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in inputs]
         with storages.counting() as kept:
             with FusedKernels(), forward:
                 results, roots = self._forward(index, leaves, env, targets)
@@ -271,7 +272,7 @@ class Tracer:
 
 
 def held_once(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages of this rank's parts, each once."""
+    """Sum the bytes of the storages of this rank's parts, each once."""
     storages = {storage._cdata: storage for storage in map(storage_of, tensors)}
     return sum(storage.nbytes() for storage in storages.values())
 
@@ -282,7 +283,7 @@ def _loss(chain: Chain, env: dict[str, Tensor], targets: Any) -> list[Tensor]:
 
 
 def update_bytes(job: Job, parameters: Iterable[nn.Parameter]) -> int:
-    """Traffic of one fused optimizer step: parameters and states read and written, gradients read."""
+    """Return the traffic of one fused optimizer step: parameters and states read and written, gradients read."""
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
         return 0
@@ -290,49 +291,53 @@ def update_bytes(job: Job, parameters: Iterable[nn.Parameter]) -> int:
     for parameter in trainable:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    held = sum(parameter.numel() * parameter.itemsize for parameter in trainable)
+    parameter_bytes = sum(parameter.numel() * parameter.itemsize for parameter in trainable)
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return 3 * held + 2 * sum(state.numel() * state.itemsize for state in states)
+    return 3 * parameter_bytes + 2 * sum(state.numel() * state.itemsize for state in states)
 
 
-def update_ns(held: Held, cost: LayerCost, device: DeviceFacts) -> int:
-    """One optimizer step over a layer, and autocast's copies of its parameters, which are made again: 4 bytes to 2."""
-    return math.ceil((held.update_bytes + 3 * cost.copied_bytes) / device.bytes_per_s() * 1e9)
+def update_ns(sizes: LayerSizes, cost: LayerCost, device: DeviceFacts) -> int:
+    """Return the time of a layer's optimizer step and of autocast's new copies (4 to 2 bytes), in ns."""
+    return math.ceil((sizes.update_bytes + 3 * cost.copied_bytes) / device.bytes_per_s() * 1e9)
 
 
-def _seen(given: Sequence[Tensor], storages: SavedStorages) -> Hashable:
-    """What a layer's costs depend on besides itself: the tensors that it reads, and which of them are kept already."""
-    places = [storage_of(tensor)._cdata for tensor in given]
+def _seen(inputs: Sequence[Tensor], storages: SavedStorages) -> Hashable:
+    """Return all that a layer's costs depend on besides the layer: its inputs, and which of them are kept already."""
+    places = [storage_of(tensor)._cdata for tensor in inputs]
     return tuple(
         (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad, tensor in storages, places.index(place))
-        for tensor, place in zip(given, places, strict=True)
+        for tensor, place in zip(inputs, places, strict=True)
     )
 
 
-def _makers(given: Sequence[Tensor], results: Sequence[Tensor], storages: SavedStorages) -> list[Maker] | None:
-    """How each result of another layer alike is made: new, or one of its inputs again; None where it is neither."""
+def _makers(tensors: Sequence[Tensor], results: Sequence[Tensor], storages: SavedStorages) -> list[Maker] | None:
+    """Return functions that create an alike layer's results: new tensors, or inputs again; None where neither fits."""
     makers: list[Maker] = []
-    inputs = [storage_of(tensor)._cdata for tensor in given]
-    own = [storage_of(tensor)._cdata for tensor in results]
-    for result, place in zip(results, own, strict=True):
-        if place in inputs and result.shape == given[inputs.index(place)].shape:
+    inputs = [storage_of(tensor)._cdata for tensor in tensors]
+    places = [storage_of(tensor)._cdata for tensor in results]
+    for result, place in zip(results, places, strict=True):
+        if place in inputs and result.shape == tensors[inputs.index(place)].shape:
             makers.append(partial(_input, index=inputs.index(place)))
-        elif place in inputs or own.count(place) > 1 or storage_of(result).nbytes() != result.numel() * result.itemsize:
+        elif (
+            place in inputs
+            or places.count(place) > 1
+            or storage_of(result).nbytes() != result.numel() * result.itemsize
+        ):
             return None
         else:
             makers.append(partial(_new, like=result, is_kept=result in storages))
     return makers
 
 
-def _input(given: list[Tensor], _storages: SavedStorages, index: int) -> Tensor:
-    return given[index]
+def _input(inputs: list[Tensor], _storages: SavedStorages, index: int) -> Tensor:
+    return inputs[index]
 
 
-def _new(_given: list[Tensor], storages: SavedStorages, like: Tensor, is_kept: bool) -> Tensor:
-    made = torch.empty_like(like.detach()).requires_grad_(like.requires_grad)
+def _new(_inputs: list[Tensor], storages: SavedStorages, like: Tensor, is_kept: bool) -> Tensor:
+    tensor = torch.empty_like(like.detach()).requires_grad_(like.requires_grad)
     if is_kept:
-        storages.leave_out([made])
-    return made
+        storages.leave_out([tensor])
+    return tensor
 
 
 def _numbers(modules: Sequence[nn.Module] | Mapping[int, nn.Module]) -> Iterable[int]:

@@ -155,13 +155,13 @@ class Binder:
             if one.kind == "F" and key not in cells:
                 stage = self._stage(one)
                 rows = self._rows(stage, one.micro_batch)
-                low = stage.held.rows[self.program.row_class(one.micro_batch)][0]
+                low = stage.entry.rows[self.program.row_class(one.micro_batch)][0]
                 place = one.micro_batch % count
                 cells[key] = Cell(place, rows, stage.module.seeds(place, low), batches[key[1] // count])
         return cells
 
     def _rows(self, stage: HeldStage, micro_batch: int) -> range:
-        low, high = stage.held.rows[self.program.row_class(micro_batch)]
+        low, high = stage.entry.rows[self.program.row_class(micro_batch)]
         start = first_row(self.program, micro_batch)
         return range(start + low, start + high)
 
@@ -182,7 +182,7 @@ class Binder:
 
     def _find_neighbours(self) -> Neighbours:
         idle = {index for index, one in enumerate(self.instructions) if one.kind in GRADIENTS and not self._busy(one)}
-        return Neighbours(self.instructions, {number: stage.held for number, stage in self.stages.items()}, idle)
+        return Neighbours(self.instructions, {number: stage.entry for number, stage in self.stages.items()}, idle)
 
     def _busy(self, one: Instruction) -> bool:
         return len(self._cell(one).rows) > 0
@@ -309,7 +309,7 @@ class Binder:
         return reduction.arm, (one.micro_batch, firings, parameters)
 
     def _step_call(self, index: int, stage: HeldStage) -> Call:
-        count, every = self.program.num_micro_batches, stage.held.update_every
+        count, every = self.program.num_micro_batches, stage.entry.update_every
         number = self._neighbours.step_number[index]
         last = ((number + 1) * every - 1) // count
         ends = (number + 1) * every % count == 0
@@ -324,7 +324,7 @@ class Binder:
 
     def _cut_of(self, channel: Channel) -> int:
         """The cut that a channel crosses: after the stage for what goes forward from it, before it otherwise."""
-        held = self.stages[channel.stage].held
+        held = self.stages[channel.stage].entry
         return held.last if channel.peer_stage == held.next else held.first - 1
 
     def _messages(self, one: Instruction, cell: Cell) -> tuple[list[Message], list[TensorShape]]:

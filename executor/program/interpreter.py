@@ -340,8 +340,8 @@ class Interpreter:
         """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
         cells = self._bound[0].cells
         for stage in self.stages.values():
-            busy = [cell.rows for (number, _), cell in cells.items() if number == stage.held.stage and len(cell.rows)]
-            if stage.module.is_last and stage.held.replica == 0 and busy:
+            busy = [cell.rows for (number, _), cell in cells.items() if number == stage.entry.stage and len(cell.rows)]
+            if stage.module.is_last and stage.entry.replica == 0 and busy:
                 terms = self._terms(stage.module, busy[0])
                 own = stage.module
                 return (terms if own.counts_loss else 0, len(busy[0]) if own.counts_rows else 0)

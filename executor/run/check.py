@@ -91,9 +91,9 @@ class Check:
 
     def keep(self, stage: HeldStage) -> None:
         """Copy a stage's gradients, just before the optimizer uses them."""
-        number = self._seen[stage.held.stage]
+        number = self._seen[stage.entry.stage]
         if number < self.steps and self._interpreter.training.precision != "fp16":
-            self._seen[stage.held.stage] += 1
+            self._seen[stage.entry.stage] += 1
             self._pieces |= stage.parts.pieces
             for name, gradient in stage.named_gradients():
                 self._kept[number, self._interpreter.source.lane, name] = gradient.detach().to("cpu", copy=True)

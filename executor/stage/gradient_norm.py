@@ -1,11 +1,11 @@
-"""The norm of a step's whole gradient, to clip it, and the scale of the loss in float16, with its overflow flag.
+"""The norm of a step's whole gradient, for clipping, and the loss scale in float16 with its overflow flag.
 
-Every parameter counts once, however many ranks hold it: the first rank of its group counts it (NORM). Replicas' sums
-are equal by then, and so are those of tied parameters. What a step multiplies its gradients by is one number: the
-correction of the batch's terms, over the loss scale, times what clips (``torch.nn.utils.clip_grad_norm_``).
+Every parameter counts once, however many ranks hold it: the first rank of its group counts it (NORM). By then the sums
+of replicas are equal, and so are the gradients of tied parameters. A step multiplies its gradients by one factor: the
+correction of the batch's terms, divided by the loss scale, times the clipping (``torch.nn.utils.clip_grad_norm_``).
 
-The loss scale grows and backs off as in ``torch.amp.GradScaler``. A rank's overflow shows in the sum, so that all ranks
-see the same, leave the step out together, and need not exchange the scale.
+The loss scale grows and backs off as in ``torch.amp.GradScaler``. An overflow on any rank makes the sum infinite or
+NaN, so all ranks see it, skip the step together, and need not exchange the scale.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.executor.stage.stage_module import StageModule
 from penstock.executor.transport import sum_over
 
 _EPSILON = 1e-6
-"""Of ``clip_grad_norm_``."""
+"""The constant that ``clip_grad_norm_`` adds to the norm."""
 
 
 @dataclass(slots=True)
 class LossScale:
-    """What losses are multiplied by, so that small gradients do not vanish in float16.
+    """A factor for losses, so that small gradients do not vanish in float16.
 
-    It is halved when a gradient overflows, and doubled after ``interval`` steps without that.
+    It is halved when a gradient overflows, and doubled after ``interval`` steps without an overflow.
     """
 
     value: float = 65536.0
@@ -42,7 +42,7 @@ class LossScale:
     good_steps: int = 0
 
     def update(self, overflow: bool) -> None:
-        """Count a step."""
+        """Count a step, and adjust the scale."""
         if overflow:
             self.value *= self.backoff
             self.good_steps = 0
@@ -53,19 +53,19 @@ class LossScale:
             self.good_steps = 0
 
     def state_dict(self) -> dict[str, float | int]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
         return {"value": self.value, "good_steps": self.good_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Restore the state that ``state_dict`` returned."""
         self.value, self.good_steps = float(state["value"]), int(state["good_steps"])
 
 
 class GradientNorm:
-    """NORM and WAIT_NORM of a rank.
+    """The instructions NORM and WAIT_NORM of a rank.
 
-    ``counted``: the parameters that this rank counts. ``modules``: its stages, whose losses are scaled. ``norm``: the
-    last step's norm before clipping; ``overflow``: whether that step is left out.
+    ``counted``: the parameters that this rank counts. ``modules``: the rank's stages, whose losses are scaled.
+    ``norm``: the last step's norm before clipping. ``overflow``: whether that step is skipped.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class GradientNorm:
         self._used_scale = 1.0
 
     def begin(self, expected_count: float) -> None:
-        """Let losses be means of ``expected_count`` terms, scaled; again after the scale was restored."""
+        """Make losses scaled means over ``expected_count`` terms. Call it again after the scale was restored."""
         self._expected_count = expected_count
         scale = 1.0 if self.scale is None else self.scale.value
         for module in self._modules:
             module.count = expected_count / scale
 
     def start(self) -> None:
-        """NORM: start adding up the squares over all ranks; where a GPU has them, to bring them to the host."""
+        """Start to sum the squares over all ranks (NORM). On a GPU, start to copy them to the host."""
         squares = sum_of_squares(self._counted, self._runtime.device)
         host = self._runtime.host_buffer(squares)
         self._fetched = host, self._runtime.download(squares, host)
         self._sum = sum_over(host) if self._fetched[1].is_over() else None
 
     def wait(self) -> None:
-        """WAIT_NORM: the sum is there; the next step's losses have the next scale."""
+        """Wait for the sum (WAIT_NORM), and set the scale of the next step's losses."""
         assert self._fetched is not None, "WAIT_NORM without NORM"
         squares, arrived = self._fetched
         arrived.synchronize()
@@ -120,7 +120,7 @@ class GradientNorm:
             self.begin(self._expected_count)
 
     def factor(self, correction: float) -> float:
-        """What the step multiplies its gradients by; ``correction``: that of the batch's terms."""
+        """Return the factor for the step's gradients; ``correction`` is the factor for the batch's terms."""
         correction /= self._used_scale
         self.norm = self._raw * correction
         if self.clip_norm is None:
@@ -129,13 +129,13 @@ class GradientNorm:
 
 
 def clipping(norm: float, limit: float) -> float:
-    """By what a gradient of this norm is multiplied so that its norm is ``limit`` at most; NaN stays NaN."""
+    """Return the factor that reduces a gradient of this norm to at most ``limit``; NaN stays NaN."""
     ratio = limit / (norm + _EPSILON)
     return 1.0 if ratio > 1.0 else ratio
 
 
 def sum_of_squares(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
-    """Of their gradients, a number in fp64 on their device; infinity or NaN where one of them is."""
+    """Sum the squares of the gradients in fp64 on their device; infinity or NaN where an element is."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)

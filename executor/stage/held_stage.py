@@ -1,4 +1,4 @@
-"""A stage of this rank with all that its STEP works on: layers, optimizer, gradients, versions, reference model."""
+"""A stage of this rank with all that its STEP uses: layers, optimizer, gradients, versions, reference model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _Summed = tuple[list[nn.Parameter], int]
 
 
 class Cell(MicroBatch):
-    """A micro-batch that a stage has in flight: of which global batch, and under which version of the weights.
+    """A micro-batch that a stage has in flight, with its global batch and the version of the weights that it uses.
 
-    One object serves all micro-batches that never are in flight together. ``terms``: what the loss of this micro-batch
-    is the mean of, where each has a mean of its own.
+    One object serves all micro-batches that are never in flight together. ``terms``: the terms of this micro-batch's
+    mean loss, where each micro-batch is normalised separately.
     """
 
     __slots__ = ("terms", "version", "within")
@@ -55,48 +55,48 @@ class Cell(MicroBatch):
 class StageParts:
     """The parameters that a stage steps. A layer that several stages of the rank hold belongs to one of them.
 
-    ``buckets``: those of each of the stage's buckets, by number; ``ties``: the tied ones, by number in the program.
-    ``names``: all of them by their full names, in the optimizer's order; always the same objects. ``pieces``: what they
-    are of the layers' parameters, by full names, where ranks share layers.
+    ``buckets``: the parameters of each bucket of the stage, by number. ``ties``: the tied parameters, by number in the
+    program. ``names``: all parameters by full name, in the optimizer's order; always the same objects. ``pieces``: this
+    rank's parts of the layers' parameters, by full name, where ranks share layers. ``entry``: the stage in the program.
     """
 
-    held: Held
+    entry: Held
     buckets: Mapping[int, list[nn.Parameter]]
     ties: Mapping[int, nn.Parameter]
     names: Mapping[str, nn.Parameter]
     pieces: Mapping[str, Piece | RowPiece]
 
     def summed(self, number: int) -> tuple[_Summed, _Summed]:
-        """A bucket's parameters with the number of the group that sums them: dense ones, and experts of the cell."""
-        held, members = self.held, self.buckets[number]
-        experts = {id(piece.own) for piece in self.pieces.values() if piece.is_expert}
+        """Return a bucket's dense parameters and its experts, each with the number of the group that sums them."""
+        entry, members = self.entry, self.buckets[number]
+        experts = {id(piece.local_parameter) for piece in self.pieces.values() if piece.is_expert}
         dense = [parameter for parameter in members if id(parameter) not in experts]
-        own = [parameter for parameter in members if id(parameter) in experts]
-        return (dense, held.buckets[number][2]), (own, held.expert_groups[number] if held.expert_groups else -1)
+        routed = [parameter for parameter in members if id(parameter) in experts]
+        return (dense, entry.buckets[number][2]), (routed, entry.expert_groups[number] if entry.expert_groups else -1)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All of them, in the optimizer's order."""
+        """All parameters, in the optimizer's order."""
         return list(self.names.values())
 
     def shared(self, name: str, value: Any) -> Any:
-        """A parameter's value, or a state of its shape, as a part of what the ranks that share layers have of it."""
+        """Return a parameter's value, or a state of its shape, as this rank's part of a tensor of all ranks' parts."""
         piece = self.pieces.get(name)
-        alike = piece is not None and isinstance(value, Tensor) and value.shape == piece.own.shape
+        alike = piece is not None and isinstance(value, Tensor) and value.shape == piece.local_parameter.shape
         return piece.shared(value) if piece is not None and alike else value
 
-    def own(self, name: str, value: Any) -> Any:
-        """This rank's part of what ``shared`` made."""
+    def local_part(self, name: str, value: Any) -> Any:
+        """Return this rank's part of a tensor that ``shared`` returned."""
         piece = self.pieces.get(name)
         return value if piece is None else piece.part(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Where a stage's gradients lie: in flat buffers where they are reduced, or where several versions share them.
+    """The memory of a stage's gradients: flat buffers where they are reduced, or where several versions share them.
 
-    ``views``: parameters with their places in ``flat``; ``plain``: the others, whose gradients autograd makes.
-    ``reduced``: the buckets that are reduced, by number. ``shards``: have places of their own.
+    ``views``: parameters with their places in ``flat``. ``plain``: the other parameters, whose gradients autograd
+    allocates. ``reduced``: the buckets that are reduced, by number. ``shards``: parameters with separate buffers.
     """
 
     flat: Sequence[Tensor]
@@ -106,7 +106,7 @@ class Gradients:
     shards: Shards | None = None
 
     def clear(self) -> None:
-        """Leave no gradients, or zeros where they have a place of their own."""
+        """Remove all gradients, or set them to zero where they have a place in a buffer."""
         if self.shards is not None:
             self.shards.clear()
         for parameter in self.plain:
@@ -119,15 +119,15 @@ class Gradients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStage:
-    """A stage of this rank, made of its ``parts``.
+    """A stage of this rank, with the parameters in ``parts``.
 
-    ``counted``: what this rank counts in the norm of all gradients. ``sharding``: which states this replica has,
-    ``shards`` which gradients and parameters.
-    ``replicated_buffers``: buffers that other ranks have too, with the first of these and their process group.
-    ``schedule``: of the learning rate, stepped after each step of the optimizer.
-    ``scale``: what gradients are multiplied by where micro-batches are normalised one by one (weight stashing).
-    ``row_group``: the replicas that share a micro-batch's rows. ``part_group``: the ranks each of which has a part of
-    some gradients; None without such.
+    ``counted``: the parameters that this rank counts in the norm of all gradients. ``sharding``: the optimizer states
+    that this replica has. ``shards``: the gradients and parameters that this replica has.
+    ``replicated_buffers``: buffers that other ranks have too, with the first of these ranks and their process group.
+    ``schedule``: the learning-rate schedule, stepped after each step of the optimizer.
+    ``scale``: the factor for gradients where micro-batches are normalised separately (weight stashing).
+    ``row_group``: the replicas that split each micro-batch. ``part_group``: the ranks that each have a part of some
+    gradients; None without such gradients.
     """
 
     parts: StageParts
@@ -148,18 +148,18 @@ class HeldStage:
     part_group: Any
 
     @property
-    def held(self) -> Held:
+    def entry(self) -> Held:
         """The stage in the program."""
-        return self.parts.held
+        return self.parts.entry
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizer steps, by full names."""
+        """The parameters that the optimizer steps, by full name."""
         return self.parts.names
 
     @property
     def stepped(self) -> Mapping[str, nn.Parameter]:
-        """Those of them that this rank steps, and whose optimizer states it has."""
+        """The parameters that this rank steps. It has their optimizer states."""
         sharding = self.sharding
         if sharding is None:
             return self.parameters
@@ -171,13 +171,13 @@ class HeldStage:
         return self.parts.ties
 
     def clear_gradients(self) -> None:
-        """Start with no gradients, or with zeros where they have a place of their own."""
+        """Remove all gradients, or set them to zero where they have a place in a buffer."""
         self.gradients.clear()
         if self.reduction is not None:
             self.reduction.begin()
 
     def step(self) -> None:
-        """The optimizer's step, by the update rule."""
+        """Step the optimizer by the update rule."""
         if self.optimizer is None:
             return
         update: Callable[[], Any] = self.optimizer.step
@@ -196,20 +196,20 @@ class HeldStage:
             self.schedule.step()
 
     def share_buffers(self) -> list[Any]:
-        """Start to take the buffers of the first rank that has them, such as running statistics; what to wait for."""
+        """Start to copy the first rank's buffers, such as running statistics; return the works to wait for."""
         return [
             torch.distributed.broadcast(buffer, src=first, group=group, async_op=True)
             for buffer, first, group in self.replicated_buffers
         ]
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that the next step here uses; zeros for a parameter that has none."""
+        """Yield the gradients that the next step uses; zeros for a parameter without a gradient."""
         for name, parameter in self.stepped.items():
             yield name, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
 
 
 class Holder:
-    """Makes the stages of a rank, in the order of its program."""
+    """A builder of the stages of a rank, in the order of its program."""
 
     def __init__(
         self,
@@ -234,27 +234,27 @@ class Holder:
         self.runtime = runtime
         self.training = training
         self._modules: dict[int, nn.Module] = {}
-        self._taken: set[int] = set()
+        self._parameter_ids: set[int] = set()
         self._tied = {tie.name: k for k, tie in enumerate(self.program.shared)}
 
     def stages(self) -> dict[int, HeldStage]:
-        """The stages by number."""
-        modules = {held.stage: self._module(held) for held in self.program.stages}
-        return {held.stage: self._stage(held, modules[held.stage]) for held in self.program.stages}
+        """Build the stages, by number."""
+        modules = {entry.stage: self._module(entry) for entry in self.program.stages}
+        return {entry.stage: self._stage(entry, modules[entry.stage]) for entry in self.program.stages}
 
-    def _module(self, held: Held) -> StageModule:
+    def _module(self, entry: Held) -> StageModule:
         kind = LayerwiseStage if self.program.sharding in WITHIN_PASSES else StageModule
         module = kind(
             self.chain,
             self.shapes,
-            held.first,
-            held.last,
+            entry.first,
+            entry.last,
             seed=self.seed,
-            recompute=held.recompute,
-            recomputed_modules=held.modules,
+            recompute=entry.recompute,
+            recomputed_modules=entry.modules,
             runtime=self.runtime,
             training=self.training,
-            split=self._has(held.stage, "W"),
+            split=self._has(entry.stage, "W"),
             modules=self._modules,
             division=self.division,
         )
@@ -265,21 +265,23 @@ class Holder:
         self._modules |= module.modules
         return module
 
-    def _own(self, leaf: nn.Parameter) -> nn.Parameter:
-        """This rank's part of a parameter of a layer."""
+    def _local_parameter(self, leaf: nn.Parameter) -> nn.Parameter:
+        """Return this rank's part of a layer's parameter."""
         piece = self._pieces.get(id(leaf))
-        return leaf if piece is None else piece.own
+        return leaf if piece is None else piece.local_parameter
 
     def _has(self, stage: int, kind: str) -> bool:
         return any(one.kind == kind and one.stage == stage for p in self.programs for one in _parts(p))
 
-    def _stage(self, held: Held, module: StageModule) -> HeldStage:
-        parts, shards = share_out(self._parts(held), self.program, self.groups, self._modules)
+    def _stage(self, entry: Held, module: StageModule) -> HeldStage:
+        parts, shards = share_out(self._parts(entry), self.program, self.groups, self._modules)
         if shards is not None:
             shards.enclose(module.modules, lowered=self.training.lowered)
             if isinstance(module, LayerwiseStage):
                 module.shards = shards
-        apart = [each.own for each in parts.pieces.values() if isinstance(each, RowPiece) or each.is_sharded]
+        apart = [
+            each.local_parameter for each in parts.pieces.values() if isinstance(each, RowPiece) or each.is_sharded
+        ]
         refuse_whole_tensor_optimizer(self.chain.job, apart)
         optimizer = self._optimizer(parts)
         averaging = self._averaging(parts)
@@ -289,7 +291,7 @@ class Holder:
         flats = [flat for k in sorted(gradients.reduced) for flat in gradients.reduced[k].flats if flat.is_shared_out]
         sharding = ShardedStates(optimizer, flats) if optimizer is not None and flats else None
         stashing = self.program.update_rule == "weight_stashing"
-        shares_rows = stashing and held.buckets[0][2] >= 0 and held.dispatch == "rows"
+        shares_rows = stashing and entry.buckets[0][2] >= 0 and entry.dispatch == "rows"
         return HeldStage(
             parts=parts,
             module=module,
@@ -302,59 +304,62 @@ class Holder:
             counted=self._counted(parts, sharding),
             sharding=sharding,
             shards=shards,
-            replicated_buffers=self._replicated_buffers(held),
+            replicated_buffers=self._replicated_buffers(entry),
             schedule=schedule,
-            scale=1.0 / held.update_every if stashing else None,
-            row_group=self.groups[held.buckets[0][2]] if shares_rows else None,
+            scale=1.0 / entry.update_every if stashing else None,
+            row_group=self.groups[entry.buckets[0][2]] if shares_rows else None,
             part_group=None if self.division is None else self.division.tensor_group,
         )
 
     def _optimizer(self, parts: StageParts) -> Optimizer | None:
-        """The job's optimizer of a stage's parameters, stepping as the device does it best."""
+        """Create the job's optimizer for a stage's parameters, in the form that is fastest on the device."""
         if not parts.names:
             return None
         optimizer = self.chain.job.optimizer(parts.parameters)
         self.runtime.prepare(optimizer)
         return optimizer
 
-    def _parts(self, held: Held) -> StageParts:
+    def _parts(self, entry: Held) -> StageParts:
         names = {id(p): name for name, p in self.chain.named_parameters(self._modules)}
         full_names: dict[int, str] = {}
         pieces: dict[str, Piece] = {}
         buckets: dict[int, list[nn.Parameter]] = {}
         ties: dict[int, nn.Parameter] = {}
-        for k, (first, last, _) in sorted(enumerate(held.buckets), key=lambda entry: entry[1][0]):
+        for k, (first, last, _) in sorted(enumerate(entry.buckets), key=lambda pair: pair[1][0]):
             buckets[k] = members = []
             for i in range(first, last + 1):
                 for parameter in self._modules[i].parameters():
-                    if not parameter.requires_grad or id(parameter) in self._taken:
+                    if not parameter.requires_grad or id(parameter) in self._parameter_ids:
                         continue
-                    self._taken.add(id(parameter))
+                    self._parameter_ids.add(id(parameter))
                     tie = self._tied.get(names[id(parameter)])
-                    own = self._own(parameter)
-                    full_names[id(own)] = names[id(parameter)]
+                    local = self._local_parameter(parameter)
+                    full_names[id(local)] = names[id(parameter)]
                     if self.division is not None:
                         pieces[names[id(parameter)]] = self._pieces[id(parameter)]
                     if tie is None:
-                        members.append(own)
+                        members.append(local)
                     else:
-                        ties[tie] = own
+                        ties[tie] = local
         parameters = [p for k in sorted(buckets, reverse=True) for p in buckets[k]] + list(ties.values())
-        return StageParts(held, buckets, ties, {full_names[id(p)]: p for p in parameters}, pieces)
+        return StageParts(entry, buckets, ties, {full_names[id(p)]: p for p in parameters}, pieces)
 
-    def _replicated_buffers(self, held: Held) -> list[tuple[Tensor, int, Any]]:
+    def _replicated_buffers(self, entry: Held) -> list[tuple[Tensor, int, Any]]:
         if self.program.update_rule == "elastic_averaging":
             return []
         return [
             (buffer, self.program.groups[group][0], self.groups[group])
-            for first, last, group in held.buckets
+            for first, last, group in entry.buckets
             if group >= 0
             for i in range(first, last + 1)
             for buffer in self._modules[i].buffers()
         ]
 
     def _counted(self, parts: StageParts, sharding: ShardedStates | None) -> list[nn.Parameter]:
-        """Parameters that no rank before this one holds, or that it alone steps: each counts once over all ranks."""
+        """Return the parameters that count here: no earlier rank holds them, or this rank alone steps them.
+
+        Each parameter then counts once over all ranks.
+        """
         groups = self.program.groups
         counted = []
         for k in parts.buckets:
@@ -369,20 +374,20 @@ class Holder:
         counted += [p for k, p in tied if min(groups[self.program.shared[k].group]) == self.program.rank]
         if self.division is None or self.division.counts:
             return counted
-        sharded = {id(piece.own) for piece in parts.pieces.values() if piece.is_sharded}
+        sharded = {id(piece.local_parameter) for piece in parts.pieces.values() if piece.is_sharded}
         return [parameter for parameter in counted if id(parameter) in sharded]
 
     def _shares(self, parts: StageParts) -> Shares:
-        """Who steps which parameters of buckets that replicas share out.
+        """Assign parameters of buckets that replicas share out to the replicas that step them.
 
-        By the bytes of whole parameters, so that ranks with other parts of them agree on it, and group by group: other
-        ranks may have a group's layers in a stage with other groups.
+        Loads are the bytes of whole parameters, so ranks with different parts of them agree. Each group is balanced by
+        itself, since other ranks may have a group's layers in a stage with other groups.
         """
         program = self.program
         if not program.shard_states or program.update_rule == "elastic_averaging":
             return {}
         leaves = {id(p): p for members in parts.buckets.values() for p in members}
-        leaves |= {id(piece.own): piece.leaf for piece in parts.pieces.values()}
+        leaves |= {id(piece.local_parameter): piece.leaf for piece in parts.pieces.values()}
         sizes = {key: leaf.numel() * leaf.element_size() for key, leaf in leaves.items()}
         loads: dict[int, list[int]] = {}
         shares: dict[tuple[int, int], list[list[nn.Parameter]]] = {}
@@ -394,7 +399,7 @@ class Holder:
         return shares
 
     def _schedule(self, optimizer: Optimizer | None) -> LRScheduler | None:
-        """The job's learning-rate schedule for an optimizer; one that looks at losses has no place in a stage."""
+        """Create the job's learning-rate schedule for an optimizer. InvalidDocument if it depends on losses."""
         make: Any = getattr(self.chain.job, "lr_scheduler", None)
         if make is None or optimizer is None:
             return None
@@ -407,9 +412,9 @@ class Holder:
         return schedule
 
     def _gradients(self, parts: StageParts, shares: Shares, shards: Shards | None) -> Gradients:
-        """Places for the stage's gradients."""
-        versioned = self._limit(parts.held.stage) > 1
-        pieces = {id(each.own): each for each in parts.pieces.values() if not isinstance(each, RowPiece)}
+        """Allocate the stage's gradients."""
+        versioned = self._limit(parts.entry.stage) > 1
+        pieces = {id(each.local_parameter): each for each in parts.pieces.values() if not isinstance(each, RowPiece)}
         placed: dict[int, Tensor] = {}
         flats: list[Tensor] = []
         reduced: dict[int, Bucket] = {}
@@ -428,22 +433,24 @@ class Holder:
             placed |= {id(p): view for p, view in zip(bucket.parameters, bucket.views, strict=True)}
         views = [(p, placed[id(p)]) for p in parts.parameters if id(p) in placed]
         divided = [
-            (piece.leaf, piece.place(placed[own])) for own, piece in pieces.items() if piece.leaf is not piece.own
+            (piece.leaf, piece.place(placed[key]))
+            for key, piece in pieces.items()
+            if piece.leaf is not piece.local_parameter
         ]
         views += [(leaf, place) for leaf, place in divided if place is not None]
         plain = [p for p in parts.parameters if id(p) not in placed and (shards is None or not shards.has(p))]
         return Gradients(flats, views, plain, reduced, shards)
 
     def _sum(self, number: int, members: list[nn.Parameter], group: int, shares: Shares) -> Summed:
-        """Parameters of a bucket with who sums their gradients."""
+        """Return parameters of a bucket with the ranks that sum their gradients."""
         if group < 0 or self.program.update_rule == "elastic_averaging":
             return Summed(members)
-        own = shares.get((number, group))
-        mine = 0 if own is None else self.program.groups[group].index(self.program.rank)
-        return Summed(members, self.groups[group], own, mine)
+        shares_of_ranks = shares.get((number, group))
+        mine = 0 if shares_of_ranks is None else self.program.groups[group].index(self.program.rank)
+        return Summed(members, self.groups[group], shares_of_ranks, mine)
 
     def _versions(self, parts: StageParts, module: StageModule, gradients: Gradients) -> Versions | None:
-        limit = self._limit(parts.held.stage)
+        limit = self._limit(parts.entry.stage)
         if limit == 1 or not parts.names:
             return None
         gradients.clear()
@@ -453,15 +460,15 @@ class Holder:
             parts.parameters,
             places_of(parts.parameters, gradients.views, pieces),
             limit=limit,
-            oldest=self._oldest(parts.held.stage),
+            oldest=self._oldest(parts.entry.stage),
             runtime=self.runtime,
         )
 
     def _limit(self, stage: int) -> int:
-        return max(held.versions for program in self.programs for held in program.stages if held.stage == stage)
+        return max(entry.versions for program in self.programs for entry in program.stages if entry.stage == stage)
 
     def _oldest(self, stage: int) -> int:
-        """By how many updates the forwards of a stage lag behind at most."""
+        """Return by how many updates the forwards of a stage lag behind at most."""
         delays = [one.micro_batch for p in self.programs for one in _parts(p) if one[:2] == ("VERSION", stage)]
         return max(delays, default=0)
 
@@ -470,7 +477,7 @@ class Holder:
         if program.update_rule != "elastic_averaging" or program.pipelines == 1:
             return None
         buckets = {
-            k: ReferenceBucket(members, self.groups[parts.held.buckets[k][2]], k)
+            k: ReferenceBucket(members, self.groups[parts.entry.buckets[k][2]], k)
             for k, members in sorted(parts.buckets.items())
             if members
         }
@@ -478,14 +485,14 @@ class Holder:
 
 
 def _parts(program: Program) -> Iterator[Any]:
-    """The instructions, those of the body once."""
+    """Yield the instructions; instructions of the body once."""
     yield from program.prologue
     yield from program.body
     yield from program.epilogue
 
 
 def refuse_other_stages(programs: Sequence[Program]) -> None:
-    """Raise InvalidDocument where programs that are to share stages hold others."""
+    """Raise InvalidDocument where programs that share stages hold different stages or groups."""
     first = programs[0]
     for other in programs[1:]:
         if _essence(other) != _essence(first):
@@ -495,6 +502,8 @@ def refuse_other_stages(programs: Sequence[Program]) -> None:
 
 
 def _essence(program: Program) -> Any:
-    held = program.stages
-    stages = [(h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute, h.modules) for h in held]
+    entries = program.stages
+    stages = [
+        (h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute, h.modules) for h in entries
+    ]
     return program.rank, program.num_micro_batches, program.update_rule, program.groups, program.shared, stages

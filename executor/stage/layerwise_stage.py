@@ -1,7 +1,9 @@
-"""A stage whose layers run backward one by one, each with what ranks share out of it (``sharded_parameters``).
+"""A stage whose layers run backward one by one, so that shards are gathered and summed per layer.
 
-Each layer is a segment of its own. One that is recomputed runs again like in a forward, with those recomputed next to
-it, before the first of their backwards; each keeps its inputs from then on.
+``sharded_parameters`` says what ranks share out of each layer.
+
+Each layer is a separate segment. Recomputed layers run again as in the forward, together with their recomputed
+neighbours, before the first of their backwards. Each layer then keeps its inputs until its own backward.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from penstock.executor.stage.stage_module import MicroBatch, Root, StageModule, 
 
 
 class _Kept(NamedTuple):
-    """What is kept of a segment: its inputs and its results; None where it is to be run again."""
+    """The tensors that are kept of a segment: inputs and results. ``results`` is None where the segment runs again."""
 
     segment: Segment
     inputs: list[Tensor]
@@ -26,21 +28,21 @@ class _Kept(NamedTuple):
 
 
 class LayerwiseStage(StageModule):
-    """Layers of a chain, made as a ``StageModule`` with ``singly``; ``shards``: what ranks share out of them."""
+    """Layers of a chain, built as a ``StageModule`` with ``singly``; ``shards``: the units that ranks share out."""
 
     shards: Shards
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named, singly=True)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options, singly=True)
         self._layers = {index: self._segment(index, index, recompute=False) for index in self.modules}
 
     def forward(self, cell: MicroBatch, key: int) -> list[Tensor]:
-        """Run ``cell.inputs`` through the layers, keeping what backward needs; the tensors that leave the stage."""
+        """Run ``cell.inputs`` through the layers, keep what backward needs, and return the stage's results."""
         with self.shards.ahead_in(range(self.first, self.last + 1)):
             results = super().forward(cell, key)
         cell.saved = [
-            _Kept(segment, inputs, made, seeds)
-            for segment, (inputs, made, _), seeds in zip(self.segments, cell.saved, cell.seeds, strict=True)
+            _Kept(segment, inputs, outgoing, seeds)
+            for segment, (inputs, outgoing, _), seeds in zip(self.segments, cell.saved, cell.seeds, strict=True)
         ]
         return results
 
@@ -49,7 +51,7 @@ class LayerwiseStage(StageModule):
         cell.saved = [one for kept in cell.saved for one in self._again(cell, kept, key)]
 
     def backward_input(self, cell: MicroBatch, key: int) -> None:
-        """Refuse: lowering leaves no halves of backwards here."""
+        """Raise NotImplementedError: programs for this stage do not split backwards."""
         raise NotImplementedError("a stage that sums gradients after each layer's backward has no halves of backwards")
 
     def _backward(self, cell: MicroBatch, key: int) -> None:
@@ -69,10 +71,10 @@ class LayerwiseStage(StageModule):
         cell.saved = cell.loss = cell.gradients = cell.inputs = cell.batch = cell.targets = None
 
     def _again(self, cell: MicroBatch, kept: _Kept, key: int) -> list[_Kept]:
-        """What was kept; layers that are to be run again are, and have what was kept of each."""
+        """Run layers again that were not kept. Return one entry per layer that ran, or ``kept`` as it is."""
         if kept.results is not None:
             return [kept]
-        made, inputs = [], kept.inputs
+        entries, inputs = [], kept.inputs
         layers = kept.segment.layers
         with self.shards.ahead_in(layers):
             for layer, seed in zip(layers, kept.seeds, strict=True):
@@ -83,8 +85,8 @@ class LayerwiseStage(StageModule):
                 results = segment.run_again(inputs, cell.batch, (seed,), key)
                 if self.is_last and layer == self.last:
                     cell.loss, _ = self.loss_of(cell, results)
-                    made.append(_Kept(segment, inputs, (), ()))
+                    entries.append(_Kept(segment, inputs, (), ()))
                 else:
-                    made.append(_Kept(segment, inputs, edges_of(results), ()))
+                    entries.append(_Kept(segment, inputs, edges_of(results), ()))
                     inputs = [tensor.detach() for tensor in results]
-        return made
+        return entries

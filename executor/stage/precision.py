@@ -1,15 +1,15 @@
-"""In which numbers a run trains, and how far its gradients may reach.
+"""The precision in which a run trains, and the limit on the norm of its gradients.
 
-Lower precision is torch's autocast over parameters of full precision: matrix products run in bfloat16 or float16, what
-needs range stays in float32, and gradients arrive in the parameters' own type. Tensors that cross a cut have whatever
-type autocast gave them.
+Lower precision is torch's autocast over parameters of full precision. Matrix products run in bfloat16 or float16,
+operations that need range stay in float32, and gradients arrive in the parameters' type. Tensors that cross a cut have
+the type that autocast gave them.
 
-Autocast's copies of the weights are kept from one micro-batch to the next, until an update changes them: one copy of a
-weight then serves all micro-batches in flight, and is made once. A copy that is made without gradients must not be used
-with them, so what runs without gradients, as the first forward of recomputed layers, makes its own.
+Autocast's copies of the weights are kept from one micro-batch to the next, until an update changes the weights. One
+copy of a weight then serves all micro-batches in flight. A copy that was made without gradients must not be used with
+them, so passes without gradients, such as the first forward of recomputed layers, make separate copies.
 
-Where replicas share out parameters, copies come and go with the whole parameters that they are made of
-(``Copies``): their storages shrink to nothing and are filled again, so that what autograd keeps stays what it is.
+Where replicas share out parameters, copies come and go with the whole parameters that they are copied from
+(``Copies``). Their storages shrink to nothing and are filled again, so the tensors that autograd keeps stay valid.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Numbers of a run: its precision, and the L2 norm to which gradients are clipped (None: not).
+    """The precision of a run, and the L2 norm to which gradients are clipped (None: no clipping).
 
     Raises InvalidDocument for an unknown precision or a norm that is not above 0.
     """
@@ -49,23 +49,23 @@ class Training:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What autocast computes in; None where it is left out."""
+        """The data type of autocast; None in full precision."""
         return _DTYPES.get(self.precision)
 
     @property
     def lowered(self) -> bool:
-        """Whether tensors may be smaller than in a profile of full precision."""
+        """True if the run uses autocast; tensors may then be smaller than in a profile of full precision."""
         return self.dtype is not None
 
     @property
     def needs_norm(self) -> bool:
-        """Whether steps wait for all ranks' gradients: to clip them, or to see whether one overflowed."""
+        """True if steps wait for all ranks' gradients, to clip them or to detect an overflow."""
         return self.clip_norm is not None or self.precision == "fp16"
 
     def autocast(self, device: torch.device | str, *, keeps_casts: bool = True) -> AbstractContextManager[Any] | None:
-        """What layers and loss run under; None in full precision. It can be entered again and again.
+        """Create the context in which layers and loss run; None in full precision. It can be entered again and again.
 
-        ``keeps_casts``: it uses copies of weights that were made before, and keeps those that it makes.
+        ``keeps_casts``: it uses copies of weights that exist already, and keeps the copies that it makes.
         """
         if not self.lowered:
             return None
@@ -74,7 +74,7 @@ class Training:
 
 @contextmanager
 def kept_casts() -> Iterator[None]:
-    """Inside it autocast keeps its copies of weights; ``forget_casts`` has to follow every change of a weight."""
+    """Keep autocast's copies of weights within this context; call ``forget_casts`` after every change of a weight."""
     torch.autocast_increment_nesting()
     try:
         yield
@@ -84,55 +84,55 @@ def kept_casts() -> Iterator[None]:
 
 
 def forget_casts() -> None:
-    """Let autocast copy weights again, which have changed."""
+    """Discard autocast's copies of the weights, which have changed."""
     torch.clear_autocast_cache()
 
 
 FULL = Training()
-"""Full precision, nothing clipped."""
+"""Full precision without clipping."""
 
 
 class Copies:
-    """The copies in another data type that layers, under autocast, have made of what lies in the buffer ``whole``."""
+    """The copies in another data type that layers made, under autocast, of tensors in the buffer ``whole``."""
 
     def __init__(self, whole: Tensor) -> None:
         self._whole = whole
-        self._made: list[tuple[Tensor, Tensor]] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     def note(self, source: Tensor, copy: Tensor) -> None:
-        """Take a copy over; both are seen through tensors whose versions autograd does not look at."""
-        original, made = (_alias(each) for each in (source, copy))
-        self._made.append((original, made))
+        """Add a copy. Both tensors are aliased, so that autograd does not check the versions of the aliases."""
+        original, duplicate = (_alias(each) for each in (source, copy))
+        self._copies.append((original, duplicate))
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the buffer."""
+        """Return whether a tensor lies in the buffer."""
         return bool(tensor.untyped_storage()._cdata == self._whole.untyped_storage()._cdata)
 
     def fill(self) -> None:
-        """Have them, of the numbers that the buffer has now."""
-        for source, copy in self._made:
+        """Allocate the copies, and fill them from the buffer as it is now."""
+        for source, copy in self._copies:
             copy.untyped_storage().resize_(copy.numel() * copy.element_size())
             copy.copy_(source)
 
     def empty(self) -> None:
-        """Let go of their memory."""
-        for _, copy in self._made:
+        """Free the memory of the copies."""
+        for _, copy in self._copies:
             copy.untyped_storage().resize_(0)
 
     def forget(self) -> None:
-        """Have none: an update ends those that autocast keeps."""
-        self._made.clear()
+        """Discard the copies: an update also ends autocast's copies."""
+        self._copies.clear()
 
 
 class Copied(TorchDispatchMode):
-    """Inside it whole copies of parameters are noted by those of ``kept`` in whose buffer the parameters lie."""
+    """A mode that notes whole copies of parameters in the ``Copies`` whose buffer holds the parameters."""
 
     def __init__(self, kept: Sequence[Copies]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept = kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run an operation, on DTensors by their own way, which ends here with local tensors."""
+        """Run an operation. An operation on DTensors is left to DTensor, and comes back here with local tensors."""
         if any(issubclass(kind, Tensor) and hasattr(kind, "_local_tensor") for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -144,6 +144,6 @@ class Copied(TorchDispatchMode):
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """A tensor of the same storage and no history."""
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    """Return a tensor over the same storage, without history."""
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,7 +1,7 @@
-"""Modules of a layer that are recomputed by themselves: each keeps its inputs alone, and runs again in the backward.
+"""Modules of a layer that are recomputed separately: each keeps only its inputs, and runs again in the backward.
 
-A module runs again as a whole, with what ranks that share it send, as the judge charges it, and with the random state
-that it had; running statistics stay as its first run left them.
+A module runs again as a whole, collectives included, as the simulator charges it. It runs with the random state that it
+had, and running statistics stay as its first run left them.
 
 .. [1] Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 5: selective
    recomputation.
@@ -28,9 +28,11 @@ Enclosing = Callable[[], AbstractContextManager[Any]]
 def recompute_modules(
     spec: LayerSpec, layer: nn.Module, names: Sequence[str], enclosing: Enclosing = nullcontext
 ) -> None:
-    """Let these modules of a layer, by the names of plans, be recomputed; ``enclosing``: what a layer runs within.
+    """Make these modules of a layer recomputed; ``names`` are the names that plans use.
 
-    Raises UnsupportedRequest, naming layer and module, where the layer does not say which of its modules is meant.
+    ``enclosing``: the context in which a layer runs.
+
+    Raises UnsupportedRequest, with layer and module, where the layer does not say which of its modules is meant.
     """
     for name in names:
         for path in _paths(spec, name):
@@ -42,7 +44,7 @@ def recompute_modules(
 
 
 def recomputable(specs: Sequence[LayerSpec]) -> tuple[str, ...]:
-    """The modules that can be recomputed by themselves in all of these layers but those that have none."""
+    """Return the modules that every one of these layers can recompute; layers without modules do not count."""
     if any(spec.modules is None for spec in specs):
         return ()
     named = [module_paths(spec) for spec in specs if spec.modules]
@@ -50,9 +52,9 @@ def recomputable(specs: Sequence[LayerSpec]) -> tuple[str, ...]:
 
 
 def has_modules(spec: LayerSpec, names: Sequence[str]) -> bool:
-    """Whether a layer has one of these modules. Raises UnsupportedRequest as ``recompute_modules`` does."""
-    found = [_paths(spec, name) for name in names]
-    return any(found)
+    """Return whether a layer has one of these modules. Raises UnsupportedRequest as ``recompute_modules`` does."""
+    paths = [_paths(spec, name) for name in names]
+    return any(paths)
 
 
 def _paths(spec: LayerSpec, name: str) -> Sequence[str]:
@@ -73,7 +75,7 @@ def _refused(spec: LayerSpec, name: str, why: str) -> UnsupportedRequest:
 
 
 class _Recomputed:
-    """Calls a module, with what runs before and after it, so that only its inputs are kept."""
+    """A replacement for a module's call, with its hooks, that keeps only the inputs."""
 
     def __init__(self, module: nn.Module, enclosing: Enclosing) -> None:
         self._call: Any = module._call_impl

@@ -1,9 +1,9 @@
-"""The sum of a stage's gradients over its replicas in buckets, started while the last backward still runs.
+"""The sum of a stage's gradients over its replicas in buckets, which starts while the last backward still runs.
 
-Gradients of a bucket are views of one flat buffer per data type and group, so nothing is copied: the gradients of
-experts that ranks share out are summed over a group of their own. All ranks of a bucket's groups hold its layers, and
-start buckets of the same groups in the order of the list, whichever is ready first (Li et al., PyTorch Distributed,
-section 3.2.3). A bucket is all-reduced; where each replica steps a share of its parameters (``sharded_optimizer``), it
+Gradients of a bucket are views of one flat buffer per data type and group, so no gradient is copied. Gradients of
+experts that ranks share out are summed over a separate group. All ranks of a bucket's groups hold its layers. They
+start the buckets of equal groups in the order of the list, whichever is ready first (Li et al., PyTorch Distributed,
+section 3.2.3). A bucket is all-reduced. Where each replica steps a share of its parameters (``sharded_optimizer``), it
 is reduce-scattered, or its shares are reduced one by one, each to the replica that steps it.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Summed(NamedTuple):
     """Parameters whose gradients are summed over ``group`` (None: no other rank holds them).
 
-    ``shares``: those that each rank of the group steps, in the order of its ranks, of which this is number ``mine``;
-    None: every rank steps them all.
+    ``shares``: the parameters that each rank of the group steps, in the order of its ranks; None: every rank steps all.
+    ``mine``: this rank's place in the group.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -37,7 +37,7 @@ class Summed(NamedTuple):
     mine: int = 0
 
     def flats(self) -> list[Flat]:
-        """A buffer for the gradients of each data type."""
+        """Create a buffer for the gradients of each data type."""
         shares = [self.parameters] if self.shares is None else self.shares
         dtypes = dict.fromkeys(parameter.dtype for parameter in self.parameters)
         return [
@@ -49,9 +49,10 @@ class Summed(NamedTuple):
 class Flat:
     """Gradients of one data type in one buffer, share after share.
 
-    Shares of about the same size are as long as the longest: one collective sums them all. Where that would lengthen
-    the buffer by more than ``MOST_PADDING`` (few large parameters, many ranks), each is as long as it is, and is summed
-    and sent by itself. ``own``, ``others``: parameters with their places, of this rank's share and of the other ones.
+    Shares of about equal size are padded to the longest, so that one collective sums them all. Where padding would
+    lengthen the buffer by more than ``MOST_PADDING`` (few large parameters, many ranks), each share keeps its length,
+    and is summed and sent separately. ``local``, ``others``: parameters with their places, of this rank's share and of
+    the other shares.
     """
 
     def __init__(self, shares: Sequence[Sequence[nn.Parameter]], group: Any, mine: int) -> None:
@@ -64,22 +65,22 @@ class Flat:
         self.buffer = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
         self.blocks = self.buffer.split(lengths)
         self.block = self.blocks[mine]
-        self.own: list[tuple[nn.Parameter, Tensor]] = []
+        self.local: list[tuple[nn.Parameter, Tensor]] = []
         self.others: list[tuple[nn.Parameter, Tensor]] = []
         for number, (share, block) in enumerate(zip(shares, self.blocks, strict=True)):
             at = 0
             for parameter in share:
                 view = block[at : at + parameter.numel()].view(parameter.shape)
-                (self.own if number == mine else self.others).append((parameter, view))
+                (self.local if number == mine else self.others).append((parameter, view))
                 at += parameter.numel()
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether the ranks step a share each."""
+        """True if each rank steps a share."""
         return len(self.blocks) > 1
 
     def sum(self) -> list[Any]:
-        """Start to sum the gradients of what this rank steps; what to ``wait()`` for."""
+        """Start to sum the gradients that this rank steps; return the works to ``wait()`` for."""
         if not self.is_shared_out:
             return [sum_over(self.buffer, self.group)]
         if self.is_even:
@@ -91,8 +92,8 @@ class Flat:
         ]
 
     def gather(self) -> list[Any]:
-        """Start to gather the values of all parameters in the places of their gradients; what to ``wait()`` for."""
-        for parameter, view in self.own:
+        """Start to gather all parameters' values into the gradients' buffer; return the works to ``wait()`` for."""
+        for parameter, view in self.local:
             view.copy_(parameter)
         if self.is_even:
             return [dist.all_gather_into_tensor(self.buffer, self.block, group=self.group, async_op=True)]
@@ -103,25 +104,25 @@ class Flat:
         ]
 
     def take(self) -> None:
-        """Give other ranks' parameters the values that were gathered."""
+        """Copy the values that were gathered to other ranks' parameters."""
         for parameter, view in self.others:
             parameter.copy_(view)
 
 
 MOST_PADDING = 1 / 8
-"""Of what shares hold: the most by which they are lengthened to be even."""
+"""The most padding of even shares, as a fraction of their elements."""
 
 
 def are_even(sizes: Sequence[int]) -> bool:
-    """Whether shares of these sizes are summed by one collective, each as long as the longest."""
+    """Return whether one collective sums shares of these sizes, each padded to the longest."""
     return max(sizes) * len(sizes) <= (1 + MOST_PADDING) * sum(sizes)
 
 
 class Bucket:
-    """Some layers' gradients: their flat buffers, and how far their sums are.
+    """Some layers' gradients: their flat buffers, and the state of their sums.
 
-    ``leaves``: what autograd adds the gradients of the parameters to, where that is not the parameters themselves.
-    ``units``: parameters whose rows ranks share out, which have buffers of their own.
+    ``leaves``: the tensors to which autograd adds the gradients, where these are not the parameters themselves.
+    ``units``: parameters whose rows ranks share out, with separate buffers.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Bucket:
         self.groups = (*(each.group for each in summed), *(unit.group for unit in units))
         self.flats = [flat for each in summed for flat in each.flats()]
         self.units = list(units)
-        places = {id(parameter): view for flat in self.flats for parameter, view in (*flat.own, *flat.others)}
+        places = {id(parameter): view for flat in self.flats for parameter, view in (*flat.local, *flat.others)}
         self.views = [places[id(parameter)] for parameter in self.parameters]
         self.hooks: list[Any] = []
         self.missing = 0
@@ -142,7 +143,7 @@ class Bucket:
         self.after: Bucket | None = None
 
     def start(self) -> None:
-        """Start the sums: no gradient will be added any more."""
+        """Start the sums. No gradient may be added afterwards."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = []
@@ -151,7 +152,7 @@ class Bucket:
 
 
 class Reduction:
-    """The buckets of one stage that are reduced, by number; those of the same groups start in the order of numbers."""
+    """The buckets of one stage that are reduced, by number; buckets of equal groups start in the order of numbers."""
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
         self.buckets = dict(sorted(buckets.items()))
@@ -164,14 +165,14 @@ class Reduction:
             last[together] = bucket
 
     def begin(self) -> None:
-        """Nothing is started; the flat buffers are the caller's to clear."""
+        """Mark every bucket as not started. The caller clears the flat buffers."""
         for bucket in self.buckets.values():
             bucket.works, bucket.armed = None, False
 
     def arm(self, number: int, firings: int, parameters: Callable[[], Sequence[nn.Parameter]]) -> None:
-        """The backward that follows is the last one: start bucket ``number`` as soon as it has all its gradients.
+        """Start bucket ``number`` as soon as the backward that follows, the last one, has added all its gradients.
 
-        ``firings``: how often that backward adds to gradients of the bucket; ``parameters``: those that it adds to.
+        ``firings``: how often that backward adds to the bucket's gradients. ``parameters``: the parameters it adds to.
         """
         bucket = self.buckets[number]
         bucket.armed = True
@@ -187,19 +188,19 @@ class Reduction:
             self._start_ready(bucket)
 
     def start(self, number: int) -> None:
-        """Start bucket ``number`` if it has not been started: no gradient will be added any more."""
+        """Start bucket ``number`` if it has not been started. No gradient may be added afterwards."""
         self._start(self.buckets[number])
 
     def wait(self, number: int) -> None:
-        """Return when bucket ``number`` is summed, as far as this rank steps it."""
+        """Wait until the part of bucket ``number`` that this rank steps is summed."""
         bucket = self.buckets[number]
         self._start(bucket)
         for work in bucket.works or ():
             work.wait()
-        bucket.works = []  # gloo writes what a reduce-scatter has summed whenever that is waited for
+        bucket.works = []  # gloo writes a reduce-scatter's sum at each wait
 
     def wait_all(self) -> None:
-        """Return when every bucket is."""
+        """Wait until every bucket is summed."""
         for number in self.buckets:
             self.wait(number)
 
@@ -220,12 +221,12 @@ class Reduction:
 
 
 def uses(stage: StageModule, parameter: nn.Parameter) -> int:
-    """How often one backward of the stage adds to a parameter's gradient: once per segment that holds it."""
+    """Count how often one backward of the stage adds to a parameter's gradient: once per segment that holds it."""
     return sum(any(parameter is other for m in s.modules for other in m.parameters()) for s in stage.segments)
 
 
 def sum_tie(stage: HeldStage, number: int) -> None:
-    """Sum the gradient of tie ``number`` over all ranks that hold it; every rank then makes the same step of it."""
+    """Sum the gradient of tie ``number`` over all ranks that hold it, so that all of them step it equally."""
     parameter = stage.ties[number]
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
@@ -233,8 +234,8 @@ def sum_tie(stage: HeldStage, number: int) -> None:
 
 
 def sum_parts(stage: HeldStage) -> None:
-    """Sum, over the ranks that share layers, the gradients of which each of them has a part."""
-    gradients = [piece.own.grad for piece in stage.parts.pieces.values() if piece.is_part]
+    """Sum the gradients of which each rank has a part, over the ranks that share layers."""
+    gradients = [piece.local_parameter.grad for piece in stage.parts.pieces.values() if piece.is_part]
     parts = [gradient for gradient in gradients if gradient is not None]
     for dtype in dict.fromkeys(gradient.dtype for gradient in parts):
         same = [gradient for gradient in parts if gradient.dtype == dtype]

@@ -1,6 +1,6 @@
-"""Consecutive layers of a stage that run as one callable: which tensor is where, which random state each layer draws.
+"""Consecutive layers of a stage that run as one callable, with slots for tensors and a random seed for each layer.
 
-What a layer reads and writes is settled when the segment is made: a run moves tensors between numbered slots.
+Slots are assigned when the segment is built; a run moves tensors between numbered slots.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.schemas.errors import ModelMismatch
 Reseed = Callable[[int], Any]
 
 _LAYER = "penstock_layer"
-"""What an exception carries that was raised within a layer: its number."""
+"""The attribute of an exception that was raised within a layer: the layer's number."""
 
 
 class Call(NamedTuple):
-    """A layer's call within a segment, whose tensors are in numbered slots.
+    """A layer's call within a segment. Tensors are in numbered slots.
 
-    ``read``, ``write``: the only slot that it reads, or writes; -1 where there are several, or none. ``dead``: slots
+    ``read``, ``write``: the only slot that it reads, or writes; -1 where it has several slots or none. ``dead``: slots
     that no later call reads. ``layer``: its number in the chain.
     """
 
@@ -40,10 +40,10 @@ class Call(NamedTuple):
 
 
 class Segment:
-    """Consecutive layers that are run, and backed, as one; ``recompute``: they run again before their backward.
+    """Consecutive layers that run forward and backward as one; ``recompute``: they run again before their backward.
 
-    ``autocast``: what they run under in lower precision, with gradients and without; ``local``: makes this rank's part
-    of what a layer leaves that ranks share.
+    ``autocast``: the contexts of lower precision, with gradients and without. ``local``: a function that returns this
+    rank's part of a layer's result that ranks share.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Segment:
         incoming = chain.cuts[first - 1] if first else ()
         outgoing = chain.cuts[last] if last < len(chain.specs) - 1 else chain.outputs
         slots = {name: i for i, name in enumerate(incoming)}
-        self.given: list[tuple[int, str]] = []
+        self.batch_slots: list[tuple[int, str]] = []
         self.calls: list[Call] = []
         size = len(incoming)
         for i, module in enumerate(modules, start=first):
@@ -78,7 +78,7 @@ class Segment:
             reads = []
             for name in spec.reads:
                 if name in chain.inputs[i]:
-                    self.given.append((size, name))
+                    self.batch_slots.append((size, name))
                     reads.append(size)
                     size += 1
                 else:
@@ -97,7 +97,7 @@ class Segment:
         self._plain_calls: list[tuple[Any, ...]] = [tuple(call) for call in self.calls]  # a NamedTuple unpacks slower
 
     def _drop_dead_slots(self, num_incoming: int) -> None:
-        """Each layer lets go of the slots that it is the last to read."""
+        """Let each layer drop the slots that it is the last to read."""
         kept = set(self.results)
         for k in range(len(self.calls) - 1, -1, -1):
             call = self.calls[k]
@@ -107,7 +107,7 @@ class Segment:
             self.calls[k] = call._replace(dead=dead)
 
     def run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:
-        """The tensors that leave the segment, in the order of the cut after it; ``key`` is the step's seed."""
+        """Return the tensors that leave the segment, in the order of the cut after it; ``key`` is the step's seed."""
         if self.autocast is None:
             return self._run(inputs, batch, seeds, key)
         with self.autocast[0 if torch.is_grad_enabled() else 1]:
@@ -116,7 +116,7 @@ class Segment:
     def _run(self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int) -> Any:
         env: list[Any] = [*inputs, *self.free]
         if batch is not None:
-            for slot, name in self.given:
+            for slot, name in self.batch_slots:
                 env[slot] = batch[name]
         reseed = self.reseed
         layer = -1
@@ -139,7 +139,7 @@ class Segment:
     def run_again(
         self, inputs: Sequence[Tensor], batch: dict[str, Tensor] | None, seeds: Sequence[int], key: int
     ) -> Any:
-        """``run``, leaving buffers (running statistics) as the first run left them."""
+        """Run the segment again, and restore buffers (running statistics) to their values before this run."""
         before = [buffer.clone() for buffer in self.buffers]
         results = self.run(inputs, batch, seeds, key)
         wait_for(results)
@@ -161,7 +161,10 @@ class Segment:
 def segment_ranges(
     first: int, last: int, recompute: Sequence[tuple[int, int]], *, singly: bool = False
 ) -> Iterator[tuple[int, int, bool]]:
-    """Layer ranges that cover a stage, and whether they are recomputed; ``singly``: the others one by one."""
+    """Yield layer ranges that cover a stage, each with whether it is recomputed.
+
+    ``singly``: layers that are not recomputed come one by one.
+    """
     at = first
     for a, b in (*sorted(recompute), (last + 1, last)):
         if at < a:
@@ -172,7 +175,7 @@ def segment_ranges(
 
 
 def wait_for(results: Any) -> None:
-    """Wait for the collectives that made tensors which are not read: torch keeps what is never waited for."""
+    """Wait for collectives whose results are not read: torch keeps works that are never waited for."""
     for leaf in tree_leaves(results):
         wait = getattr(getattr(leaf, "_local_tensor", leaf), "trigger_wait", None)
         if wait is not None:
@@ -180,14 +183,14 @@ def wait_for(results: Any) -> None:
 
 
 class Blame(NamedTuple):
-    """Where user code raised: the layer (None: not within one, as in the loss or a backward), and the line."""
+    """The place where user code raised: a layer (None: outside of layers, as in a loss or a backward), and a line."""
 
     layer: str | None
     line: str | None
 
 
 def blame(error: BaseException, names: Sequence[str]) -> Blame:
-    """The layer that was running when ``error`` was raised, and the innermost line that is neither ours nor torch's."""
+    """Return the layer that ran when ``error`` was raised, and the innermost line outside of torch and the executor."""
     number = error.__dict__.get(_LAYER)
     line = None
     traceback = error.__traceback__

@@ -1,11 +1,11 @@
 """Optimizer states shared out over the replicas of a stage (ZeRO, stage 1; Rajbhandari et al., 2020, section 5.1).
 
-Each replica steps its share of the parameters, whole ones: it gets the sums of its share's gradients alone, and the
-stepped parameters are gathered, in the buffers of the gradients. The job's optimizer knows all
-parameters, as without sharding, so its groups, options and schedule are whole; but it finds gradients, and therefore
-makes states, for its own share alone. What is stepped is computed once, so replicas stay equal, and weights are those
-of the unsharded run for every optimizer that steps parameters one by one: bit by bit with two replicas, whose sums do
-not depend on the order of their terms.
+Each replica steps its share of the parameters, in whole parameters. It receives the sums of its share's gradients only,
+and the stepped parameters are gathered in the buffers of the gradients. The job's optimizer has all parameters, as
+without sharding, so its groups, options and schedule are complete. It sees gradients for its share alone, and therefore
+creates states for its share alone. Each update is computed once, so replicas stay equal. Weights equal the weights of
+the unsharded run for every optimizer that steps parameters one by one: bit by bit with two replicas, whose sums do not
+depend on the order of their terms.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.executor.stage.reduction import Flat
 P = TypeVar("P")
 
 Shares = Mapping[tuple[int, int], Sequence[Sequence[nn.Parameter]]]
-"""By numbers of bucket and group: the bucket's parameters that each rank of the group steps, in the order of ranks."""
+"""The parameters of a bucket that each rank of a group steps, in the order of ranks, by (bucket, group)."""
 
 
 class ShardedStates:
-    """Which parameters of a stage this rank steps: its share of those in ``flats``, and all others that it has."""
+    """The parameters of a stage that this rank steps: its share of the parameters in ``flats``, and all other ones."""
 
     def __init__(self, optimizer: Optimizer, flats: Sequence[Flat]) -> None:
         self._optimizer = optimizer
@@ -35,11 +35,11 @@ class ShardedStates:
         self._ids = {id(parameter) for parameter in self._others}
 
     def steps(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank steps a parameter of the stage, and has its gradient's sum."""
+        """Return whether this rank steps a parameter of the stage, and has its gradient's sum."""
         return id(parameter) not in self._ids
 
     def step(self, update: Callable[[], Any]) -> None:
-        """Step the own share by ``update``, and exchange shares."""
+        """Step this rank's share by ``update``, and exchange shares."""
         kept = [parameter.grad for parameter in self._others]
         for parameter in self._others:
             parameter.grad = None
@@ -56,9 +56,11 @@ class ShardedStates:
 
 
 def shares_of(parameters: Sequence[P], loads: list[int], sizes: Mapping[int, int]) -> list[list[P]]:
-    """Each parameter to the replica that has fewest bytes so far, the first of equals; largest first, in given order.
+    """Assign each parameter to the replica with the fewest bytes so far, the first of equals.
 
-    ``loads``: the bytes that each replica has already; they are raised. ``sizes``: bytes of parameters by id.
+    Parameters are assigned largest first, and in their order where sizes are equal.
+
+    ``loads``: the bytes that each replica has already, increased in place. ``sizes``: bytes of parameters by id.
     """
     shares: list[list[P]] = [[] for _ in loads]
     for parameter in sorted(parameters, key=lambda one: -sizes[id(one)]):

@@ -1,13 +1,14 @@
 """Parameters and gradients whose rows the replicas of a stage share out (ZeRO, stages 2 and 3 [1]_; FSDP2).
 
-Of every parameter a rank of the group keeps the rows that torch's ``fully_shard`` would give it: of n rows along
-dimension 0 and D ranks, ⌈n / D⌉ from its place on, as far as they go. These rows, an ordinary parameter, are
-what is summed, stepped and saved. The whole parameter, which layers compute with, is gathered when it is needed, and
-its memory is let go of afterwards; so is that of its gradient. Whole parameters keep their storages, which shrink to
-nothing and grow again, so that what autograd keeps of them stays what it is.
+A rank of the group keeps the rows of each parameter that torch's ``fully_shard`` would give it: of n rows along
+dimension 0 and D ranks, at most ⌈n / D⌉ consecutive rows, in the order of ranks. These rows are an ordinary parameter,
+which is summed, stepped and saved. The whole parameter, with which layers compute, is gathered when it is needed, and
+its memory is freed afterwards; the memory of its gradient as well. Whole parameters keep their storages, which shrink
+to nothing and grow again, so that references that autograd keeps to them stay valid.
 
-A *unit* is what is gathered, and summed, by one collective: of one data type and one group, of a bucket where
-parameters are gathered once a step, of a layer otherwise. Ranks move the padded rows, as ``fully_shard`` does.
+A *unit* is gathered, and summed, by one collective. Its parameters have one data type and one group. They belong to one
+bucket where parameters are gathered once a step, otherwise to one layer. Ranks move the padded rows, as ``fully_shard``
+does.
 
 .. [1] Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models (2020), section 5.
 """
@@ -38,9 +39,9 @@ class Group(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A parameter of a layer, ``leaf``, with what this rank has of it, of the same storage (``part``).
+    """A parameter of a layer, ``leaf``, and this rank's part of it, with the same storage (``part``).
 
-    ``piece``: of a parameter that ranks share otherwise, too.
+    ``piece``: the division of the parameter among a mesh's ranks; None if only replicas share it.
     """
 
     leaf: nn.Parameter
@@ -49,13 +50,13 @@ class Member(NamedTuple):
 
 
 class RowPiece(NamedTuple):
-    """The rows ``low`` to ``high`` that this rank has of a parameter, or of what it has of one (``Piece``).
+    """The rows from ``low`` to ``high`` of a parameter, or of this rank's part of it (``inner``), that this rank keeps.
 
-    ``own``: these rows as an ordinary parameter, which is reduced, stepped and saved.
+    ``local_parameter``: these rows as an ordinary parameter, which is reduced, stepped and saved.
     """
 
     leaf: nn.Parameter
-    own: nn.Parameter
+    local_parameter: nn.Parameter
     low: int
     high: int
     group: Group
@@ -63,27 +64,27 @@ class RowPiece(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether each rank of the tensor group has a part of the gradient's sum."""
+        """True if each rank of the tensor group has a part of the gradient's sum."""
         return self.inner is not None and self.inner.is_part
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other ranks of the mesh have other parts."""
+        """True if other ranks of the mesh have other parts of the parameter."""
         return self.inner is not None and self.inner.is_sharded
 
     @property
     def is_expert(self) -> bool:
-        """Whether it is of experts that the ranks of the expert group share out."""
+        """True if it belongs to experts that the ranks of the expert group share out."""
         return self.inner is not None and self.inner.is_expert
 
     def of(self, whole: Tensor) -> Tensor:
-        """This rank's rows of a whole tensor, such as a gradient, of the parameter's shape."""
+        """Return this rank's rows of a whole tensor with the parameter's shape, such as a gradient."""
         part = whole if self.inner is None else self.inner.of(whole)
         return part[self.low : self.high]
 
     def shared(self, rows: Tensor) -> Tensor:
-        """A tensor of these rows, such as an optimizer's state, as one that all ranks share."""
-        from torch.distributed.device_mesh import DeviceMesh  # a second, where nothing else needs it
+        """Return these rows of a tensor, such as an optimizer's state, as a DTensor over all ranks."""
+        from torch.distributed.device_mesh import DeviceMesh  # importing it takes a second
         from torch.distributed.tensor import DTensor, Shard
 
         ranks, leaf = torch.tensor(self.group.ranks), self.leaf
@@ -95,14 +96,14 @@ class RowPiece(NamedTuple):
         return DTensor.from_local(rows, mesh, placements, run_check=False, shape=leaf.shape, stride=leaf.stride())
 
     def part(self, shared: Any) -> Any:
-        """This rank's rows of a tensor that ``shared`` made; anything else as it is."""
+        """Return this rank's rows of a tensor that ``shared`` returned; return anything else unchanged."""
         return shared.to_local() if hasattr(shared, "to_local") else shared
 
 
 class _Place(NamedTuple):
-    """Where a parameter is: its number of rows, the numbers of a row, and the most rows of a rank.
+    """The layout of a parameter: its number of rows, the elements of a row, and the most rows of a rank.
 
-    ``at``: where its rows begin among those of a rank, in numbers.
+    ``at``: the offset of its rows among all rows of a rank, in elements.
     """
 
     rows: int
@@ -111,7 +112,7 @@ class _Place(NamedTuple):
     at: int
 
     def moves(self, whole: Tensor, ranks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of equal shape that lie in the whole tensor, and in the rows of all ranks, (D, numbers of a rank)."""
+        """Yield pairs of equal shape: views of the whole tensor and of all ranks' rows, (D, elements of a rank)."""
         if not self.most:
             return
         full, rest = divmod(self.rows, self.most)
@@ -126,9 +127,9 @@ class _Place(NamedTuple):
 class Unit:
     """Parameters of one data type that the ranks of ``group`` share out, gathered and summed together.
 
-    Its parameters are as ``sharding`` says: of ``gradients`` they stay whole, and only gradients are shared out; of
-    ``parameters_kept`` gradients are summed once a step. ``pieces``: what this rank has, by the id of the part that it
-    had before.
+    ``sharding`` says which of them are sharded. With ``gradients`` the parameters stay whole, and only gradients are
+    shared out. With ``parameters_kept`` gradients are summed once a step. ``pieces``: this rank's rows, by the id of
+    the parameter (or part) before it was sharded.
     """
 
     is_shared_out = False
@@ -165,11 +166,11 @@ class Unit:
         for member, place, view in zip(members, self._places, self._views, strict=True):
             low, high = (min(place.rows, each * place.most) for each in (group.mine, group.mine + 1))
             span, shape = slice(place.at, place.at + (high - low) * place.width), (high - low, *view.shape[1:])
-            own = nn.Parameter(view[low:high] if keeps_whole else self.rows[span].view(shape))
+            parameter = nn.Parameter(view[low:high] if keeps_whole else self.rows[span].view(shape))
             if not keeps_whole:
-                own.data.copy_(view[low:high])
-            self.pieces[id(member.part)] = RowPiece(member.leaf, own, low, high, group, member.piece)
-            self._sums.append((own, self.summed[span].view(shape)))
+                parameter.data.copy_(view[low:high])
+            self.pieces[id(member.part)] = RowPiece(member.leaf, parameter, low, high, group, member.piece)
+            self._sums.append((parameter, self.summed[span].view(shape)))
         self._gradients = [
             (member.leaf, view if member.piece is None else member.piece.place(view))
             for member, view in zip(members, self._viewed(members, self.gradient), strict=True)
@@ -178,74 +179,74 @@ class Unit:
 
     @property
     def leaves(self) -> list[nn.Parameter]:
-        """The parameters in their layers."""
+        """The parameters, as objects of their layers."""
         return [leaf for leaf, _ in self._gradients]
 
     @staticmethod
     def _viewed(members: Sequence[Member], flat: Tensor) -> list[Tensor]:
-        """The parameters' places in a buffer."""
+        """Return the views of the parameters in a flat buffer."""
         sizes = [member.part.numel() for member in members]
         return [part.view(member.part.shape) for member, part in zip(members, flat.split(sizes), strict=True)]
 
     # Parameters
 
     def enter(self) -> None:
-        """Have the whole parameters, gathered by the first who needs them."""
+        """Count one more user of the whole parameters; gather them for the first user."""
         if self._users == 0:
             self.gather()
         self._users += 1
 
     def start(self) -> None:
-        """Start to gather the parameters, which are going to be entered; also while the layer before has them."""
+        """Start to gather the parameters before they are entered, also while the layer before still runs."""
         if self._gathering is None:
-            made = self.whole.new_empty((self._ranks, len(self.summed)))
-            work: Any = dist.all_gather_into_tensor(made.view(-1), self._sent(), group=self.group, async_op=True)
-            self._gathering = made, work
+            all_rows = self.whole.new_empty((self._ranks, len(self.summed)))
+            work: Any = dist.all_gather_into_tensor(all_rows.view(-1), self._sent(), group=self.group, async_op=True)
+            self._gathering = all_rows, work
 
     def leave(self) -> None:
-        """Have no more need of them; the last one lets go of their memory."""
+        """Count one user less; after the last user free the memory of the whole parameters."""
         self._users -= 1
         if self._users == 0:
             _resize(self.whole, 0)
             self.copies.empty()
 
     def gather(self) -> None:
-        """Take all ranks' rows into the whole parameters."""
+        """Gather all ranks' rows into the whole parameters."""
         self.start()
         assert self._gathering is not None
-        (made, work), self._gathering = self._gathering, None
+        (all_rows, work), self._gathering = self._gathering, None
         work.wait()
         if not self._keeps_whole:
             _resize(self.whole, self.whole.numel())
         with torch.no_grad():
             for place, view in zip(self._places, self._views, strict=True):
-                for whole, ranks in place.moves(view, made):
+                for whole, ranks in place.moves(view, all_rows):
                     whole.copy_(ranks)
         self.copies.fill()
 
     def _sent(self) -> Tensor:
-        """This rank's rows of all parameters, padded."""
+        """Return this rank's rows of all parameters, padded."""
         if not self._keeps_whole:
             return self.rows
         sent = torch.zeros_like(self.summed)
-        for place, (own, _) in zip(self._places, self._sums, strict=True):
-            sent[place.at : place.at + own.numel()] = own.detach().reshape(-1)
+        for place, (rows, _) in zip(self._places, self._sums, strict=True):
+            sent[place.at : place.at + rows.numel()] = rows.detach().reshape(-1)
         return sent
 
     # Gradients
 
     def clear(self) -> None:
-        """Start a step: nothing is summed."""
+        """Start a step with sums of zero."""
         if self.sums_once:
             _resize(self.summed, 0)
             self.open()
         else:
             self.summed.zero_()
-        for own, view in self._sums:
-            own.grad = view
+        for rows, view in self._sums:
+            rows.grad = view
 
     def open(self) -> None:
-        """Have room for the whole gradients, and none in it."""
+        """Allocate the whole gradients, filled with zeros."""
         _resize(self.gradient, self.gradient.numel())
         self.gradient.zero_()
         for leaf, place in self._gradients:
@@ -253,47 +254,49 @@ class Unit:
                 leaf.grad = place
 
     def sum(self) -> list[Scatter]:
-        """Start to sum this rank's rows of the gradients over the group; what to ``wait()`` for."""
+        """Start to sum this rank's rows of the gradients over the group; return the works to ``wait()`` for."""
         return [Scatter(self)]
 
     def close(self) -> None:
-        """Let go of the whole gradients."""
+        """Free the memory of the whole gradients."""
         for leaf, _ in self._gradients:
             leaf.grad = None
         _resize(self.gradient, 0)
 
     def by_ranks(self) -> Tensor:
-        """The whole gradients, as rows of all ranks: (D, numbers of a rank)."""
-        made = self.gradient.new_zeros((self._ranks, len(self.summed)))
+        """Return the whole gradients as rows of all ranks: (D, elements of a rank)."""
+        all_rows = self.gradient.new_zeros((self._ranks, len(self.summed)))
         sizes = [view.numel() for view in self._views]
         for place, view in zip(self._places, self.gradient.split(sizes), strict=True):
-            for whole, ranks in place.moves(view, made):
+            for whole, ranks in place.moves(view, all_rows):
                 ranks.copy_(whole)
-        return made
+        return all_rows
 
 
 class Scatter:
-    """A reduce-scatter of a unit's gradients on its way."""
+    """A reduce-scatter of a unit's gradients that is in progress."""
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._given = unit.by_ranks()
+        self._all_rows = unit.by_ranks()
         unit.close()
         if unit.sums_once:
             _resize(unit.summed, unit.summed.numel())
-        self._made = unit.summed if unit.sums_once else torch.empty_like(unit.summed)
-        self._work: Any = dist.reduce_scatter_tensor(self._made, self._given.view(-1), group=unit.group, async_op=True)
+        self._sum = unit.summed if unit.sums_once else torch.empty_like(unit.summed)
+        self._work: Any = dist.reduce_scatter_tensor(
+            self._sum, self._all_rows.view(-1), group=unit.group, async_op=True
+        )
 
     def wait(self) -> None:
-        """Add the sums to those of the step."""
+        """Wait for the sums, and add them to the step's sums."""
         self._work.wait()
         if not self._unit.sums_once:
-            self._unit.summed.add_(self._made)
-        del self._work, self._given, self._made
+            self._unit.summed.add_(self._sum)
+        del self._work, self._all_rows, self._sum
 
 
 class Shards:
-    """The units of a stage: by bucket, and of each layer those with parameters of its."""
+    """The units of a stage, by bucket and by layer."""
 
     def __init__(
         self, sharding: Sharding, buckets: Mapping[int, Sequence[Unit]], layers: Mapping[int, Sequence[Unit]]
@@ -305,16 +308,16 @@ class Shards:
         self._ahead = _NOTHING
         self._noted: set[int] = set()
         self._sums: list[Scatter] = []
-        self._own = {id(piece.own) for unit in self.units for piece in unit.pieces.values()}
+        self._local_ids = {id(piece.local_parameter) for unit in self.units for piece in unit.pieces.values()}
 
     def has(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter is this rank's rows of one."""
-        return id(parameter) in self._own
+        """Return whether a parameter consists of this rank's rows of a whole parameter."""
+        return id(parameter) in self._local_ids
 
     def enclose(self, modules: Mapping[int, nn.Module], *, lowered: bool) -> None:
-        """Let every forward of a layer gather its parameters first, and let go of them afterwards.
+        """Make every forward of a layer gather its parameters before it runs, and free them afterwards.
 
-        ``lowered``: layers run under autocast, whose copies of parameters that come and go do so, too.
+        ``lowered``: layers run under autocast; its copies of gathered parameters are filled and freed with them.
         """
         if self.sharding == "parameters" or (lowered and self.sharding == "parameters_kept"):
             for index, module in modules.items():
@@ -325,12 +328,12 @@ class Shards:
         enclosed: Any = module
         forward = self._noting(index, module.forward) if lowered else module.forward
 
-        def run(*given: Any, **named: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
             for unit in self._layers[index]:
                 unit.enter()
             if index + 1 in self._ahead:
                 self._start(index + 1)
-            results = forward(*given, **named)
+            results = forward(*arguments, **options)
             for unit in self._layers[index]:
                 unit.leave()
             return results
@@ -338,19 +341,19 @@ class Shards:
         enclosed.forward = run if self.sharding == "parameters" else forward
 
     def _noting(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A layer's forward whose first run with gradients after an update notes what autocast copies."""
+        """Wrap a layer's forward so that its first run with gradients after an update notes autocast's copies."""
 
-        def run(*given: Any, **named: Any) -> Any:
+        def run(*arguments: Any, **options: Any) -> Any:
             if index in self._noted or not (torch.is_grad_enabled() and torch.is_autocast_cache_enabled()):
-                return forward(*given, **named)
+                return forward(*arguments, **options)
             self._noted.add(index)
             with Copied([unit.copies for unit in self._layers[index]]):
-                return forward(*given, **named)
+                return forward(*arguments, **options)
 
         return run
 
     def forget_copies(self) -> None:
-        """Note autocast's copies again, which forgets those that it has made (``precision.forget_casts``)."""
+        """Forget autocast's copies, and note new copies (``precision.forget_casts`` discards the old ones)."""
         self._noted.clear()
         for unit in self.units:
             unit.copies.forget()
@@ -361,24 +364,24 @@ class Shards:
 
     @contextmanager
     def ahead_in(self, layers: range) -> Iterator[None]:
-        """Inside it these layers run forward in their order, so that each gathers the parameters of the next one."""
+        """Let each of these layers, run forward in their order, start to gather the parameters of the next layer."""
         self._ahead = layers
         yield
         self._ahead = _NOTHING
 
     def unshard(self, bucket: int) -> None:
-        """UNSHARD."""
+        """Gather the parameters of a bucket (UNSHARD)."""
         for unit in self.buckets.get(bucket, ()):
             unit.enter()
 
     def reshard(self, bucket: int) -> None:
-        """RESHARD."""
+        """Free the whole parameters of a bucket (RESHARD)."""
         for unit in self.buckets.get(bucket, ()):
             unit.leave()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Inside it all parameters that are gathered once a step are whole."""
+        """Keep all parameters that are gathered once a step whole within this context."""
         kept = self.units if self.sharding == "parameters_kept" else ()
         for unit in kept:
             unit.enter()
@@ -387,18 +390,18 @@ class Shards:
             unit.leave()
 
     def settle(self) -> None:
-        """Let go of the whole parameters that layers were built with."""
+        """Free the whole parameters with which layers were built."""
         if self.sharding != "gradients":
             for unit in self.units:
                 unit.leave()
 
     def clear(self) -> None:
-        """Start a step."""
+        """Start a step with sums of zero."""
         for unit in self.units:
             unit.clear()
 
     def stepped(self) -> None:
-        """Take over what other ranks have stepped, where parameters stay whole; when they are read, too."""
+        """Gather the parameters that other ranks have stepped, where parameters stay whole; also after loading them."""
         self.forget_copies()
         if self.sharding == "gradients":
             for unit in self.units:
@@ -406,9 +409,9 @@ class Shards:
 
     @contextmanager
     def backward(self, layer: int, before: int | None) -> Iterator[None]:
-        """Inside it a layer runs backward, with its parameters; then its gradients begin to be summed.
+        """Provide a layer's parameters while it runs backward; afterwards start to sum its gradients.
 
-        ``before``: the layer that runs backward next, whose parameters begin to be gathered.
+        ``before``: the layer that runs backward next. Its parameters start to be gathered.
         """
         units = self._layers.get(layer, ())
         for unit in units:
@@ -424,7 +427,7 @@ class Shards:
         self._sums = sums
 
     def finish(self) -> None:
-        """Wait for the sums that have begun."""
+        """Wait for the sums that were started."""
         for work in self._sums:
             work.wait()
         self._sums = []
@@ -434,5 +437,5 @@ _NOTHING = range(0)
 
 
 def _resize(tensor: Tensor, numbers: int) -> None:
-    """Let a tensor's storage hold this many of its elements."""
+    """Resize a tensor's storage to this many of its elements."""
     tensor.untyped_storage().resize_(numbers * tensor.element_size())

@@ -1,4 +1,4 @@
-"""Which parameters of a stage's replicas make a unit, whose rows they share out (``sharded_parameters``)."""
+"""The grouping of a stage's parameters into units, whose rows the replicas share out (``sharded_parameters``)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def share_out(
     parts: StageParts, program: Program, groups: Sequence[Any], modules: Mapping[int, nn.Module]
 ) -> tuple[StageParts, Shards | None]:
-    """The stage's parts with this rank's rows in the place of parameters that ranks share out, and their units.
+    """Replace parameters that ranks share out by this rank's rows; return the stage's parts and their units.
 
-    A unit's parameters are of one bucket, group and data type; where collectives lie inside passes, also of the same
-    layers, so that a parameter that several layers have is in a unit of its own. Raises UnsupportedRequest for a
-    parameter without dimensions.
+    A unit's parameters have one bucket, group and data type. Where collectives lie inside passes, they also have the
+    same layers, so a parameter that several layers hold has a separate unit. Raises UnsupportedRequest for a parameter
+    without dimensions.
     """
     sharding = program.sharding
     if sharding is None:
         return parts, None
     names = {id(parameter): name for name, parameter in parts.names.items()}
-    holders = _holders(modules, parts.held.first, parts.held.last)
+    holders = _holders(modules, parts.entry.first, parts.entry.last)
     units: dict[int, list[Unit]] = {}
     layers: dict[int, list[Unit]] = {}
     rows: dict[int, RowPiece] = {}
@@ -54,23 +54,23 @@ def share_out(
                 rows |= unit.pieces
                 for layer in dict.fromkeys(layer for member in same for layer in holders[id(member.leaf)]):
                     layers.setdefault(layer, []).append(unit)
-    own = {id(part): rows[id(part)].own if id(part) in rows else part for part in parts.parameters}
+    local = {id(part): rows[id(part)].local_parameter if id(part) in rows else part for part in parts.parameters}
     shared = replace(
         parts,
-        buckets={k: [own[id(part)] for part in members] for k, members in parts.buckets.items()},
-        names={name: own[id(part)] for name, part in parts.names.items()},
+        buckets={k: [local[id(part)] for part in members] for k, members in parts.buckets.items()},
+        names={name: local[id(part)] for name, part in parts.names.items()},
         pieces={**parts.pieces, **{names[part]: piece for part, piece in rows.items()}},
     )
     return shared, Shards(sharding, units, layers)
 
 
 def _holders(modules: Mapping[int, nn.Module], first: int, last: int) -> dict[int, tuple[int, ...]]:
-    """The layers of a stage that hold each parameter, by its id."""
-    found: dict[int, tuple[int, ...]] = {}
+    """Return the layers of a stage that hold each parameter, by the parameter's id."""
+    holders: dict[int, tuple[int, ...]] = {}
     for layer in range(first, last + 1):
         for parameter in modules[layer].parameters():
-            found[id(parameter)] = (*found.get(id(parameter), ()), layer)
-    return found
+            holders[id(parameter)] = (*holders.get(id(parameter), ()), layer)
+    return holders
 
 
 def _refuse_scalar(name: str, parameter: nn.Parameter, program: Program) -> None:

@@ -1,16 +1,17 @@
-"""A backward in two halves: I, the gradients of a segment's inputs, and W, those of its parameters.
+"""A backward in two halves: I, the gradients of a segment's inputs, and W, the gradients of its parameters.
 
 Zero-bubble schedules (Qi et al., ICLR 2024, section 2) run W later than I. Here the unit of W is a module that owns
-trainable parameters (the outermost such module). I asks autograd for the gradients of the inputs and of what every unit
-returned; W goes, unit by unit, from those to the unit's parameters. So W repeats nothing of I but what lies between a
-unit's result and its parameters, which for linear layers, convolutions, norms and embeddings is nothing.
+trainable parameters (the outermost such module). I asks autograd for the gradients of the inputs and of every unit's
+results. W goes, unit by unit, from these gradients to the unit's parameters. So W repeats only the part of I between a
+unit's result and its parameters, which is nothing for linear layers, convolutions, norms and embeddings.
 
-What autograd saved outside of the units is freed at the end of I; what it saved within them (their inputs, mostly)
-at W. `torch.distributed.pipelining` keeps all of it until W: the nodes that it remembers hold the graph below them.
+Tensors that autograd saved outside of the units are freed at the end of I; tensors that it saved within them (their
+inputs, mostly) at W. `torch.distributed.pipelining` keeps all of them until W: the nodes that it remembers hold the
+graph below them.
 
-A parameter that is used otherwise than in one call of its own unit (a tied weight, a weight read from another module)
-has its gradient computed in I and only added in W: no way around the unit may be lost, and none counted twice (PyTorch
-issue 180952). Which parameters these are is read from the graph, again whenever a forward takes another course.
+A parameter may be used elsewhere than in one call of its unit (a tied weight, a weight read from another module). Its
+gradient is then computed in I and only added in W: no path around the unit may be lost, and none counted twice (PyTorch
+issue 180952). These parameters are read from the graph, again whenever a forward takes another course.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from penstock.executor.torch_versions import run_engine, top_saved_tensors_hooks
 
 WITHIN_EXCHANGE = "computes_between_exchanges"
-"""The attribute of a unit whose forward also exchanges tensors with other ranks: the part that computes with its
-parameters, as a module. Then that is what the unit is for the two halves, and W exchanges nothing."""
+"""The attribute of a unit whose forward also exchanges tensors with other ranks. It holds the part that computes with
+the
+unit's parameters, as a module. That part is the unit for the two halves, and W exchanges nothing."""
 
 Place = tuple[int, int]
-"""A parameter: the number of its unit, and its own within the unit."""
+"""A parameter: the number of its unit, and its number within the unit."""
 
 
 class SplitBackward:
-    """The units of some modules, and what runs of these modules have shown about them."""
+    """The units of some modules, and the parameters whose gradients I computes, for each course of a forward."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self.units = [unit for module in modules for unit in _units(module)]
@@ -42,18 +44,18 @@ class SplitBackward:
             [(owner._parameters, name) for owner in unit.modules() for name in owner._parameters] for unit in self.units
         ]
         self.recording: Recorded | None = None
-        self._known: dict[tuple[int, ...], frozenset[Place]] = {}
+        self._early: dict[tuple[int, ...], frozenset[Place]] = {}
         for number, unit in enumerate(self.units):
             computes: nn.Module = unit.__dict__.get(WITHIN_EXCHANGE, unit)
             computes.register_forward_pre_hook(self._enter)
-            computes.register_forward_hook(self._leaver(number), prepend=True)  # ahead of those that send its results
+            computes.register_forward_hook(self._leaver(number), prepend=True)  # before hooks that send results
 
     def record(self) -> Recorded:
-        """A context to run the modules in, once; it can then take the backward's halves."""
+        """Return a context for one run of the modules. It then computes the two halves of their backward."""
         return Recorded(self)
 
     def pack(self, tensor: Tensor) -> Any:
-        """What autograd keeps for a tensor: with its version, and where it can be freed between units."""
+        """Return a tensor with its version for autograd to keep; between units, in a slot that I can empty."""
         recording = self.recording
         if recording is None or recording.depth:
             return tensor, tensor._version
@@ -64,11 +66,11 @@ class SplitBackward:
     def early(
         self, trail: tuple[int, ...], recorded: Recorded, roots: Sequence[Tensor | GradientEdge]
     ) -> frozenset[Place]:
-        """The parameters whose gradients I has to make; looked up by the course that a forward took."""
-        known = self._known.get(trail)
-        if known is None:
-            known = self._known[trail] = _early(recorded.calls, roots)
-        return known
+        """Return the parameters whose gradients I has to compute, cached by the course that a forward took."""
+        parameters = self._early.get(trail)
+        if parameters is None:
+            parameters = self._early[trail] = _early(recorded.calls, roots)
+        return parameters
 
     def _enter(self, _: nn.Module, __: Any) -> None:
         if self.recording is not None:
@@ -83,7 +85,7 @@ class SplitBackward:
 
 
 class Call:
-    """One call of a unit: where its results' gradients arrive, and the parameters that it had."""
+    """One call of a unit: the graph edges of its results, and the unit's parameters."""
 
     __slots__ = ("edges", "parameters", "unit")
 
@@ -94,7 +96,7 @@ class Call:
 
 
 class Recorded:
-    """One forward of the modules, from its run to its weight gradients."""
+    """One forward of the modules, until its weight gradients are computed."""
 
     __slots__ = ("_hooks", "_owner", "_pending", "_veiled", "calls", "depth", "slots", "trail")
 
@@ -119,7 +121,7 @@ class Recorded:
         self._hooks = self._owner.recording = None
 
     def leave(self, unit: int, results: Any) -> None:
-        """A unit has returned ``results``."""
+        """Note a unit's results, when it returns."""
         self.depth -= 1
         if self.depth:
             return
@@ -128,8 +130,8 @@ class Recorded:
         edges = [get_gradient_edge(one) for one in _tensors(results) if one.requires_grad and one.grad_fn is not None]
         if edges:
             parameters = []
-            for k, (held, name) in enumerate(self._owner.places[unit]):
-                parameter = held[name]
+            for k, (container, name) in enumerate(self._owner.places[unit]):
+                parameter = container[name]
                 if parameter is not None and parameter.requires_grad:
                     parameters.append(((unit, k), parameter))
             self.calls.append(Call(unit, edges, parameters))
@@ -138,7 +140,7 @@ class Recorded:
     def backward_input(
         self, roots: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """The gradients of ``inputs``, None where none is wanted or none arrives; what W does not need is freed."""
+        """Return the gradients of ``inputs``, None where none is needed or arrives; free what W does not need."""
         starts: list[Any] = list(roots)
         wanted: list[Any] = [one for one in inputs if one.requires_grad]
         num_inputs = len(wanted)
@@ -149,23 +151,23 @@ class Recorded:
         if not (roots and wanted):
             self._forget()
             return [None] * len(inputs)
-        found = torch.autograd.grad(
+        computed = torch.autograd.grad(
             starts, wanted, list(gradients), retain_graph=True, allow_unused=True, materialize_grads=False
         )
-        pairs = [(p, g) for p, g in zip(early, found[len(wanted) - len(early) :], strict=True) if g is not None]
+        pairs = [(p, g) for p, g in zip(early, computed[len(wanted) - len(early) :], strict=True) if g is not None]
         if pairs:
             self._pending.append((tuple(p for p, _ in pairs), tuple(g for _, g in pairs), ()))
         at = num_inputs
         for call in self.calls:
             arrived = [
-                (e, g) for e, g in zip(call.edges, found[at : at + len(call.edges)], strict=True) if g is not None
+                (e, g) for e, g in zip(call.edges, computed[at : at + len(call.edges)], strict=True) if g is not None
             ]
             at += len(call.edges)
             late = [p for place, p in call.parameters if place not in places]
             if arrived and late:
                 self._pending.append((tuple(e for e, _ in arrived), tuple(g for _, g in arrived), tuple(late)))
         self._forget()
-        ready = iter(found[:num_inputs])
+        ready = iter(computed[:num_inputs])
         return [next(ready) if one.requires_grad else None for one in inputs]
 
     def backward_weight(self) -> None:
@@ -176,14 +178,14 @@ class Recorded:
             del edges, gradients
 
     def _forget(self) -> None:
-        """Let go of what W does not need; of nothing where hooks of others (checkpointing) run layers again in W."""
+        """Drop tensors that W does not need. Drop none if others' hooks (checkpointing) run layers again in W."""
         for slot in () if self._veiled else self.slots:
             slot.clear()
         self.calls, self.slots, self.trail = [], [], []
 
 
 def _units(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that own trainable parameters, each once."""
+    """Yield the outermost modules that own trainable parameters, each once."""
     if any(p is not None and p.requires_grad for p in module._parameters.values()):
         yield module
         return
@@ -203,34 +205,34 @@ def _unpack(packed: Any) -> Tensor:
             f"a tensor of shape {tuple(tensor.shape)} that the backward needs was changed in place after the forward "
             f"had used it (its version is {tensor._version}, it was {version})"
         )
-    found: Tensor = tensor
-    return found
+    result: Tensor = tensor
+    return result
 
 
-def _tensors(found: Any) -> Iterator[Tensor]:
-    if isinstance(found, Tensor):
-        yield found
-    elif isinstance(found, dict):
-        for one in found.values():
+def _tensors(results: Any) -> Iterator[Tensor]:
+    if isinstance(results, Tensor):
+        yield results
+    elif isinstance(results, dict):
+        for one in results.values():
             yield from _tensors(one)
-    elif isinstance(found, list | tuple):
-        for one in found:
+    elif isinstance(results, list | tuple):
+        for one in results:
             yield from _tensors(one)
 
 
 def _early(calls: Sequence[Call], roots: Sequence[Tensor | GradientEdge]) -> frozenset[Place]:
-    """The parameters that gradients reach otherwise than through the one call of their own unit.
+    """Return the parameters that gradients reach otherwise than through the one call of their unit.
 
-    The graph is walked from the roots and from each call's results, each time up to where calls' results begin.
+    The graph is walked from the roots and from each call's results. Each walk ends at other calls' results.
     """
     results = {edge.node for call in calls for edge in call.edges}
     reached: dict[int, int] = {}
     outside = set(_leaves((node for node in map(_node, roots) if node not in results), results))
     for call in calls:
-        own = {id(parameter) for _, parameter in call.parameters}
+        ids = {id(parameter) for _, parameter in call.parameters}
         for leaf in set(_leaves((edge.node for edge in call.edges), results)):
             reached[leaf] = reached.get(leaf, 0) + 1
-            if leaf not in own:
+            if leaf not in ids:
                 outside.add(leaf)
     return frozenset(
         place for call in calls for place, p in call.parameters if id(p) in outside or reached.get(id(p), 0) > 1
@@ -242,7 +244,7 @@ def _node(root: Tensor | GradientEdge) -> Node:
 
 
 def _leaves(starts: Iterable[Node], results: set[Node]) -> Iterator[int]:
-    """The ids of the leaf tensors that lie below some nodes; no other node of ``results`` is entered."""
+    """Yield the ids of the leaf tensors that lie below some nodes; no other node of ``results`` is entered."""
     queue = deque(starts)
     seen = set(queue)
     while queue:

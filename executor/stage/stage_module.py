@@ -1,10 +1,10 @@
 """A stage's layers as one callable with a backward, cut into segments where some layers are recomputed.
 
-Between segments, as between stages, tensors are detached: each segment's inputs are leaves that get their gradient
-from the segment's own backward. A recomputed segment keeps its inputs alone and runs a second time before its backward,
-with the same random state. A tensor that a segment only passes on is both its input and its output: backward on the
-leaf itself hands the gradient through. Where the backward comes in two halves (I and W) every layer is a segment, so
-that the graph that a weight's gradient hangs from is small.
+Between segments, as between stages, tensors are detached. Each segment's inputs are leaves that get their gradient from
+the segment's backward. A recomputed segment keeps only its inputs, and runs a second time before its backward with the
+same random state. A tensor that a segment only passes on is both its input and its output, and backward on the leaf
+itself passes the gradient through. Where the backward is split into I and W, every layer is a segment, so that the
+graph that a weight's gradient holds is small.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from penstock.executor.divided.division import Division
 
 Root = Tensor | GradientEdge
-"""Where a backward starts: a loss, or a result without its numbers, which go when they have been sent."""
+"""The start of a backward: a loss, or the graph edge of a result whose numbers are freed after they were sent."""
 
 Saved = tuple[list[Tensor], "Sequence[Root | None] | None", "Recorded | None"]
-"""Of one segment: its inputs, its results (None: to be recomputed), and what its backward's halves need.
+"""A segment's inputs, its results (None: to be recomputed), and its recording for a split backward.
 
-A result that needs no gradient is None.
+For a result that needs no gradient, None stands in the list.
 """
 
 _backward = torch.autograd.backward
@@ -43,7 +43,7 @@ _no_context = nullcontext()
 
 
 class MicroBatch:
-    """What a stage keeps of one micro-batch between its instructions; everything goes as soon as it is used up."""
+    """The tensors that a stage keeps of one micro-batch between its instructions; each is freed after its last use."""
 
     __slots__ = (
         "arrivals",
@@ -71,19 +71,19 @@ class MicroBatch:
         self.clear()
 
     def wait_inputs(self) -> None:
-        """Return when every tensor that the forward reads is there."""
+        """Wait until every tensor that the forward reads has arrived."""
         for work in self.arrivals:
             work.wait()
         self.arrivals.clear()
 
     def wait_gradients(self) -> None:
-        """Return when every gradient that the backward starts from is there."""
+        """Wait until every gradient that the backward starts from has arrived."""
         for work in self.gradient_arrivals:
             work.wait()
         self.gradient_arrivals.clear()
 
     def clear(self) -> None:
-        """Forget everything of this step."""
+        """Drop everything of this step."""
         self.inputs: list[Tensor] | None = None
         self.batch: dict[str, Tensor] | None = None
         self.targets: Any = None
@@ -98,11 +98,11 @@ class MicroBatch:
 class StageModule:
     """Layers ``first`` to ``last`` of a chain on the device of ``runtime``.
 
-    ``shapes``: what crosses each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends included.
-    ``recomputed_modules``: of each layer, by the names of plans. ``split``: some of its backwards come in two halves.
-    ``singly``: each layer that is not recomputed is a segment of its own then, too. ``modules``: layers that are there
-    already, by number. ``count``: how many terms the loss is the mean of; over the loss scale, where there is one.
-    ``division``: how the rank shares layers with others.
+    ``shapes``: the tensors that cross each cut (``Chain.infer_shapes``). ``recompute``: layer ranges, both ends
+    included. ``recomputed_modules``: modules that each layer recomputes, by the names of plans. ``split``: some
+    backwards are split into I and W. ``singly``: each layer that is not recomputed is a separate segment, as with
+    ``split``. ``modules``: layers that exist already, by number. ``count``: the number of terms of the mean loss,
+    divided by the loss scale if there is one. ``division``: the division of layers among ranks.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class StageModule:
         self.segments = tuple(self._segment(a, b, recompute=again) for a, b, again in ranges)
         self.shapes = shapes
         self.halves = [SplitBackward(segment.modules) for segment in self.segments] if split else None
-        self.reads_batch = any(segment.given for segment in self.segments)
+        self.reads_batch = any(segment.batch_slots for segment in self.segments)
         self.needs_grad = [wanted(shapes, segment.first - 1) for segment in self.segments]
         self.needs_grad.append(() if self.is_last else wanted(shapes, last))
         self.count = 1.0
@@ -166,7 +166,7 @@ class StageModule:
         )
 
     def _divide(self, division: Division, there: Mapping[int, nn.Module]) -> None:
-        """Divide the layers that are not divided yet; a tied parameter is one object again."""
+        """Divide the layers that are not divided yet, and make each tied parameter one object again."""
         for index, module in self.modules.items():
             if index not in there:
                 division.divide(self.chain.specs[index], module)
@@ -174,7 +174,7 @@ class StageModule:
             tie.rejoin({**there, **self.modules})
 
     def seeds(self, micro_batch: int, first_row: int) -> tuple[tuple[int, ...], ...]:
-        """The random seeds of each segment's layers for a micro-batch (or its rows from ``first_row`` on)."""
+        """Return the random seeds of each segment's layers for a micro-batch (or its rows from ``first_row`` on)."""
         return tuple(
             tuple(
                 layer_seed(self.seed, micro_batch, self.chain.specs[call.layer].name, first_row)
@@ -184,15 +184,15 @@ class StageModule:
         )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under the full model's names, ``layer.parameter``, each once; a tied one under its first name."""
+        """Yield each parameter once, by the full model's name, ``layer.parameter``; a tied one by its first name."""
         return self.chain.named_parameters(self.modules)
 
     def trainable(self) -> list[nn.Parameter]:
-        """The parameters that get gradients."""
+        """Return the parameters that get gradients."""
         return [parameter for _, parameter in self.named_parameters() if parameter.requires_grad]
 
     def forward(self, cell: MicroBatch, key: int) -> list[Tensor]:
-        """Run ``cell.inputs`` through the layers, keeping what backward needs; the tensors that leave the stage."""
+        """Run ``cell.inputs`` through the layers, keep what backward needs, and return the stage's results."""
         inputs: list[Tensor] = cell.inputs or []
         if self.plain:
             for tensor, needs in zip(inputs, self.needs_grad[0], strict=True):
@@ -223,7 +223,7 @@ class StageModule:
 
     @property
     def recomputes_loss(self) -> bool:
-        """Whether the loss is computed again before backward."""
+        """True if the loss is computed again before backward."""
         return self.is_last and self.segments[-1].recompute
 
     def recompute(self, cell: MicroBatch, key: int) -> None:
@@ -256,7 +256,7 @@ class StageModule:
         cell.saved = cell.loss = cell.gradients = cell.inputs = cell.batch = cell.targets = None
 
     def backward_input(self, cell: MicroBatch, key: int) -> None:
-        """I: ``backward`` as far as ``cell.input_gradients``; what the parameters' gradients need stays in the cell."""
+        """Compute the gradients of the inputs (I), and keep in the cell what W needs."""
         with self._loss_context():
             self._backward_input(cell, key)
 
@@ -269,26 +269,26 @@ class StageModule:
             inputs, results, recorded = cell.saved.pop()
             roots, arrived = _roots(results, gradients, cell.loss, self.count)
             cell.loss = None
-            found = recorded.backward_input(roots, arrived, inputs)
+            computed = recorded.backward_input(roots, arrived, inputs)
             gradients = [
                 None if not needs else torch.zeros_like(tensor) if gradient is None else gradient
-                for tensor, gradient, needs in zip(inputs, found, self.needs_grad[k], strict=True)
+                for tensor, gradient, needs in zip(inputs, computed, self.needs_grad[k], strict=True)
             ]
             pending.append(recorded)
-            del results, inputs, recorded, roots, arrived, found
+            del results, inputs, recorded, roots, arrived, computed
         cell.input_gradients = gradients
         cell.pending = pending
         cell.saved = cell.loss = cell.gradients = cell.inputs = cell.batch = cell.targets = None
 
     def backward_weight(self, cell: MicroBatch, _: int = 0) -> None:
-        """W: add the gradients of the parameters, last layers first; each parameter's hooks fire once per segment."""
+        """Add the gradients of the parameters (W), last layers first; each parameter's hooks fire once per segment."""
         assert cell.pending is not None, "a weight half without its input half"
         for recorded in cell.pending:
             recorded.backward_weight()
         cell.pending = None
 
     def count_terms(self, inputs: list[Tensor], batch: dict[str, Tensor], targets: Any) -> int:
-        """How many terms the loss has for some targets (last stage): a forward that leaves no trace."""
+        """Count the terms of the loss for some targets (last stage), by a forward without side effects."""
         with torch.no_grad():
             for segment in self.segments:
                 inputs = segment.run_again(inputs, batch, [0] * len(segment.modules), 0)
@@ -310,7 +310,7 @@ class StageModule:
         cell.saved[k] = inputs, () if self._ends_in(segment) else edges_of(results), recorded
 
     def loss_of(self, cell: MicroBatch, results: Sequence[Tensor]) -> tuple[Tensor, int]:
-        """The job's loss of a micro-batch: its sum and how many terms. ModelMismatch when it is not a scalar."""
+        """Return the job's loss of a micro-batch: its sum and number of terms. ModelMismatch if it is no scalar."""
         return self._loss(results, cell.targets)
 
     def _loss(self, results: Sequence[Tensor], targets: Any) -> tuple[Tensor, int]:
@@ -329,24 +329,24 @@ class StageModule:
 def _autocast(
     training: Training, device: torch.device
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]] | None:
-    """What layers run under with gradients, and without."""
+    """Create the contexts of the layers, with gradients and without; None in full precision."""
     kept, apart = training.autocast(device), training.autocast(device, keeps_casts=False)
     return None if kept is None or apart is None else (kept, apart)
 
 
 def _enclosing(division: Division | None) -> Callable[[], AbstractContextManager[Any]]:
-    """What a rank's layers run within, where they share sequences."""
+    """Return a function that creates the context in which a rank's layers run, where ranks share sequences."""
     context = None if division is None else division.context
     return nullcontext if context is None else lambda: context
 
 
 def layer_seed(seed: int, micro_batch: int, name: str, first_row: int) -> int:
-    """What a layer's random state is made of, but for the step (``step_seed``), which is added."""
+    """Return a layer's part of its random seed; the part of the step (``step_seed``) is added to it."""
     return derived_seed("random", seed, micro_batch, name, first_row)
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The step's part of every random state."""
+    """Return the step's part of every random seed."""
     return derived_seed("step", seed, step)
 
 
@@ -361,7 +361,7 @@ def back_loss(loss: Tensor, count: float) -> None:
 
 
 def edges_of(results: Sequence[Tensor]) -> list[GradientEdge | None]:
-    """The results' places in the graph."""
+    """Return the results' places in the graph."""
     return [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in results]
 
 
@@ -385,7 +385,7 @@ def back(
 def _roots(
     results: Sequence[Root | None], gradients: list[Tensor | None] | None, loss: Tensor | None, count: float
 ) -> tuple[list[Any], list[Tensor]]:
-    """What a backward starts from, and with which gradients."""
+    """Return the roots of a backward, and their gradients."""
     if loss is not None:
         return ([loss], [torch.full_like(loss, 1.0 / count)]) if loss.requires_grad else ([], [])
     pairs = [(t, g) for t, g in zip(results, gradients or (), strict=True) if g is not None and t is not None]
@@ -393,7 +393,7 @@ def _roots(
 
 
 def gradients_of(inputs: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor | None]:
-    """The leaves' gradients; zeros for a tensor that the segment passes nowhere; None where none is wanted."""
+    """Return the leaves' gradients: None where none is wanted, zeros where the segment does not use the tensor."""
     return [
         None if not needs else tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
         for tensor, needs in zip(inputs, needs_grad, strict=True)

@@ -1,8 +1,8 @@
-"""Parameters that layers have in common, such as an embedding that is also the output's weight.
+"""Parameters that several layers share, such as an embedding that is also the output's weight.
 
-The layers that a process holds together have one Parameter object. Where stages on different ranks hold them, each has
-its own, all begin with the value that the first layer draws, and their gradients are summed before every step
-(REDUCE_SHARED), so all of them stay equal.
+The layers that one process holds share one Parameter object. Where stages on different ranks hold them, each has a
+separate copy. All copies begin with the value that the first layer draws, and their gradients are summed before every
+step (REDUCE_SHARED), so all of them stay equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 
 class Tie(NamedTuple):
-    """One parameter of several layers: its full names, the first of which it goes by, as (layer, name within it)."""
+    """One parameter of several layers, with its full names. ``places``: the same as (layer, name within the layer).
+
+    The first name represents the parameter.
+    """
 
     names: tuple[str, ...]
     places: tuple[tuple[int, str], ...]
@@ -34,16 +37,16 @@ class Tie(NamedTuple):
         return tuple(sorted({layer for layer, _ in self.places}))
 
     def parameter(self, modules: Mapping[int, nn.Module]) -> nn.Parameter | None:
-        """The parameter as it is in the layers at hand; None where none of them has it."""
+        """Return the parameter as it is in these layers; None if none of them has it."""
         for (layer, name), full in zip(self.places, self.names, strict=True):
             if layer in modules:
                 return _find(modules[layer], name, full)
         return None
 
     def join(self, modules: Mapping[int, nn.Module], build: Callable[[int], nn.Module]) -> None:
-        """Make it one object in the layers at hand. ``build`` makes the first layer where that is not among them.
+        """Make the parameter one object in these layers. ``build`` makes the first layer if ``modules`` lacks it.
 
-        Raises ModelMismatch where a layer has no such parameter, or one of another shape or type.
+        Raises ModelMismatch where a layer has no such parameter, or a parameter of another shape or type.
         """
         here = [one for one in zip(self.places, self.names, strict=True) if one[0][0] in modules]
         if not here:
@@ -59,13 +62,13 @@ class Tie(NamedTuple):
                     kept.copy_(value)
         for (layer, name), other in here[1:]:
             _refuse_other(kept, full, _find(modules[layer], name, other), other)
-            *path, own = name.split(".")
-            setattr(modules[layer].get_submodule(".".join(path)), own, kept)
+            *path, attribute = name.split(".")
+            setattr(modules[layer].get_submodule(".".join(path)), attribute, kept)
 
     def rejoin(self, modules: Mapping[int, nn.Module]) -> None:
-        """Make it one object again in the layers at hand, which have been divided one by one.
+        """Make the parameter one object again in these layers, which have been divided one by one.
 
-        Raises ModelMismatch where they are divided otherwise.
+        Raises ModelMismatch where they are divided differently.
         """
         here = [one for one in zip(self.places, self.names, strict=True) if one[0][0] in modules]
         if not here:
@@ -73,18 +76,18 @@ class Tie(NamedTuple):
         (layer, name), full = here[0]
         kept = _find(modules[layer], name, full)
         for (layer, name), other in here[1:]:
-            found = _find(modules[layer], name, other)
-            if getattr(found, "placements", None) != getattr(kept, "placements", None):
+            parameter = _find(modules[layer], name, other)
+            if getattr(parameter, "placements", None) != getattr(kept, "placements", None):
                 raise ModelMismatch(
                     f"{full!r} and {other!r} are declared as one parameter, but `parallel` divides them otherwise",
                     remedy="divide both along the same dimension",
                 )
-            *path, own = name.split(".")
-            setattr(modules[layer].get_submodule(".".join(path)), own, kept)
+            *path, attribute = name.split(".")
+            setattr(modules[layer].get_submodule(".".join(path)), attribute, kept)
 
 
 def ties_of(job: Job, names: Sequence[str]) -> tuple[Tie, ...]:
-    """The job's ties. Raises InvalidDocument for a layer that does not exist, and for a parameter in two ties."""
+    """Return the job's ties. Raises InvalidDocument for a layer that does not exist and for a parameter in two ties."""
     ties, seen = [], set()
     numbers = {name: i for i, name in enumerate(names)}
     for full_names in shared_names(job):
@@ -105,17 +108,17 @@ def ties_of(job: Job, names: Sequence[str]) -> tuple[Tie, ...]:
 
 
 def refuse_untied(
-    ties: Sequence[Tie], held: Sequence[tuple[int, int]], shared: Sequence[tuple[str, tuple[int, ...]]]
+    ties: Sequence[Tie], stage_ranges: Sequence[tuple[int, int]], shared: Sequence[tuple[str, tuple[int, ...]]]
 ) -> None:
-    """Raise ModelMismatch where the plan's ties, ``shared``, are not those of the job.
+    """Raise ModelMismatch where the plan's ties, ``shared``, differ from the job's ties.
 
-    ``held``: first and last layer of each stage of this rank. A tie within one stage needs nothing of the plan.
+    ``stage_ranges``: first and last layer of each stage of this rank. A tie within one stage needs no tie in the plan.
     """
     by_name = {tie.name: tie for tie in ties}
     for name, layers in shared:
-        own = by_name.get(name)
-        if own is None or own.layers != tuple(sorted(set(layers))):
-            has = "no such parameter" if own is None else f"it in the layers {list(own.layers)}"
+        match = by_name.get(name)
+        if match is None or match.layers != tuple(sorted(set(layers))):
+            has = "no such parameter" if match is None else f"it in the layers {list(match.layers)}"
             raise ModelMismatch(
                 f"in the plan the layers {list(layers)} share the parameter {name!r}; the job's shared_parameters have "
                 f"{has}",
@@ -123,7 +126,7 @@ def refuse_untied(
             )
     planned = {name for name, _ in shared}
     for tie in ties:
-        for first, last in held:
+        for first, last in stage_ranges:
             inside = [first <= layer <= last for layer in tie.layers]
             if any(inside) and not all(inside) and tie.name not in planned:
                 raise ModelMismatch(
@@ -134,13 +137,13 @@ def refuse_untied(
 
 
 def _find(module: nn.Module, name: str, full: str) -> nn.Parameter:
-    *path, own = name.split(".")
+    *path, attribute = name.split(".")
     try:
-        return module.get_submodule(".".join(path)).get_parameter(own)
+        return module.get_submodule(".".join(path)).get_parameter(attribute)
     except AttributeError:
-        known = [one for one, _ in module.named_parameters()]
+        existing = [one for one, _ in module.named_parameters()]
         raise ModelMismatch(
-            f"shared_parameters names {full!r}, but that layer has the parameters {known}",
+            f"shared_parameters names {full!r}, but that layer has the parameters {existing}",
             remedy="write layer.parameter, as the layer's named_parameters() has it",
         ) from None
 

@@ -1,13 +1,13 @@
 """Several versions of a stage's weights at once, for update rules that do not flush (ALGORITHMS 5.1).
 
-A version is a set of Parameters over storage of its own. A forward points the layers at its version's Parameters (a
-pointer per parameter, 0.05 µs; EXECUTOR C.3), its graph keeps hold of them, and all versions' gradients
-arrive in one buffer. The optimizer's parameters stay the same objects for ever, over the storage of the newest version:
-a step copies the newest weights into free storage, moves there, and steps in place, so graphs of older versions are
-left alone (their Parameters have version counters of their own).
+A version is a set of Parameters over separate storage. A forward points the layers at its version's Parameters (a
+pointer per parameter, 0.05 µs; EXECUTOR C.3), and its graph keeps references to them. All versions' gradients arrive in
+one buffer. The optimizer's parameters stay the same objects for ever, over the storage of the newest version. A step
+copies the newest weights into free storage, moves the optimizer's parameters there, and steps in place, so graphs of
+older versions stay valid (their Parameters have separate version counters).
 
-Buffers such as running statistics are not versioned. A device may want the weights of a recurrent layer side by side:
-each version lays out its own.
+Buffers such as running statistics are not versioned. A device may need the weights of a recurrent layer contiguous, so
+each version lays out its weights.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Version:
 
 
 class Place(NamedTuple):
-    """Where a parameter of all versions is: in a layer as ``leaf`` at first, its gradients in ``gradient``.
+    """The place of a parameter in all versions: ``leaf`` in a layer at first, with its gradients in ``gradient``.
 
-    ``piece``: what the optimizer's parameter is of the layer's, where ranks share layers.
+    ``piece``: the relation of the optimizer's parameter to the layer's parameter, where ranks share layers.
     """
 
     leaf: nn.Parameter
@@ -49,10 +49,10 @@ class Place(NamedTuple):
     piece: Piece | None = None
 
     def leaf_over(self, tensor: Tensor) -> nn.Parameter:
-        """A parameter for the layer over the numbers of ``tensor``."""
-        if self.piece is not None and self.piece.leaf is not self.piece.own:
+        """Return a parameter for the layer over the memory of ``tensor``."""
+        if self.piece is not None and self.piece.leaf is not self.piece.local_parameter:
             return self.piece.leaf_over(tensor, self.gradient)
-        # From .data, so that the optimizer's steps in place are not taken for changes of what a graph has saved.
+        # From .data, so that autograd does not take in-place optimizer steps for changes of tensors that a graph saved.
         leaf = nn.Parameter(tensor.data)
         leaf.grad = self.gradient
         return leaf
@@ -61,26 +61,26 @@ class Place(NamedTuple):
 def places_of(
     parameters: Iterable[nn.Parameter], gradients: Iterable[tuple[nn.Parameter, Tensor]], pieces: Iterable[Piece]
 ) -> list[Place]:
-    """The places of an optimizer's parameters, whose gradients arrive in these tensors."""
+    """Return the places of an optimizer's parameters, whose gradients arrive in these tensors."""
     arrive = {id(parameter): gradient for parameter, gradient in gradients}
-    piece_of = {id(piece.own): piece for piece in pieces}
-    found = []
+    piece_of = {id(piece.local_parameter): piece for piece in pieces}
+    places = []
     for parameter in parameters:
         piece = piece_of.get(id(parameter))
-        found.append(Place(parameter if piece is None else piece.leaf, arrive[id(parameter)], piece))
-    return found
+        places.append(Place(parameter if piece is None else piece.leaf, arrive[id(parameter)], piece))
+    return places
 
 
 LayOut = tuple[Callable[[Sequence[Tensor]], None], Sequence[int]]
-"""What lays weights out as the device wants them, and which of the stage's parameters these are."""
+"""A function that lays weights out as the device needs them, and the numbers of the stage's parameters it moves."""
 
 
 class Versions:
     """The versions of a stage's weights.
 
-    ``parameters``: the optimizer's, each with its place in a layer. ``limit``: versions that may be alive at once (the
-    plan's). ``oldest``: by how many updates forwards lag behind at most. ``peak``: the most versions that have been
-    alive so far.
+    ``parameters``: the optimizer's parameters, each with its place in a layer. ``limit``: versions that may be alive at
+    once, by the plan. ``oldest``: by how many updates forwards lag behind at most. ``peak``: the most versions that
+    were alive so far.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Versions:
             self._current = version
 
     def use(self, delay: int) -> None:
-        """From here on forwards use the weights of ``delay`` updates ago."""
+        """Make the forwards from here on use the weights of ``delay`` updates ago."""
         self.delay = delay
 
     def enter(self, cell: MicroBatch) -> None:
-        """A micro-batch's forward comes: with the weights of ``delay`` updates ago, the oldest if there were fewer."""
+        """Set a micro-batch's forward to the weights of ``delay`` updates ago, or at the oldest weights."""
         live = self.live
         version = live[self.delay if self.delay < len(live) else -1]
         self.point_at(version)
@@ -137,7 +137,7 @@ class Versions:
         cell.version = version  # type: ignore[attr-defined]
 
     def leave(self, cell: MicroBatch) -> None:
-        """A micro-batch's last gradient is there."""
+        """Release a micro-batch's version, after its last gradient."""
         cell.version.in_flight -= 1  # type: ignore[attr-defined]
         cell.version = None  # type: ignore[attr-defined]
 
@@ -170,7 +170,7 @@ class Versions:
         return self._version([torch.empty_like(tensor) for tensor in self.live[0].tensors])
 
     def _version(self, tensors: Sequence[Tensor]) -> Version:
-        """A version over these weights, which are moved where the device wants them side by side."""
+        """Create a version over these weights, which are moved where the device needs them contiguous."""
         version = Version(tensors, self._of)
         for lay_out, numbers in self._lay_outs:
             lay_out([version.parameters[number] for number in numbers])
@@ -187,13 +187,13 @@ class Versions:
     # For checkpoints
 
     def state(self) -> list[list[Tensor]]:
-        """The weights of all versions that are alive, newest first; per version in the order of ``parameters``."""
+        """Return the weights of all versions that are alive, newest first, each in the order of ``parameters``."""
         return [[tensor.detach() for tensor in version.tensors] for version in self.live]
 
     def restore(self, state: Sequence[Sequence[Tensor]]) -> None:
-        """Go on from ``state``; the plan may keep fewer versions, the oldest are then left out.
+        """Restore ``state``. Where the plan keeps fewer versions, the oldest are dropped.
 
-        An optimizer that holds ``parameters`` need not be notified. Only where nothing is in flight.
+        An optimizer that holds ``parameters`` need not be notified. No micro-batch may be in flight.
         """
         self._free += self.live
         self.live = []
@@ -214,7 +214,7 @@ class Versions:
 
 
 def _lay_outs(modules: Iterable[nn.Module], parameters: Sequence[nn.Parameter], runtime: Runtime) -> Iterator[LayOut]:
-    """Of each recurrent layer whose weights are all versioned."""
+    """Yield the layout function of each recurrent layer whose weights are all versioned."""
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     for module in dict.fromkeys(module for top in modules for module in top.modules()):
         lay_out = runtime.flatten(module)
@@ -226,7 +226,7 @@ def _lay_outs(modules: Iterable[nn.Module], parameters: Sequence[nn.Parameter], 
 def _places(
     modules: Iterable[nn.Module], parameters: Sequence[nn.Parameter]
 ) -> list[tuple[MutableMapping[Any, Any], Any, int]]:
-    """Every place where a module looks a parameter up: (container, key, which parameter)."""
+    """Return every place where a module looks a parameter up: (container, key, number of the parameter)."""
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
     places: list[tuple[Any, Any, int]] = []
     seen: set[int] = set()
@@ -237,7 +237,7 @@ def _places(
             seen.add(id(module))
             places += [(module._parameters, n, index[id(p)]) for n, p in module._parameters.items() if id(p) in index]
             if isinstance(module, nn.RNNBase):
-                # Recurrent layers look their weights up in a list of their own.
+                # Recurrent layers look their weights up in a separate list.
                 flat: list[Any] = module._flat_weights
                 places += [(flat, k, index[id(p)]) for k, p in enumerate(flat) if id(p) in index]
     return places

@@ -259,7 +259,7 @@ def test_each_share_of_a_flat_buffer_lies_in_its_own_block(last: int, padding: l
     parameters = [nn.Parameter(torch.full((size,), float(size))) for size in (3, 2, last)]
     flat = Flat([parameters[:2], parameters[2:]], None, 1)
     assert flat.is_even == bool(padding)
-    for k, (_, view) in enumerate((*flat.own, *flat.others), 1):
+    for k, (_, view) in enumerate((*flat.local, *flat.others), 1):
         view.fill_(k)
     assert flat.buffer.tolist() == [2, 2, 2, 3, 3, *[1] * last, *padding]
     assert flat.block.tolist() == [*[1] * last, *padding]
