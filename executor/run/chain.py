@@ -1,7 +1,7 @@
-"""A job's model as a topological chain: which tensors cross each cut, how a layer is built, which shapes it makes.
+"""A job's model as a topological chain: the tensors that cross each cut, the construction of layers, and shapes.
 
 Cut ``i`` lies between layer ``i`` and layer ``i + 1``. A tensor crosses every cut between its writer and its last
-reader; the loss is a reader after the last layer. Model inputs cross no cut (design, section 4).
+reader; the loss reads after the last layer. Model inputs cross no cut (design, section 4).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.schemas.errors import InvalidDocument, ModelMismatch
 
 
 class TensorShape(NamedTuple):
-    """A tensor that crosses a cut: the shape of one sample (without dimension 0), and whether a gradient comes back."""
+    """A tensor that crosses a cut: the shape of one sample (without dimension 0), and whether it gets a gradient."""
 
     sample_shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class TensorShape(NamedTuple):
 
     @property
     def bytes_per_sample(self) -> int:
-        """Bytes of one sample."""
+        """The bytes of one sample."""
         count = 1
         for size in self.sample_shape:
             count *= size
@@ -39,13 +39,13 @@ class TensorShape(NamedTuple):
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed below 2^63 that depends on nothing but its parts, so it is the same on every rank."""
+    """Return a seed below 2^63 that depends only on its parts, so it is the same on every rank."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def remedy_of(layer: str, error: Exception) -> str | None:
-    """Return what helps against the error of a layer that is run by itself; None where the layer itself is wrong."""
+    """Return the remedy for an error of a layer that runs alone; None where the layer itself is wrong."""
     if "in-place operation" in str(error):
         return (
             f"layer {layer!r} changes its input in place, which the first layer of a stage cannot: make it "
@@ -59,9 +59,9 @@ def remedy_of(layer: str, error: Exception) -> str | None:
 class Chain:
     """The layers of a job in order.
 
-    ``specs``: the layers. ``inputs[i]``: names that layer i reads from the batch. ``cuts[i]``: names alive across
-    cut i, ordered by the layer that wrote them. ``outputs``: names that the loss reads. ``ties``: parameters that
-    layers have in common. Raises UnsupportedRequest under a torch that layers cannot be run under.
+    ``specs``: the layers. ``inputs[i]``: names that layer i reads from the batch. ``cuts[i]``: names that cross cut i,
+    ordered by the layer that wrote them. ``outputs``: names that the loss reads. ``ties``: parameters that several
+    layers share. Raises UnsupportedRequest under a torch version that cannot run layers.
     """
 
     def __init__(self, job: Job) -> None:
@@ -76,11 +76,11 @@ class Chain:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layers' names, as the profile and the plan have them."""
+        """The layers' names, as in the profile and the plan."""
         return tuple(spec.name for spec in self.specs)
 
     def loss(self, env: Mapping[str, Tensor], targets: Any) -> tuple[Tensor, int]:
-        """Return the job's loss of its outputs: the sum, and how many terms were summed. Raises ModelMismatch."""
+        """Return the job's loss of its outputs: the sum, and the number of terms summed. Raises ModelMismatch."""
         loss: Any = self.job.loss({name: env[name] for name in self.outputs}, targets)
         if isinstance(loss, tuple) and len(loss) == 2 and isinstance(loss[0], Tensor):
             return loss
@@ -91,18 +91,18 @@ class Chain:
         )
 
     def writers(self, cut: int) -> tuple[int, ...]:
-        """The layer that wrote each tensor of ``cuts[cut]``: the same name written again is another tensor."""
+        """Return the layer that wrote each tensor of ``cuts[cut]``: a name that is written again is another tensor."""
         return tuple(writer for writer, _ in self._alive[cut])
 
     def tensor_name(self, cut: int, tensor: int) -> str:
-        """A tensor's name in a profile: its writer and its name, so that it keeps the name across all cuts."""
+        """Return a tensor's name in a profile, which its writer and its name form, so that all cuts use one name."""
         return f"{self.specs[self.writers(cut)[tensor]].name}:{self.cuts[cut][tensor]}"
 
     def build_layer(self, index: int, seed: int | None = None, device: torch.device | str = "cpu") -> nn.Module:
-        """Layer ``index``, its parameters drawn from (seed, layer name) alone; ``seed`` defaults to the job's.
+        """Build layer ``index``; its parameters depend on (seed, layer name) alone. ``seed`` defaults to the job's.
 
-        Built on the CPU and moved, so that every device starts equal; on ``meta`` nothing is drawn.
-        The global random state is left as it was. Raises ModelMismatch when the builder fails.
+        Layers are built on the CPU and moved, so that every device starts equal; on ``meta`` nothing is drawn.
+        The global random state stays unchanged. Raises ModelMismatch when the builder fails.
         """
         spec, device = self.specs[index], torch.device(device)
         place = torch.device("meta" if device.type == "meta" else "cpu")
@@ -125,9 +125,9 @@ class Chain:
         device: torch.device | str = "cpu",
         existing: Mapping[int, nn.Module] | None = None,
     ) -> dict[int, nn.Module]:
-        """Layers by number, those of ``existing`` as they are; a tied parameter is one object in these and those.
+        """Build layers by number, except layers in ``existing``. A tied parameter is one object in all of them.
 
-        A tied parameter has the value that the first of its layers draws, whether that layer is here or not.
+        A tied parameter has the value that the first of its layers draws, even where that layer is not among them.
         """
         there = dict(existing or {})
         modules = {i: there[i] if i in there else self.build_layer(i, seed, device) for i in indices}
@@ -136,7 +136,7 @@ class Chain:
         return modules
 
     def named_parameters(self, modules: Mapping[int, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of some layers as ``layer.parameter``, each once; a tied one under its first name."""
+        """Yield parameters of some layers as ``layer.parameter``, each once; a tied one by its first name."""
         first_names = {name: tie.name for tie in self.ties for name in tie.names}
         seen: set[int] = set()
         for i, module in modules.items():
@@ -149,21 +149,21 @@ class Chain:
     def shared_parameters(
         self, modules: Mapping[int, nn.Module] | None = None
     ) -> list[tuple[str, tuple[int, ...], int]]:
-        """Name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``).
+        """Return name, layers and bytes of each tied parameter, as a profile lists them (``shared_parameters``).
 
-        Bytes are those in ``modules``, by layer; left out, those in which the layers are built.
+        Bytes are read from ``modules``, by layer; by default the layers are built on the meta device.
         """
         if modules is None:
             modules = self.build_layers(sorted({i for tie in self.ties for i in tie.layers}), device="meta")
-        found = []
+        ties = []
         for tie in self.ties:
             parameter = tie.parameter(modules)
             assert parameter is not None
-            found.append((tie.name, tie.layers, parameter.numel() * parameter.element_size()))
-        return found
+            ties.append((tie.name, tie.layers, parameter.numel() * parameter.element_size()))
+        return ties
 
     def call(self, index: int, module: nn.Module, arguments: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Run layer ``index``; its results in the order of ``writes``. ModelMismatch for another number of results."""
+        """Run layer ``index``, and return its results in the order of ``writes``. ModelMismatch for another number."""
         result: Any = module(*arguments)
         results = result if isinstance(result, tuple | list) else (result,)
         spec = self.specs[index]
@@ -173,7 +173,7 @@ class Chain:
         return tuple(results)
 
     def batch_inputs(self, rows: range, device: str = "meta") -> dict[str, Tensor]:
-        """The batch's inputs, on the meta device by default. ModelMismatch when one is missing or has other rows."""
+        """Return the batch's inputs, by default on the meta device. ModelMismatch for a missing one or other rows."""
         inputs, _ = self.job.batch(0, rows)
         for i, names in enumerate(self.inputs):
             for name in names:
@@ -188,11 +188,11 @@ class Chain:
     def infer_shapes(
         self, rows: range, training: Training = FULL, device: torch.device | str = "cpu"
     ) -> tuple[dict[str, TensorShape], ...]:
-        """For each cut, ``{name: shape}`` in the order of ``cuts``; types as on ``device`` where precision is lowered.
+        """Infer ``{name: shape}`` for each cut, in the order of ``cuts``. In lower precision, types are for ``device``.
 
-        Found by running the layers, of those alike the first, on the meta device (in lower precision, which it does not
-        have, with torch's fake tensors); a model that looks at its numbers, which no such tensor has, runs on the CPU.
-        Raises ModelMismatch naming the layer that does not run.
+        The layers run on the meta device, the first of several alike layers for all of them. In lower precision they
+        run on torch's fake tensors, because the meta device has no autocast. A model that reads numbers, which such
+        tensors lack, runs on the CPU. Raises ModelMismatch with the layer that does not run.
         """
         if training.lowered:
             return self._lowered_shapes(rows, training, torch.device(device))
@@ -214,21 +214,21 @@ class Chain:
                 fakes = {name: mode.from_tensor(tensor).to(device) for name, tensor in inputs.items()}
                 return self._shapes_on(device, rows, fakes, autocast)
         except ModelMismatch:
-            given = {name: tensor.to(device) for name, tensor in inputs.items()}
-            return self._shapes_on(device, rows, given, autocast)
+            env = {name: tensor.to(device) for name, tensor in inputs.items()}
+            return self._shapes_on(device, rows, env, autocast)
 
     def _shapes_on(
         self, device: torch.device | str, rows: range, env: dict[str, Tensor], context: AbstractContextManager[Any]
     ) -> tuple[dict[str, TensorShape], ...]:
         shapes = []
-        known: dict[Hashable, tuple[Tensor, ...]] = {}
+        results_of: dict[Hashable, tuple[Tensor, ...]] = {}
         for i, spec in enumerate(self.specs):
-            given = [env[name] for name in spec.reads]
-            read = ((tuple(one.shape), one.dtype, one.requires_grad) for one in given)
+            inputs = [env[name] for name in spec.reads]
+            read = ((tuple(one.shape), one.dtype, one.requires_grad) for one in inputs)
             key = (alike(spec.build), len(spec.writes), *read)
             try:
                 with context:
-                    results = known.get(key) or self.call(i, self.build_layer(i, device=device), given)
+                    results = results_of.get(key) or self.call(i, self.build_layer(i, device=device), inputs)
             except ModelMismatch:
                 raise
             except Exception as error:
@@ -237,8 +237,8 @@ class Chain:
                 raise ModelMismatch(
                     f"layer {spec.name!r} does not run on {given_shapes}: {why}", remedy=remedy_of(spec.name, error)
                 ) from error
-            if all(one.is_meta for one in (*given, *results)):
-                known[key] = results
+            if all(one.is_meta for one in (*inputs, *results)):
+                results_of[key] = results
             for name, tensor in zip(spec.writes, results, strict=True):
                 env[name] = tensor.detach().requires_grad_(tensor.requires_grad)
             if i < len(self.cuts):
@@ -287,5 +287,5 @@ def _check_rows(tensor: Tensor, rows: int, what: str) -> None:
 
 
 def tensor_shape(tensor: Tensor) -> TensorShape:
-    """The shape of one sample of ``tensor``, its type, and whether it wants a gradient."""
+    """Return the shape of one sample of ``tensor``, its type, and whether it needs a gradient."""
     return TensorShape(tuple(tensor.shape[1:]), tensor.dtype, tensor.requires_grad)

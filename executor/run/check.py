@@ -1,14 +1,14 @@
-"""Compares a run's first steps with the same job trained by one process (``reference``), whatever the update rule.
+"""A comparison of a run's first steps with the same job trained by one process (``reference``), for any update rule.
 
-The reference draws the same random states and takes the same micro-batches in ascending order. Compared are the mean
-losses of the first global batches and the gradients of every stage's first updates, which depend on all weights and
-versions before them. A layer that draws random numbers and whose replicas share micro-batches by rows is run slice by
-slice, as each replica draws for its own rows; every other layer sees whole micro-batches, so a layer that mixes samples
-(batch normalisation) shows up.
+The reference draws the same random states and takes the same micro-batches in ascending order. The comparison covers
+the mean losses of the first global batches and the gradients of every stage's first updates, which depend on all
+weights and versions before them. A layer that draws random numbers, and whose replicas split each micro-batch, runs
+slice by slice, as each replica draws for its rows. Every other layer runs on whole micro-batches, so a layer that mixes
+samples (batch normalisation) is detected.
 
-The reference is computed on rank 0's device, in the same kernels. Where the whole model does not fit there with the
-rank's stage it is computed on the CPU, whose kernels add in other orders: the tolerance is wider then, and layers that
-draw random numbers, which are others on a CPU, cannot be compared.
+The reference runs on rank 0's device, with the same kernels. Where the whole model does not fit there beside the rank's
+stage, it runs on the CPU, whose kernels add in other orders. The tolerance is wider then, and layers that draw random
+numbers cannot be compared, because a CPU draws other numbers.
 """
 
 from __future__ import annotations
@@ -39,34 +39,37 @@ if TYPE_CHECKING:
     from penstock.executor.stage.sharded_parameters import RowPiece
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-"""Largest difference in parts of the largest gradient; other data types: 64 times their machine epsilon."""
+"""Largest difference as a fraction of the largest gradient; other data types: 64 times their machine epsilon."""
 
 ON_GPUS = 10
-"""By how much wider it is on GPUs, whose kernels add in another order for another number of rows."""
+"""Factor of the tolerance on GPUs, whose kernels add in another order for another number of rows."""
 
 ACROSS = 100
-"""By how much wider it is where GPUs are compared with a CPU."""
+"""Factor of the tolerance where GPUs are compared with a CPU."""
 
 AFTER_AN_UPDATE = 10
-"""By how much wider it is from the second update on where ranks share layers, which add in other orders throughout.
+"""Factor of the tolerance from the second update on where ranks share layers, which add in other orders.
 
-AdamW divides gradients by their size, and moves a weight whose gradient is mere rounding as far as any other.
+AdamW divides gradients by their size, so a weight moves by the same amount if its gradient is only rounding.
 """
 
 _COPIES = 9
-"""Times the model's parameters that the reference takes: its own, the newest, two versions, two of gradients and two of
-Adam's states; and one for the activations of a micro-batch."""
+"""Memory of the reference in multiples of the model's parameters.
+
+Its model, the newest weights, two versions, two copies of gradients, two of Adam's states, and one for the activations
+of a micro-batch.
+"""
 
 CHECKED_STEPS = 3
-"""How many steps, and updates of each stage, are compared."""
+"""Number of steps, and of updates of each stage, that are compared."""
 
 _Key = tuple[int, int, str]
-"""A gradient: of which update, of which pipeline's model, of which parameter."""
+"""A gradient: (number of the update, pipeline, full name of the parameter)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """How far a run is from one process, in parts of the largest gradient and of the loss."""
+    """The difference between a run and one process, relative to the largest gradient and to the loss."""
 
     difference: float
     tolerance: float
@@ -74,9 +77,9 @@ class CheckReport:
 
 
 class Check:
-    """Keeps a rank's gradients of the first updates, and compares them when the run is over.
+    """A recorder of a rank's gradients of the first updates, which compares them when the run is over.
 
-    ``inventory``: of the collectives of these steps; None where they are not predicted.
+    ``inventory``: the collectives of these steps; None where they are not predicted.
     """
 
     def __init__(self, interpreter: Interpreter, store: Any, inventory: Inventory | None = None) -> None:
@@ -90,7 +93,7 @@ class Check:
         self.steps = 1 if interpreter.training.precision == "fp16" else CHECKED_STEPS
 
     def keep(self, stage: HeldStage) -> None:
-        """Copy a stage's gradients, just before the optimizer uses them."""
+        """Copy a stage's gradients just before the optimizer uses them."""
         number = self._seen[stage.entry.stage]
         if number < self.steps and self._interpreter.training.precision != "fp16":
             self._seen[stage.entry.stage] += 1
@@ -100,7 +103,7 @@ class Check:
 
     @contextmanager
     def watching(self, step: int) -> Iterator[None]:
-        """Compare the collectives of a checked step, which runs inside it, with the prediction."""
+        """Compare the collectives of a checked step, which runs within this context, with the prediction."""
         if self.inventory is None or step >= self.steps:
             yield
             return
@@ -109,14 +112,14 @@ class Check:
         self.inventory.end_step(step)
 
     def compare(self, losses: Sequence[float]) -> CheckReport:
-        """Compare with the reference, where ``losses`` are those of the steps from 0 on; collective.
+        """Compare with the reference; ``losses`` are the losses of the steps from 0 on. Collective.
 
-        Rank 0 computes the reference, the others wait as long as it takes; it is sent parameter by parameter.
+        Rank 0 computes the reference, and the others wait without a limit. It is sent parameter by parameter.
         """
         interpreter, chain = self._interpreter, self._interpreter.chain
         program = interpreter.programs[0]
         steps = min(self.steps, len(losses))
-        if program.update_rule == "weight_stashing":  # its versions are read off this program, maybe of few batches
+        if program.update_rule == "weight_stashing":  # versions come from this program, which may have fewer batches
             steps = min(steps, program.batches)
         fits = _fits(interpreter)
         reference = _Reference(interpreter, _gathered(program), steps, interpreter.runtime if fits else CPU)
@@ -128,8 +131,8 @@ class Check:
             largest = max(largest, _peak(gradient))
             if key in self._kept:
                 piece = self._pieces.get(key[-1])
-                own = gradient if piece is None else piece.of(gradient)
-                difference = _peak(self._kept[key] - own)
+                expected = gradient if piece is None else piece.of(gradient)
+                difference = _peak(self._kept[key] - expected)
                 first, later = (max(first, difference), later) if key[0] == 0 else (first, max(later, difference))
         wanted = torch.tensor(reference.losses or [0.0] * steps, dtype=torch.float64)
         dist.broadcast(wanted, src=0)
@@ -142,7 +145,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What the reference has to know of all ranks' programs."""
+    """The parts of all ranks' programs that the reference needs."""
 
     recipe: Recipe
     versions: dict[tuple[int, int], int]
@@ -150,7 +153,7 @@ class _Whole:
 
 
 class _Reference:
-    """The plain trainer's first losses and gradients, computed by rank 0 and sent to all."""
+    """The plain trainer's first losses and gradients, which rank 0 computes and sends to all ranks."""
 
     def __init__(self, interpreter: Interpreter, whole: _Whole, steps: int, runtime: Runtime) -> None:
         self.interpreter = interpreter
@@ -161,7 +164,7 @@ class _Reference:
         self.gradients: dict[_Key, Tensor] = {}
 
     def train(self) -> None:
-        """Train the steps."""
+        """Train the compared steps."""
         whole, interpreter = self.whole, self.interpreter
         counted = whole.recipe.update_rule == "weight_stashing"
         trainer = ReferenceTrainer(
@@ -190,15 +193,15 @@ class _Reference:
             self.gradients |= {(number, lane, name): gradient for name, gradient in gradients.items()}
 
     def broadcast(self, chain: Chain) -> Iterator[tuple[_Key, Tensor]]:
-        """The gradients on every rank, one after the other; each is freed afterwards.
+        """Yield the gradients on every rank, one after the other; each is freed afterwards.
 
-        In the same number of steps a stage whose update takes several global batches makes fewer updates.
+        A stage whose update takes several global batches has fewer updates in the same number of steps.
         """
         modules = chain.build_layers(range(len(chain.specs)), device="meta")
         parameters = dict(chain.named_parameters(modules))
-        made: list[Any] = [sorted(self.gradients)]
-        dist.broadcast_object_list(made, src=0)
-        for key in made[0]:
+        keys: list[Any] = [sorted(self.gradients)]
+        dist.broadcast_object_list(keys, src=0)
+        for key in keys[0]:
             gradient = self.gradients.pop(key, None)
             if gradient is None:
                 gradient = torch.empty_like(parameters[key[-1]], device="cpu")
@@ -208,8 +211,8 @@ class _Reference:
 
 
 def counted_versions(programs: Sequence[Program]) -> dict[tuple[int, int], int]:
-    """Which version of a stage's weights each micro-batch uses, by (stage, micro-batch), read off the instructions."""
-    found: dict[tuple[int, int], int] = {}
+    """Return the version of a stage's weights that each micro-batch uses, by (stage, micro-batch)."""
+    versions: dict[tuple[int, int], int] = {}
     for program in programs:
         updates: Counter[int] = Counter()
         delay: Counter[int] = Counter()
@@ -219,17 +222,17 @@ def counted_versions(programs: Sequence[Program]) -> dict[tuple[int, int], int]:
             elif one.kind == "VERSION":
                 delay[one.stage] = one.micro_batch
             elif one.kind == "F":
-                found[one.stage, one.micro_batch] = max(0, updates[one.stage] - delay[one.stage])
-    return found
+                versions[one.stage, one.micro_batch] = max(0, updates[one.stage] - delay[one.stage])
+    return versions
 
 
 def _gathered(program: Program) -> _Whole:
-    """Stages, versions and slices as the programs of all ranks have them; collective."""
+    """Gather stages, versions and slices from the programs of all ranks; collective."""
     versions = counted_versions([program]) if program.update_rule == "weight_stashing" else {}
     everyone: list[Any] = [None] * program.world_size
     dist.all_gather_object(everyone, (program.stages, versions))
-    held = {one.stage: one for stages, _ in everyone for one in stages}
-    line = [one for _, one in sorted(held.items()) if one.pipeline == 0]
+    entries = {one.stage: one for stages, _ in everyone for one in stages}
+    line = [one for _, one in sorted(entries.items()) if one.pipeline == 0]
     recipe = Recipe(
         program.update_rule,
         tuple((one.first, one.last) for one in line),
@@ -238,25 +241,25 @@ def _gathered(program: Program) -> _Whole:
         pipelines=program.pipelines if program.update_rule == "elastic_averaging" else 1,
         staleness=program.staleness,
     )
-    merged = {key: version for _, own in everyone for key, version in own.items()}
+    merged = {key: version for _, local in everyone for key, version in local.items()}
     meshes = 1 if program.mesh is None else program.mesh.meshes
     return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages], meshes))
 
 
 def _slices(stages: Sequence[Held], meshes: int) -> Slices:
-    """The rows of a micro-batch that each rank draws for; the ranks of a mesh have the same."""
+    """Return the rows of a micro-batch for which each rank draws; the ranks of a mesh have the same rows."""
     slices: Slices = {}
     shared = [one for one in stages if meshes > 1 or (len(one.ranks) > 1 and one.dispatch == "rows")]
-    distinct = {(held.stage, held.rows): held for held in shared}
-    for one in sorted(distinct.values(), key=lambda held: (held.stage, held.rows)):
+    distinct = {(one.stage, one.rows): one for one in shared}
+    for one in sorted(distinct.values(), key=lambda entry: (entry.stage, entry.rows)):
         for i in range(one.first, one.last + 1):
-            held = slices.get(i, tuple(() for _ in one.rows))
-            slices[i] = tuple((*before, own) for before, own in zip(held, one.rows, strict=True))
+            previous = slices.get(i, tuple(() for _ in one.rows))
+            slices[i] = tuple((*before, rows) for before, rows in zip(previous, one.rows, strict=True))
     return slices
 
 
 def _fits(interpreter: Interpreter) -> bool:
-    """Whether the reference fits on rank 0's device; collective. On a CPU it is taken to."""
+    """Return whether the reference fits on rank 0's device; collective. On a CPU it is assumed to fit."""
     runtime, chain = interpreter.runtime, interpreter.chain
     modules = chain.build_layers(range(len(chain.specs)), device="meta")
     needed = _COPIES * sum(parameter.nbytes for _, parameter in chain.named_parameters(modules))
@@ -266,7 +269,7 @@ def _fits(interpreter: Interpreter) -> bool:
 
 
 def _tolerance(interpreter: Interpreter, fits: bool) -> float:
-    """That of the least precise numbers that are computed with."""
+    """Return the tolerance of the least precise numbers of the computation."""
     chain = interpreter.chain
     layers = (chain.build_layer(i, device="meta") for i in range(len(chain.specs)))
     dtypes = {parameter.dtype for layer in layers for parameter in layer.parameters() if parameter.requires_grad}
@@ -279,7 +282,7 @@ def _tolerance(interpreter: Interpreter, fits: bool) -> float:
 
 
 def worse(first: float, later: float, tolerance: float, *, shares: bool) -> tuple[float, float]:
-    """Of the differences of first and later updates the one that is closer to what it may be, and what it may be.
+    """Return the difference, of first or later updates, that is closer to its tolerance, with that tolerance.
 
     ``shares``: ranks share layers.
     """
@@ -288,11 +291,11 @@ def worse(first: float, later: float, tolerance: float, *, shares: bool) -> tupl
 
 
 _TF32 = 64 * 2.0**-11
-"""As of other types: its machine epsilon is 2^-11."""
+"""Tolerance in TF32, as for other types: 64 times its machine epsilon, 2^-11."""
 
 
 def _peak(tensor: Tensor) -> float:
-    """The largest absolute value; infinity when there is one that is not a number."""
+    """Return the largest absolute value; infinity if an element is NaN."""
     peak = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
     return peak if peak == peak else float("inf")
 

@@ -1,8 +1,8 @@
-"""One clock for all ranks: how far each rank's clock is from rank 0's, at the start and at the end of a run.
+"""One clock for all ranks: the difference between each rank's clock and rank 0's, at the start and the end of a run.
 
-Ranks of one host share a clock. Others exchange pings with rank 0, and the distance comes from the fastest of them
-(Cristian's algorithm): it is off by half that round trip at most. Between two readings the distance is taken to change
-evenly (drift), so that the larger of the two errors bounds it in between.
+Ranks of one host share a clock. Others exchange pings with rank 0, and the fastest ping gives the difference
+(Cristian's algorithm). Its error is at most half of that round trip. Between two readings the difference is assumed to
+change linearly (drift), so the larger of the two errors bounds the error in between.
 
 .. [1] Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989.
 """
@@ -21,7 +21,7 @@ _PINGS = 9
 
 
 class Reading(NamedTuple):
-    """At ``at_ns`` of this rank's clock rank 0's showed ``offset_ns`` more, give or take ``error_ns``."""
+    """A comparison of clocks: at ``at_ns`` of this rank's clock, rank 0's shows ``offset_ns`` more, ± ``error_ns``."""
 
     at_ns: int
     offset_ns: int
@@ -30,18 +30,18 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """From this rank's clock to rank 0's, along the line through two readings."""
+    """A conversion from this rank's clock to rank 0's, linear between two readings."""
 
     first: Reading
     last: Reading
 
     @property
     def error_ns(self) -> int:
-        """How far off a time between the readings is at most."""
+        """The largest error of a time between the readings."""
         return max(self.first.error_ns, self.last.error_ns)
 
     def common_ns(self, times_ns: Iterable[int]) -> list[int]:
-        """Times of this rank's clock in rank 0's."""
+        """Convert times of this rank's clock to rank 0's."""
         since, apart = self.first.at_ns, self.last.at_ns - self.first.at_ns
         offset, drift = self.first.offset_ns, self.last.offset_ns - self.first.offset_ns
         if not drift or apart <= 0:
@@ -50,9 +50,9 @@ class CommonClock:
 
 
 def read_clock(host: str) -> Reading:
-    """Compare this rank's ``perf_counter_ns`` with rank 0's; every rank calls it at the same place.
+    """Compare this rank's ``perf_counter_ns`` with rank 0's. Every rank must call it at the same point.
 
-    ``host``: the same text on all ranks that share a clock.
+    ``host``: a text that is equal on all ranks that share a clock.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     hosts: list[Any] = [None] * world_size

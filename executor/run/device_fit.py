@@ -1,4 +1,4 @@
-"""Whether ranks have the devices that the plan names, with the memory that it takes: asked before anything is built."""
+"""A check that ranks have the devices and the memory that the plan needs, before anything is built."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _GIB = 2**30
 _PROCESSES = ("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
 
 
-class _Found(NamedTuple):
-    """What a rank found. ``planned``: the plan's device, with what the plan takes of it."""
+class _RankDevice(NamedTuple):
+    """A rank's device. ``planned``: the plan's device; ``needed_bytes``: the memory that the plan needs of it."""
 
     rank: int
     gpu: str | None
@@ -33,11 +33,11 @@ class _Found(NamedTuple):
 def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bool = False) -> str | None:
     """Raise UnsupportedRequest on every rank where one has another kind of GPU, or less memory, than the plan takes.
 
-    ``kinds_differ``: other kinds are all right, and returned as a sentence: times will differ. What is no GPU, or of no
-    plan, is not asked. Collective.
+    ``kinds_differ``: accept other kinds, and return a sentence that times will differ. Devices other than GPUs, and
+    plans without kinds, are not checked. Collective.
     """
     needs, memory = program.needs, runtime.memory
-    own = _Found(
+    local = _RankDevice(
         program.rank,
         runtime.gpu,
         runtime.kind,
@@ -48,8 +48,8 @@ def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bo
         0 if runtime.gpu is None else memory.total_bytes(),
     )
     everyone: list[Any] = [None] * program.world_size
-    dist.all_gather_object(everyone, own)
-    on_gpus: list[_Found] = [one for one in everyone if one.gpu is not None]
+    dist.all_gather_object(everyone, local)
+    on_gpus: list[_RankDevice] = [one for one in everyone if one.gpu is not None]
     for gpu in dict.fromkeys(one.gpu for one in on_gpus):
         _refuse_memory([one for one in on_gpus if one.gpu == gpu])
     try:
@@ -61,9 +61,9 @@ def refuse_other_devices(runtime: Runtime, program: Program, *, kinds_differ: bo
     return None
 
 
-def _refuse_kinds(found: Sequence[_Found]) -> None:
-    for one in found:
-        # A plan of CPUs may be tried on GPUs, where it is asked for: what it takes is not what they lack.
+def _refuse_kinds(ranks: Sequence[_RankDevice]) -> None:
+    for one in ranks:
+        # A plan for CPUs may run on GPUs on request; their kinds are then not compared.
         if one.planned_kind not in (None, CPU) and is_other_hardware(one.planned_kind, one.kind):
             raise UnsupportedRequest(
                 f"rank {one.rank} is to be {one.planned}, a {one.planned_kind} in the plan, and has a {one.kind}",
@@ -71,27 +71,27 @@ def _refuse_kinds(found: Sequence[_Found]) -> None:
             )
 
 
-def _refuse_memory(ranks: Sequence[_Found]) -> None:
-    """Of the ranks on one GPU."""
+def _refuse_memory(ranks: Sequence[_RankDevice]) -> None:
+    """Raise UnsupportedRequest where the ranks on one GPU need more memory than is free."""
     needed = sum({one.planned: one.needed_bytes for one in ranks}.values())
     free, total = min(one.free_bytes for one in ranks), ranks[0].total_bytes
     if needed <= free:
         return
     numbers = ", ".join(str(one.rank) for one in ranks)
     who = f"rank {numbers} needs" if len(ranks) == 1 else f"ranks {numbers}, on one GPU, need"
-    said = f"{who} {needed / _GIB:.1f} GiB by the plan's prediction; the GPU has {total / _GIB:.1f} GiB"
+    message = f"{who} {needed / _GIB:.1f} GiB by the plan's prediction; the GPU has {total / _GIB:.1f} GiB"
     if needed > total:
-        raise UnsupportedRequest(said, remedy="plan with the memory that the GPU has, or with more stages")
+        raise UnsupportedRequest(message, remedy="plan with the memory that the GPU has, or with more stages")
     others = _processes()
     named = f": {others}" if others else ""
     raise UnsupportedRequest(
-        f"{said}, of which {free / _GIB:.1f} GiB are free{named}",
+        f"{message}, of which {free / _GIB:.1f} GiB are free{named}",
         remedy="end what else runs on the GPU, or plan with a headroom (memory.headroom_bytes)",
     )
 
 
 def _processes() -> str:
-    """Who has memory of this machine's GPUs, as ``nvidia-smi`` knows it; it does not know processes of containers."""
+    """List the processes with memory of this machine's GPUs, by ``nvidia-smi``, which omits processes in containers."""
     try:
         answer = subprocess.run(_PROCESSES, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

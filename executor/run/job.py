@@ -1,35 +1,35 @@
-"""The job protocol: what a user's training project gives to the executor, and how it is found.
+"""The job protocol: the interface between a user's training project and the executor, and the lookup of jobs.
 
 A job is one object, named ``module:attribute``. Its model is a list of layers over named tensors: a layer is called
 ``module(*[env[name] for name in reads])`` and returns one tensor, or as many as ``writes`` names. Names that no earlier
-layer has written are model inputs: they come from the batch to whichever layer reads them and cross no cut. Parameters
-are named ``layer.parameter``; those with ``requires_grad=False`` stay as they are.
+layer has written are model inputs: they come from the batch to the layers that read them, and cross no cut. Parameters
+are named ``layer.parameter``; parameters with ``requires_grad=False`` stay unchanged.
 
-A layer says in ``parallel`` how several GPUs share it, in the words of ``torch.distributed.tensor.parallel``: a style
-for each module by its path within the layer, or a function that makes them. Tensors that a layer reads from the batch
-are whole on every GPU, others are as the layer that writes them leaves them. ``parallel="replicated"`` says that
-every GPU runs the whole layer on whole tensors. It costs nothing until GPUs share layers.
+A layer's ``parallel`` says how several GPUs share it, in the words of ``torch.distributed.tensor.parallel``: a style
+for each module by its path within the layer, or a function that returns the styles. Tensors that a layer reads from the
+batch are whole on every GPU; other tensors are as the layer that writes them leaves them. ``parallel="replicated"``
+makes every GPU run the whole layer on whole tensors. It costs nothing until GPUs share layers.
 
-The style of a module of experts is ``penstock.executor.divided.experts.ExpertParallel``: its parameters are stacked, a
-row for each expert, and it is called with tokens in the order of experts and with the number of each expert's, which
-``penstock.executor.divided.routing.tokens_per_expert`` counts. At an expert degree above 1 a rank has the rows of its
-experts, and the tokens of the group's ranks come to it; else the module is called as it is.
+The style of a module of experts is ``penstock.executor.divided.experts.ExpertParallel``. Its parameters are stacked, a
+row for each expert. It is called with tokens in the order of experts, and with the number of tokens of each expert,
+which ``penstock.executor.divided.routing.tokens_per_expert`` counts. At an expert degree above 1 a rank has the rows of
+its experts, and receives their tokens from all ranks of the group. Otherwise the module is called unchanged.
 
-Under context parallelism a rank has a part of each sequence: of the inputs that the job names in ``sequences``, and of
-all targets, dimension 1 is cut. Layers get the numbers of their positions from
-``penstock.executor.divided.context.positions``, and mix positions in ``scaled_dot_product_attention`` alone, without
-masks other than the causal one.
+Under context parallelism a rank has a part of each sequence: dimension 1 is cut in the inputs that the job names in
+``sequences``, and in all targets. Layers get the numbers of their positions from
+``penstock.executor.divided.context.positions``. They may mix positions only in ``scaled_dot_product_attention``,
+without masks other than the causal one.
 
-A layer says in ``modules`` which of its modules plans mean that recompute ``attention``, ``mlp`` or ``norm`` alone: a
-path within the layer, or several, as in ``{"attention": "attention", "norm": ("norm_1", "norm_2")}``; ``{}`` for a
-layer without any, such as an embedding. Without it a plan that recomputes modules is refused.
+A layer's ``modules`` says which of its modules are the ``attention``, ``mlp`` or ``norm`` of plans that recompute these
+alone: a path within the layer, or several, as in ``{"attention": "attention", "norm": ("norm_1", "norm_2")}``. ``{}``
+means a layer without such modules, such as an embedding. Without ``modules`` a plan that recomputes modules is refused.
 
 A job may also have:
 
-* ``shared_parameters``: lists of full names that are one parameter; the first names it.
+* ``shared_parameters``: lists of full names that are one parameter; the first name represents it.
 * ``sequences``: the names of the batch's inputs whose dimension 1 is the sequence; without it context parallelism is
   refused.
-* ``lr_scheduler(optimizer)``: a scheduler of ``torch.optim.lr_scheduler``; stepped after each of the optimizer's steps.
+* ``lr_scheduler(optimizer)``: a scheduler of ``torch.optim.lr_scheduler``, stepped after each step of the optimizer.
 * ``evaluation(number, rows)``: like ``batch``, for evaluation batch ``number`` of ``num_evaluation_batches``.
 """
 
@@ -56,16 +56,16 @@ Styles = Mapping[str, "ParallelStyle"]
 """A style for each module of a layer by its path, "" for the layer itself."""
 Parallel = Callable[[], Styles] | Styles | Literal["replicated"]
 _FAMILIES = {"hf": "penstock.executor.hugging_face.job"}
-"""Jobs that files describe, by how references to them begin: the module whose ``job_of`` makes them."""
+"""Families of jobs that files describe, by the prefix of references: the module whose ``job_of`` builds them."""
 ANY_BATCH = 1 << 30
-"""Samples of a global batch of a job whose data does not run out: a plan takes as many of them as it likes."""
+"""Samples of a global batch of a job whose data does not run out: a plan may use any number of them."""
 _REQUIRED = ("name", "seed", "batch_size", "layers", "batch", "loss", "optimizer")
 
 
 class LayerSpec(NamedTuple):
-    """One layer: its full name, how it is built, the named tensors it reads and writes, and how GPUs share it.
+    """A layer: its full name, builder, tensors that it reads and writes, and the way in which GPUs share it.
 
-    ``modules``: where in the layer are those that plans recompute by themselves, by the names of plans.
+    ``modules``: the paths in the layer of the modules that plans recompute separately, by the names of plans.
     """
 
     name: str
@@ -78,7 +78,7 @@ class LayerSpec(NamedTuple):
 
 @runtime_checkable
 class Job(Protocol):
-    """What is trained. ``outputs`` names the tensors that ``loss`` gets; writing a name again makes a new tensor."""
+    """A training job. ``outputs`` names the tensors that ``loss`` gets; writing a name again makes a new tensor."""
 
     name: str
     seed: int
@@ -86,27 +86,27 @@ class Job(Protocol):
     outputs: tuple[str, ...]
 
     def layers(self) -> Sequence[LayerSpec | tuple[str, Builder]]:
-        """The model in order; a pair ``(name, builder)`` reads and writes ``x``."""
+        """Return the model's layers in order; a pair ``(name, builder)`` reads and writes ``x``."""
         ...
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """The rows of global batch ``step``: inputs by name (dimension 0 is the sample) and targets.
+        """Return rows of global batch ``step``: inputs by name (dimension 0 is the sample) and targets.
 
-        A pure function of ``step``: any rank may ask for any rows, and gets the same numbers.
+        The result depends only on ``step`` and ``rows``: any rank may request any rows, and gets the same numbers.
         """
         ...
 
     def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
-        """The sum of the loss over these samples, and how many terms were summed."""
+        """Return the sum of the loss over these samples, and the number of terms summed."""
         ...
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimizer over a stage's parameters."""
+        """Create the optimizer for a stage's parameters."""
         ...
 
 
 class SimpleJob:
-    """A base for jobs; subclasses give ``layers``, ``batch``, ``loss`` and ``optimizer``."""
+    """A base class for jobs; subclasses define ``layers``, ``batch``, ``loss`` and ``optimizer``."""
 
     outputs: tuple[str, ...] = ("x",)
     shared_parameters: Sequence[Sequence[str]] = ()
@@ -119,11 +119,11 @@ class SimpleJob:
 
 
 def load_job(reference: str, directory: str | Path | None = None) -> Job:
-    """The job called ``module:attribute``, or ``hf:config.json`` for a Hugging Face model on random tokens.
+    """Load the job called ``module:attribute``, or ``hf:config.json`` for a Hugging Face model on random tokens.
 
-    ``directory`` is appended to ``sys.path``, never put before what is installed. ``examples.…`` falls back to the
-    examples that Penstock ships. Raises UnknownName for an unknown module or attribute, InvalidDocument for an object
-    that is no job or a module that cannot be imported.
+    ``directory`` is appended to ``sys.path``, after installed packages. ``examples.…`` falls back to the examples that
+    Penstock ships. Raises UnknownName for an unknown module or attribute, InvalidDocument for an object that is no job
+    or a module that cannot be imported.
     """
     module_name, colon, attribute = reference.partition(":")
     if module_name in _FAMILIES and ".json" in attribute:
@@ -136,31 +136,37 @@ def load_job(reference: str, directory: str | Path | None = None) -> Job:
         if place not in sys.path:
             sys.path.append(place)
     module = _import(module_name, reference)
-    found: Any = module
+    candidate: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = meant(part, _public(found))
+        if not hasattr(candidate, part):
+            hint = meant(part, _public(candidate))
             raise UnknownName(f"module {module_name!r} has no {attribute!r}" + (f"; {hint}" if hint else ""))
-        found = getattr(found, part)
-    return checked_job(found, reference)
+        candidate = getattr(candidate, part)
+    return checked_job(candidate, reference)
 
 
-def checked_job(found: Any, reference: str) -> Job:
-    """``found``, if it is a job. Raises InvalidDocument naming what is missing."""
-    missing = [name for name in _REQUIRED if not hasattr(found, name)]
-    if isinstance(found, type) or missing:
-        made = (
-            "a class; give an instance of it" if isinstance(found, type) else f"no job: it lacks {', '.join(missing)}"
+def checked_job(candidate: Any, reference: str) -> Job:
+    """Return ``candidate`` if it is a job. Raises InvalidDocument with the attributes that are missing."""
+    missing = [name for name in _REQUIRED if not hasattr(candidate, name)]
+    if isinstance(candidate, type) or missing:
+        description = (
+            "a class; give an instance of it"
+            if isinstance(candidate, type)
+            else f"no job: it lacks {', '.join(missing)}"
         )
-        raise InvalidDocument(f"{reference!r} is {made}", remedy="see the job protocol in penstock.executor.run.job")
-    if not isinstance(found.batch_size, int) or found.batch_size < 1:
-        raise InvalidDocument(f"{reference!r} has batch_size {found.batch_size!r}; give the samples of a global batch")
-    job: Job = found
+        raise InvalidDocument(
+            f"{reference!r} is {description}", remedy="see the job protocol in penstock.executor.run.job"
+        )
+    if not isinstance(candidate.batch_size, int) or candidate.batch_size < 1:
+        raise InvalidDocument(
+            f"{reference!r} has batch_size {candidate.batch_size!r}; give the samples of a global batch"
+        )
+    job: Job = candidate
     return job
 
 
 def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
-    """The job's layers as LayerSpec. Raises InvalidDocument for an empty list, doubled names or malformed entries."""
+    """Return the job's layers as LayerSpec. InvalidDocument for an empty list, doubled names or malformed entries."""
     specs = tuple(_spec(job, i, entry) for i, entry in enumerate(job.layers()))
     if not specs:
         raise InvalidDocument(f"job {job.name!r} has no layers; layers() has to return at least one")
@@ -175,34 +181,34 @@ def layer_specs(job: Job) -> tuple[LayerSpec, ...]:
 
 
 def module_paths(spec: LayerSpec) -> dict[str, tuple[str, ...]]:
-    """The paths of each module that ``spec.modules`` names; none where it says nothing."""
+    """Return the paths of each module that ``spec.modules`` names; empty without ``modules``."""
     return {name: (paths,) if isinstance(paths, str) else tuple(paths) for name, paths in (spec.modules or {}).items()}
 
 
 def job_outputs(job: Job) -> tuple[str, ...]:
-    """The names that the loss reads: ``job.outputs``, or ``("x",)``."""
+    """Return the names that the loss reads: ``job.outputs``, or ``("x",)``."""
     return tuple(getattr(job, "outputs", ("x",)))
 
 
 def sequence_names(job: Job) -> tuple[str, ...]:
-    """The job's ``sequences``, none by default. Raises InvalidDocument when they are no names."""
-    given: Any = getattr(job, "sequences", ())
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    """Return the job's ``sequences``, by default empty. Raises InvalidDocument when they are no names."""
+    names: Any = getattr(job, "sequences", ())
+    if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidDocument(
-            f"job {job.name!r}: sequences is {given!r:.80}; give a tuple of names of the batch's inputs"
+            f"job {job.name!r}: sequences is {names!r:.80}; give a tuple of names of the batch's inputs"
         )
-    return tuple(given)
+    return tuple(names)
 
 
 def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
-    """The job's ``shared_parameters``. Raises InvalidDocument when they are no lists of at least two names."""
-    given: Any = getattr(job, "shared_parameters", ())
-    if callable(given) or isinstance(given, str) or not isinstance(given, Iterable):
+    """Return the job's ``shared_parameters``. InvalidDocument when they are no lists of at least two names."""
+    entries: Any = getattr(job, "shared_parameters", ())
+    if callable(entries) or isinstance(entries, str) or not isinstance(entries, Iterable):
         raise InvalidDocument(
-            f"job {job.name!r}: shared_parameters is {given!r:.80}; give a list of lists of names, layer.parameter"
+            f"job {job.name!r}: shared_parameters is {entries!r:.80}; give a list of lists of names, layer.parameter"
         )
-    found = []
-    for names in given:
+    ties = []
+    for names in entries:
         if isinstance(names, str) or not isinstance(names, Iterable) or len(tied := tuple(names)) < 2:
             raise InvalidDocument(
                 f"job {job.name!r}: shared_parameters has the entry {names!r:.80}; "
@@ -212,8 +218,8 @@ def shared_names(job: Job) -> tuple[tuple[str, ...], ...]:
             raise InvalidDocument(
                 f"job {job.name!r}: shared_parameters has {tied!r:.80}, where names have to be strings"
             )
-        found.append(tied)
-    return tuple(found)
+        ties.append(tied)
+    return tuple(ties)
 
 
 def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
@@ -248,13 +254,13 @@ def _spec(job: Job, index: int, entry: Any) -> LayerSpec:
 
 def _refuse_unknown_modules(where: str, spec: LayerSpec) -> None:
     """Raise InvalidDocument where ``modules`` is no mapping from plans' names of modules to paths."""
-    given: Any = spec.modules
-    known = get_args(Module)
-    wrong = not isinstance(given, Mapping) or [name for name in given if name not in known]
+    modules: Any = spec.modules
+    names = get_args(Module)
+    wrong = not isinstance(modules, Mapping) or [name for name in modules if name not in names]
     if wrong:
         raise InvalidDocument(
-            f"{where} ({spec.name!r}): modules is {given!r:.80}; give paths within the layer by name, of "
-            f"{', '.join(known)}"
+            f"{where} ({spec.name!r}): modules is {modules!r:.80}; give paths within the layer by name, of "
+            f"{', '.join(names)}"
         )
 
 
@@ -275,20 +281,20 @@ def _import(name: str, reference: str) -> Any:
     )
 
 
-def _public(found: Any) -> list[str]:
-    return [name for name in dir(found) if not name.startswith("_")]
+def _public(container: Any) -> list[str]:
+    return [name for name in dir(container) if not name.startswith("_")]
 
 
-def alike(made: Any) -> Hashable:
-    """A key that is equal for builders that build the same: one function with equal arguments."""
-    if isinstance(made, partial):
+def alike(builder: Any) -> Hashable:
+    """Return a key that is equal for builders that build the same: one function with equal arguments."""
+    if isinstance(builder, partial):
         return (
-            alike(made.func),
-            tuple(map(alike, made.args)),
-            tuple((name, alike(value)) for name, value in sorted(made.keywords.items())),
+            alike(builder.func),
+            tuple(map(alike, builder.args)),
+            tuple((name, alike(value)) for name, value in sorted(builder.keywords.items())),
         )
     try:
-        hash(made)
+        hash(builder)
     except TypeError:
-        return id(made)
-    return made  # type: ignore[no-any-return]
+        return id(builder)
+    return builder  # type: ignore[no-any-return]

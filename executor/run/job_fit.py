@@ -1,4 +1,4 @@
-"""Whether a job is the one that a plan was made for, and has what a run's options ask for."""
+"""A check that a job is the one of its plan, and has the parts that a run's options need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.schemas.program import Program
 
 
 def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> Chain:
-    """The job's chain. Raises ModelMismatch naming the first layer that differs from the plan's ``layers``."""
+    """Return the job's chain. Raises ModelMismatch with the first layer that differs from the plan's ``layers``."""
     chain = Chain(job)
     if layers is not None:
         refuse_other_layers(job.name, chain.names, layers)
@@ -23,7 +23,7 @@ def checked_chain(job: Job, program: Program, layers: Sequence[str] | None) -> C
 
 
 def untrained_samples(job: Job, program: Program) -> str | None:
-    """Return what to say of a plan whose global batch is smaller than the job's, whose other samples are not seen."""
+    """Return a warning if the plan's global batch is smaller than the job's: its other samples are never trained."""
     planned, has = program.global_batch_size, job.batch_size
     if planned == has or has >= ANY_BATCH:
         return None
@@ -34,7 +34,7 @@ def untrained_samples(job: Job, program: Program) -> str | None:
 
 
 def refuse_missing_parts(job: Job, options: RunOptions) -> None:
-    """Raise UnsupportedRequest when the options ask for something that the job does not offer."""
+    """Raise UnsupportedRequest when the options need parts that the job does not have."""
     if options.evaluate_every and not (hasattr(job, "evaluation") and hasattr(job, "num_evaluation_batches")):
         raise UnsupportedRequest(
             f"job {job.name!r} cannot be evaluated: it has no evaluation(number, rows) or no num_evaluation_batches",
@@ -49,16 +49,16 @@ def refuse_other_boundaries(
     *,
     lowered: bool = False,
 ) -> None:
-    """Raise ModelMismatch naming the first cut at which other tensors cross than in the plan's profile.
+    """Raise ModelMismatch with the first cut where other tensors cross than in the plan's profile.
 
     ``lowered``: the run's precision may be below the profile's, so tensors may be smaller than planned, never larger.
     """
     for i, (has, wanted) in enumerate(zip(shapes, planned or (), strict=False)):
-        own = [
+        tensors = [
             [chain.tensor_name(i, k), shape.bytes_per_sample, shape.bytes_per_sample if shape.needs_grad else 0]
             for k, shape in enumerate(has.values())
         ]
-        for mine, other in zip(own, map(list, wanted), strict=False):
+        for mine, other in zip(tensors, map(list, wanted), strict=False):
             smaller = lowered and mine[0] == other[0] and mine[1] <= other[1] and bool(mine[2]) == bool(other[2])
             if mine != other and not smaller:
                 raise ModelMismatch(
@@ -66,8 +66,8 @@ def refuse_other_boundaries(
                     f"(gradient {mine[2]}), in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
                     remedy="profile this model and plan with that profile",
                 )
-        if len(own) != len(wanted):
+        if len(tensors) != len(wanted):
             raise ModelMismatch(
-                f"after layer {chain.names[i]!r} {len(own)} tensors cross, in the plan {len(wanted)}",
+                f"after layer {chain.names[i]!r} {len(tensors)} tensors cross, in the plan {len(wanted)}",
                 remedy="profile this model and plan with that profile",
             )

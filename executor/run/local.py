@@ -1,8 +1,8 @@
-"""Starts the ranks of a run on this machine, follows them, and leaves nothing behind. Loads no torch.
+"""A run of ranks on this machine: starts them, follows them, and ends them all. Loads no torch.
 
-Each rank is a process group of its own. The first sign of trouble (a ``failed`` event, a signal, an early exit) ends
-the run: for a moment other ranks may still say what they met, then the rank that failed by itself is named and all
-groups are killed. The socket at which ranks meet is opened here and handed to rank 0, so its port is free and known.
+Each rank has a separate process group. The first sign of trouble (a ``failed`` event, a signal, an early exit) ends the
+run: for a moment other ranks may still report errors, then the rank that failed first is named and all groups are
+killed. The socket at which ranks meet is opened here and passed to rank 0, so its port is free and known.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.schemas.ranks.assignment import BoundarySizes, RankAssignment
 from penstock.schemas.trace import first_difference, summed
 
 PEER_GRACE_S = 0.7
-"""After a rank lost a peer, how long to wait for the reason: the peer's own last words, or its exit."""
+"""Seconds to wait for the reason after a rank lost a peer: the peer's last messages, or its exit."""
 
 _LOOPBACK = "127.0.0.1"
 _OWN_ERRORS: dict[str, type[PenstockError]] = {
@@ -54,18 +54,18 @@ _OWN_ERRORS: dict[str, type[PenstockError]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a run measured. ``step_times_ns`` leaves out the first ``warmup_steps`` steps.
+    """The measurements of a run. ``step_times_ns`` excludes the first ``warmup_steps`` steps.
 
-    ``losses``: of all steps from ``first_step`` on. ``evaluations``: steps done, and the loss then.
+    ``losses``: the losses of all steps from ``first_step`` on. ``evaluations``: (steps done, loss after them).
 
-    ``gradient_check``: largest difference from a single process in parts of the largest gradient, within
-    ``gradient_tolerance`` if all is well; ``loss_check``: the loss, relatively. ``rank_traces``:
-    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, how much its process grew, or its tensors;
-    ``reserved_memory_bytes``: with what a GPU's allocator kept for later, which other processes found missing.
+    ``gradient_check``: largest difference from a single process as a fraction of the largest gradient, which should be
+    within ``gradient_tolerance``. ``loss_check``: the relative difference of the loss. ``rank_traces``:
+    ``schemas.trace.RankTrace`` as JSON. ``peak_memory_bytes``: per rank, the growth of its process, or the bytes of its
+    tensors. ``reserved_memory_bytes``: the same with memory that a GPU's allocator kept, which other processes lack.
 
-    ``collectives``: how many of each kind ran on all ranks in the compared steps; None where none are predicted.
-    ``collectives_differ``: the first that is not as predicted; None where all are. ``hardware``: per rank,
-    ``schemas.trace.Hardware`` as JSON.
+    ``collectives``: the number of each kind on all ranks in the compared steps; None where none are predicted.
+    ``collectives_differ``: the first collective that differs from the prediction; None where all agree. ``hardware``:
+    per rank, ``schemas.trace.Hardware`` as JSON.
     """
 
     losses: tuple[float, ...]
@@ -85,16 +85,16 @@ class RunReport:
 
     @property
     def check_failure(self) -> RunFailed | None:
-        """Why a checked run trained or communicated otherwise than it should; None where it did not."""
+        """The error of a checked run that trained or communicated differently than predicted, or None."""
         return other_training(self.gradient_check, self.loss_check, self.gradient_tolerance, self.collectives_differ)
 
 
 def other_training(
     gradients: float | None, loss: float | None, tolerance: float | None, collective: str | None
 ) -> RunFailed | None:
-    """Return the failure of a run whose gradients and loss are not one process's, or a collective not the plan's.
+    """Return the failure of a run whose gradients, loss or collectives differ from the expected ones, or None.
 
-    What was not compared is None.
+    Arguments are None where nothing was compared.
     """
     sentences = []
     if gradients is not None and loss is not None and tolerance is not None and max(gradients, loss) > tolerance:
@@ -111,7 +111,7 @@ def other_training(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run that is being followed."""
+    """A run with its processes, which are being followed."""
 
     work: Work
     steps: int
@@ -146,13 +146,14 @@ def run_locally(
 ) -> RunReport:
     """Run one process per rank on this machine, up to step ``steps``.
 
-    ``devices``: torch's names of those that ranks get in turn; ``environments``: variables, likewise, added to those of
-    this process. ``transport``: see ``executor.transport``. ``layers``: the names of the plan's; ``boundaries``: what
-    crosses its cuts, both compared with the model. ``directory``: where ``job`` (``module:attribute``) is found.
-    ``on_progress`` gets every event of every rank, ``on_started`` the ranks' process ids. ``count_memory``: peaks are
-    of the ranks' tensors, which takes time. Raises RunFailed naming the first rank that failed, its signal or exception
-    and its last instruction; errors that name their own remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are
-    raised as they are.
+    ``devices``: torch's names of the devices, which ranks get in turn. ``environments``: variables that ranks get in
+    turn, added to the variables of this process. ``transport``: see ``executor.transport``. ``layers``: the names of
+    the plan's layers. ``boundaries``: the tensors at its cuts. Both are compared with the model. ``directory``: the
+    place of ``job`` (``module:attribute``). ``on_progress`` gets every event of every rank, ``on_started`` the ranks'
+    process ids. ``count_memory``: count peaks in the ranks' tensors, which takes time.
+
+    Raises RunFailed with the first rank that failed, its signal or exception and its last instruction. Errors that name
+    a remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised unchanged.
     """
     run = _Run(Work.of(work), steps, options or RunOptions())
     first = RankAssignment(
@@ -189,7 +190,7 @@ def run_locally(
 def _started(
     run: _Run, first: RankAssignment, devices: Sequence[str], environments: Sequence[Mapping[str, str]]
 ) -> Iterator[None]:
-    """Start all ranks, and leave none behind."""
+    """Start all ranks, and end them when the context ends."""
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as scratch:
         try:
             _start_all(run, first, devices, environments, Path(scratch))
@@ -201,7 +202,7 @@ def _started(
 def _start_all(
     run: _Run, first: RankAssignment, devices: Sequence[str], environments: Sequence[Mapping[str, str]], scratch: Path
 ) -> None:
-    """Start all ranks with the assignment of the first one, but for their places."""
+    """Start all ranks with the assignment of the first rank, adapted to their places."""
     with _socket() as server:
         for rank in range(first.world_size):
             assignment = replace(
@@ -251,7 +252,7 @@ def _start(assignment: RankAssignment, variables: Mapping[str, str]) -> RankProc
 
 
 def loopback_interface() -> str:
-    """The network interface that gloo is to use among processes of this machine."""
+    """Return the network interface that gloo uses among processes of this machine."""
     names = [name for _, name in socket.if_nameindex()]
     return "lo" if "lo" in names else names[0]
 
@@ -286,7 +287,7 @@ def _follow(run: _Run, on_progress: Callable[[dict[str, Any]], None] | None) -> 
 
 
 def _read_events(process: RankProcess, source: Any, selector: selectors.BaseSelector) -> list[dict[str, Any]]:
-    """What a process says on one of its streams; when it has exited, on both up to their ends."""
+    """Read the events of one of a process's streams; after its exit, read both streams to their ends."""
     if source in process.streams:
         at_end, events = process.read(source)
         if at_end:
@@ -299,14 +300,14 @@ def _read_events(process: RankProcess, source: Any, selector: selectors.BaseSele
 
 
 def _failure(run: _Run) -> PenstockError:
-    """The error that names the rank which failed by itself; of several, the first by its own clock.
+    """Return an error that names the rank which failed first by itself, by its clock.
 
-    When all that failed lost a peer, the ones that are still there are suspects: they are named too.
+    When all failed ranks only lost a peer, the ranks that still run are suspects, and are named too.
     """
 
     def order(process: RankProcess) -> tuple[bool, bool, int]:
-        own = process.failed
-        return not process.is_root_cause, own is not None, own["time_ns"] if own is not None else 0
+        event = process.failed
+        return not process.is_root_cause, event is not None, event["time_ns"] if event is not None else 0
 
     process = min((one for one in run.processes if one.has_failed), key=order)
     event = process.failed
@@ -319,8 +320,8 @@ def _failure(run: _Run) -> PenstockError:
         return RunFailed(f"rank {process.rank} failed {where}: {event['reason']}{lines_below}")
     code = process.popen.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    said = "".join(f"\n    {line}" for line in list(process.last_lines)[-10:])
-    return RunFailed(f"rank {process.rank} {how} {where}{said}")
+    output = "".join(f"\n    {line}" for line in list(process.last_lines)[-10:])
+    return RunFailed(f"rank {process.rank} {how} {where}{output}")
 
 
 def _still_there(run: _Run) -> list[str]:
@@ -328,7 +329,7 @@ def _still_there(run: _Run) -> list[str]:
 
 
 def _last_instruction(run: _Run, process: RankProcess) -> str:
-    """Which instruction of which step the rank was at, from its event or from its mark."""
+    """Describe the step and the instruction that the rank was at, from its event or from its mark."""
     index, step = read_mark(process.mark)
     if process.failed is not None:
         index, step = process.failed["index"], process.failed["step"]
@@ -367,7 +368,7 @@ def _report(
 
 
 def _end(processes: Sequence[RankProcess]) -> None:
-    """Leave nothing behind: first all die, then each is waited for."""
+    """Kill all processes, then wait for each."""
     for process in processes:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.popen.pid, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""What rank 0 writes of a run while it trains: JSON lines, and event files for TensorBoard.
+"""The metrics that rank 0 writes while a run trains: JSON lines, and event files for TensorBoard.
 
 A line of a step has ``step``, ``loss``, ``time_ns``, ``samples_per_s``, ``learning_rate`` and, where they exist,
-``grad_norm`` (before clipping) and ``loss_scale``; a line of an evaluation has ``step`` (steps done) and
-``evaluation``. What is not finite is the text "NaN", "Infinity" or "-Infinity". In event files both kinds have the
-number of steps done. A run that is resumed appends: of equal steps the last line counts.
+``grad_norm`` (before clipping) and ``loss_scale``. A line of an evaluation has ``step`` (steps done) and
+``evaluation``. Numbers that are not finite are the texts "NaN", "Infinity" and "-Infinity". In event files both kinds
+have the number of steps done. A run that is resumed appends: of equal steps the last line counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLUSH_S = 5
 
 
 class Metrics:
-    """Both kinds of files; either may be left out. ``outputs``: where they may be.
+    """A writer of both kinds of files; either may be left out. ``outputs``: the places where they may be.
 
     Raises UnsupportedRequest for a place that cannot be written, MissingExtra without TensorBoard.
     """
@@ -49,7 +49,7 @@ class Metrics:
             outputs.refuse_moved(one)
 
     def step(self, step: int, loss: float, time_ns: int) -> None:
-        """A step that was trained, with the learning rate that it began with."""
+        """Write a step that was trained, with the learning rate with which it began."""
         program = self._interpreter.program
         samples = program.global_batch_size * batches_per_step(program)
         values = {
@@ -66,11 +66,11 @@ class Metrics:
         self._write(step, step + 1, {name: value for name, value in values.items() if value is not None})
 
     def evaluation(self, step: int, loss: float) -> None:
-        """The mean loss over the evaluation batches after ``step`` steps."""
+        """Write the mean loss over the evaluation batches after ``step`` steps."""
         self._write(step, step, {"evaluation": loss})
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest, and close the files."""
         if self._lines is not None:
             self._lines.close()
         if self._board is not None:
@@ -91,7 +91,7 @@ class Metrics:
 
 
 def _learning_rate(interpreter: Interpreter) -> float | None:
-    """That of the first group of this rank's first optimizer."""
+    """Return the learning rate of the first group of this rank's first optimizer, or None."""
     for stage in interpreter.stages.values():
         if stage.optimizer is not None:
             return float(stage.optimizer.param_groups[0]["lr"])
@@ -108,7 +108,7 @@ def _opened(path: str) -> TextIO:
 
 
 def _board(directory: str, first_step: int) -> Any:
-    """A writer that hides what an interrupted run wrote of ``first_step`` and later steps."""
+    """Create a writer that hides what an interrupted run wrote of ``first_step`` and later steps."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,10 +1,11 @@
-"""What every update rule trains, written as plainly as it can be: one process, one micro-batch after the other.
+"""A plain implementation of every update rule: one process, one micro-batch after the other.
 
-Loops over the equations of ALGORITHMS 5.1 and 6.1; nothing is split, sent, overlapped or shared. A run is right when
-its losses and weights are those of this (``penstock run --check``); curves of whole trainings come cheaply from it.
+It loops over the equations of ALGORITHMS 5.1 and 6.1; nothing is split, sent, overlapped or shared. A run is right when
+its losses and weights equal the ones computed here (``penstock run --check``). Curves of whole trainings come cheaply
+from it.
 
-Version v of a stage's weights is what v updates have made of them, and micro-batch m (counted through the global
-batches) is run forward and backward with version ``versions(stage, m)`` of each stage:
+Version v of a stage's weights is the result of v updates. Micro-batch m (counted through the global batches) runs
+forward and backward with version ``versions(stage, m)`` of each stage:
 
 | rule | version of stage i of N for micro-batch m of global batch t |
 |---|---|
@@ -33,22 +34,22 @@ from penstock.executor.stage.stage_module import back_loss, layer_seed, step_see
 from penstock.schemas.errors import InvalidDocument
 
 Slices = dict[int, tuple[tuple[tuple[int, int], ...], ...]]
-"""For layers whose replicas share by rows: per row class the [low, high) of each replica."""
+"""The [low, high) of each replica per row class, for layers whose replicas split each micro-batch."""
 
 Versions = Callable[[int, int], int]
-"""The version of a stage's weights that a micro-batch uses."""
+"""A function that returns the version of a stage's weights that a micro-batch uses."""
 
 OnUpdate = Callable[[int, int, dict[str, Tensor]], None]
-"""Called with a stage, which of its updates this is, and the gradients that it uses, by full name."""
+"""A callback with a stage, the number of its update, and the gradients that the update uses, by full name."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What of a plan bears on what is trained.
+    """The parts of a plan that influence what is trained.
 
-    ``stages``: first and last layer of each, of one pipeline. ``row_classes``: (rows, number of micro-batches), larger
-    first. ``update_every``: micro-batches per update of each stage (None: a global batch; weight stashing: one).
-    ``pipelines`` and ``staleness``: of elastic averaging.
+    ``stages``: first and last layer of each stage of one pipeline. ``row_classes``: (rows, number of micro-batches),
+    larger rows first. ``update_every``: micro-batches per update of each stage (None: a global batch; weight stashing:
+    one). ``pipelines`` and ``staleness`` belong to elastic averaging.
     """
 
     update_rule: str
@@ -60,18 +61,18 @@ class Recipe:
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of a global batch."""
+        """The micro-batches of a global batch."""
         return sum(number for _, number in self.row_classes)
 
     @property
     def every(self) -> tuple[int, ...]:
-        """Micro-batches per update of each stage."""
+        """The micro-batches per update of each stage."""
         if self.update_every is not None:
             return self.update_every
         return (1 if self.update_rule == "weight_stashing" else self.num_micro_batches,) * len(self.stages)
 
     def micro_batch(self, place: int) -> tuple[range, int]:
-        """Rows of the global batch at a place, and their class."""
+        """Return the rows of the global batch for the micro-batch at a place, and their class."""
         (rows, number), *smaller = self.row_classes
         if place < number or not smaller:
             return range(rows * place, rows * (place + 1)), 0
@@ -79,7 +80,7 @@ class Recipe:
         return range(start, start + smaller[0][0]), 1
 
     def version(self, stage: int, micro_batch: int) -> int:
-        """The version that the rule's paper gives; see the module."""
+        """Return the version by the rule's paper; see the module."""
         count, batch = len(self.stages), micro_batch // self.num_micro_batches
         match self.update_rule:
             case "weight_stashing":
@@ -93,10 +94,10 @@ class Recipe:
 
 
 class Model:
-    """The unsplit model: layers to compute with, and gradients, by full name. ``drawing``: layers that drew numbers.
+    """The unsplit model: its layers, and its parameters by full name. ``drawing``: layers that drew random numbers.
 
-    ``slices``: layers that draw random numbers are run slice by slice where replicas share their rows, as each replica
-    draws for its own.
+    ``slices``: where replicas split each micro-batch, layers that draw random numbers run slice by slice, since each
+    replica draws for its rows.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class Model:
         self.parameters = {name: p for name, p in chain.named_parameters(self.modules) if p.requires_grad}
 
     def of_layers(self, first: int, last: int) -> dict[str, nn.Parameter]:
-        """The parameters that some layers have and no layer before them has."""
+        """Return the parameters that some layers have and no earlier layer has."""
         before = {id(p) for i in range(first) for p in self.modules[i].parameters()}
-        own = {id(p) for i in range(first, last + 1) for p in self.modules[i].parameters()} - before
-        return {name: p for name, p in self.parameters.items() if id(p) in own}
+        ids = {id(p) for i in range(first, last + 1) for p in self.modules[i].parameters()} - before
+        return {name: p for name, p in self.parameters.items() if id(p) in ids}
 
     def forward(self, recipe: Recipe, number: int, place: int) -> tuple[Tensor, int]:
-        """The loss of a micro-batch of global batch ``number``: its sum, and how many terms."""
+        """Return the loss of a micro-batch of global batch ``number``: its sum, and the number of terms."""
         with self.autocast:
             return self._forward(recipe, number, place)
 
@@ -139,7 +140,7 @@ class Model:
             parts = (self.slices[i][cls] if i in self.slices else None) or ((0, len(rows)),)
             seeds = [layer_seed(self.seed, place, spec.name, low) + key for low, _ in parts]
             results = self._run(i, module, [env[name] for name in spec.reads], parts, seeds)
-            if i in ends:  # as messages bring them: dropout draws by where numbers lie
+            if i in ends:  # like tensors of messages: dropout draws by memory layout
                 results = [tensor.contiguous() for tensor in results]
             env.update(zip(spec.writes, results, strict=True))
         return chain.loss(env, targets)
@@ -147,7 +148,7 @@ class Model:
     def _run(
         self, index: int, module: nn.Module, arguments: Sequence[Tensor], parts: Any, seeds: Sequence[int]
     ) -> Sequence[Tensor]:
-        """A layer over a whole micro-batch; by slices if it turns out to draw random numbers and has several."""
+        """Run a layer on a whole micro-batch; slice by slice if it draws numbers and there are several slices."""
         reseed, random_state = self.runtime.seed, self.runtime.random_state
         reseed(seeds[0])
         before = random_state()
@@ -165,7 +166,7 @@ class Model:
 
 
 class _Stage:
-    """The weights of a stage, version by version, and the optimizer that makes the next one from the newest."""
+    """The weights of a stage, version by version, and the optimizer that makes the next version from the newest."""
 
     def __init__(self, chain: Chain, parameters: dict[str, nn.Parameter]) -> None:
         self.parameters = parameters
@@ -177,13 +178,13 @@ class _Stage:
         self.updates = 0
 
     def load(self, version: int) -> None:
-        """Let the layers compute with a version."""
+        """Copy a version into the layers."""
         with torch.no_grad():
             for parameter, value in zip(self.parameters.values(), self.versions[version], strict=True):
                 parameter.copy_(value)
 
     def update(self, factor: float) -> dict[str, Tensor]:
-        """Make the next version from the gradients since the last one; those gradients."""
+        """Make the next version from the gradients since the last one; return these gradients."""
         gradients = {}
         for (name, parameter), newest in zip(self.parameters.items(), self.newest, strict=True):
             newest.grad, parameter.grad = parameter.grad, None
@@ -199,7 +200,7 @@ class _Stage:
         return gradients
 
     def forget(self, version: int) -> None:
-        """Versions before this one are not used any more."""
+        """Delete the versions before this one."""
         self.versions = {v: weights for v, weights in self.versions.items() if v >= version}
 
     def _copy(self) -> list[Tensor]:
@@ -207,10 +208,11 @@ class _Stage:
 
 
 class ReferenceTrainer:
-    """Trains by any rule; steps have to follow each other from 0 on.
+    """A trainer for any update rule; steps must follow each other from 0 on.
 
-    ``expected_count``: the terms of a global batch that each backward takes its loss to have. ``versions``: of a run
-    whose forwards are ordered otherwise; else as in the papers. ``training``: precision and clipping.
+    ``expected_count``: the number of terms of a global batch's loss that each backward assumes. ``versions``: the
+    versions of a run with another order of forwards; by default, the versions of the papers. ``training``: precision
+    and clipping.
     """
 
     def __init__(
@@ -242,7 +244,7 @@ class ReferenceTrainer:
         self._updates: list[dict[str, Tensor]] = []
 
     def train(self, step: int) -> float:
-        """Train a step: a global batch, or one of each pipeline under elastic averaging. Its mean loss."""
+        """Train a step, and return its mean loss: a global batch, or one per pipeline under elastic averaging."""
         lanes = len(self.models)
         sums = [self._global_batch(lane, step, step * lanes + lane) for lane in range(lanes)]
         if self._averaged:
@@ -250,7 +252,7 @@ class ReferenceTrainer:
         return sum(loss for loss, _ in sums) / sum(count for _, count in sums)
 
     def weights(self) -> dict[str, Tensor]:
-        """The newest weights; under elastic averaging the reference model."""
+        """Return the newest weights; under elastic averaging the reference model."""
         return self.references[-1] if self._averaged else self._weights_of(0)
 
     def _weights_of(self, lane: int) -> dict[str, Tensor]:
@@ -261,7 +263,7 @@ class ReferenceTrainer:
         }
 
     def _global_batch(self, lane: int, step: int, number: int) -> tuple[float, int]:
-        """Train one global batch with one model; the sum of the loss and its terms."""
+        """Train one global batch with one model; return the sum of the loss and its number of terms."""
         model, stages, recipe = self.models[lane], self.stages[lane], self.recipe
         count = recipe.num_micro_batches
         before = self._weights_of(lane) if self._averaged else {}
@@ -292,7 +294,7 @@ class ReferenceTrainer:
         return losses, terms
 
     def _clipped(self, model: Model, factor: float) -> float:
-        """By what all gradients, times ``factor``, are multiplied so that their norm is at most that of the run."""
+        """Return the factor for all gradients, after ``factor``, that limits their norm to the run's clipping norm."""
         squares = sum(
             float((p.grad.double() * factor).square().sum()) for p in model.parameters.values() if p.grad is not None
         )
@@ -300,7 +302,7 @@ class ReferenceTrainer:
         return min(1.0, self._clip_norm / (math.sqrt(squares) + 1e-6))
 
     def _dilute(self, lane: int, before: dict[str, Tensor]) -> None:
-        """x <- (1 - α) x + α x~ + Δ; Δ is kept for the reference model."""
+        """Compute x <- (1 - α) x + α x~ + Δ, and keep Δ for the reference model."""
         alpha = 1 / self.recipe.pipelines
         reference = self.references[max(0, len(self.references) - 1 - self.recipe.staleness)]
         updates = {}
@@ -314,8 +316,8 @@ class ReferenceTrainer:
         self._updates.append(updates)
 
     def _average(self) -> None:
-        """x~ <- x~ + (1 / N) Σ Δ."""
+        """Compute x~ <- x~ + (1 / N) Σ Δ."""
         last = self.references[-1]
-        mean = {name: sum(own[name] for own in self._updates) / len(self._updates) for name in last}
+        mean = {name: sum(each[name] for each in self._updates) / len(self._updates) for name in last}
         self.references = [*self.references[-1 - self.recipe.staleness :], {n: last[n] + mean[n] for n in last}]
         self._updates = []

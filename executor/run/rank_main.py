@@ -2,12 +2,17 @@
 
 Reads one JSON line from stdin, its assignment (`schemas.ranks.assignment.RankAssignment`).
 
-Writes JSON lines to stdout: ``ready``; from rank 0 ``step {step, loss, time_ns}``, ``resumed {step, directory}``,
-``checkpoint {step, directory}``, ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
-``trace`` with a ``rank_trace``; at last ``done``, ``left {step}`` where SIGTERM has reached a rank of a run with
-checkpoints (all save after the same step and end), or
-``failed {reason, instruction, index, layer, line, step, traceback, time_ns}``.
-What the job prints goes to stderr. A rank that fails ends at once, so that its peers notice; so does one whose stdin
+Writes JSON lines to stdout:
+
+* ``ready``;
+* from rank 0: ``step {step, loss, time_ns}``, ``resumed {step, directory}``, ``checkpoint {step, directory}``,
+  ``evaluation {step, loss}``, ``rung {step, index}`` and ``warning {step, text}``;
+* ``trace`` with a ``rank_trace``;
+* at the end ``done``, or ``left {step}`` where SIGTERM has reached a rank of a run with checkpoints (all ranks save
+  after the same step and end), or
+  ``failed {reason, instruction, index, layer, line, step, traceback, time_ns}``.
+
+Output of the job goes to stderr. A rank that fails ends at once, so that its peers notice; so does a rank whose stdin
 is closed.
 """
 
@@ -79,7 +84,7 @@ if TYPE_CHECKING:
     from penstock.executor.divided.inventory import Inventory
 
 TIMEOUT_S = 60.0
-"""How long an instruction may take at least, from the second step on (`watchdog`)."""
+"""Least time limit of an instruction in seconds, from the second step on (`watchdog`)."""
 
 _TRACEBACK_LINES = 12
 _SILENT = "Application timeout"
@@ -90,7 +95,7 @@ _LATE = (
 
 
 class _Model(NamedTuple):
-    """A job's layers, what crosses its cuts, and what it computes in."""
+    """A job's layers, the tensors that cross its cuts, and its precision."""
 
     chain: Chain
     shapes: Sequence[dict[str, TensorShape]]
@@ -98,7 +103,7 @@ class _Model(NamedTuple):
 
 
 class RankStuck(InstructionFailed):
-    """An instruction did not end. ``stack``: where it was, as lines of text."""
+    """An instruction that did not end. ``stack``: the stack of its thread, as lines of text."""
 
     def __init__(self, index: int, instruction: Instruction, text: str, stack: Sequence[str]) -> None:
         super().__init__(index, instruction)
@@ -110,9 +115,9 @@ class RankStuck(InstructionFailed):
 
 
 class Rank:
-    """An assignment on its way from set-up to the last step; ``say`` writes an event.
+    """The execution of an assignment from set-up to the last step; ``say`` writes an event.
 
-    ``give_up`` ends the process for an error that its main thread, which is stuck, cannot raise.
+    ``give_up`` ends the process for an error that its main thread cannot raise because it is stuck.
     """
 
     def __init__(self, assignment: RankAssignment, say: Any, give_up: Callable[[Exception], None]) -> None:
@@ -126,29 +131,29 @@ class Rank:
         self._clock: Reading | None = None
 
     def run(self) -> None:
-        """Set up, train, compare, report. Raises whatever goes wrong."""
-        given = self.assignment
-        runtime = open_device(given.device)
+        """Set up, train, compare, report. Raises any error on the way."""
+        assignment = self.assignment
+        runtime = open_device(assignment.device)
         runtime.use_precision(self.options.precision)
-        if given.check:
+        if assignment.check:
             runtime.reproducible()
         torch.set_num_threads(1)
         keep_freed_memory()
-        self.programs = [Program.from_json(one) for one in given.programs]
+        self.programs = [Program.from_json(one) for one in assignment.programs]
         self.program = self.programs[0]
         if (why := untried()) is not None:
             self._report_first({"kind": "warning", "step": 0, "text": why})
-        job = load_job(given.job, given.directory)
+        job = load_job(assignment.job, assignment.directory)
         model = self._model(job, runtime.device)
-        self._peak = peak_of(runtime, counts_tensors=given.count_memory)
+        self._peak = peak_of(runtime, counts_tensors=assignment.count_memory)
         store = self._connect()
-        others = refuse_other_devices(runtime, self.program, kinds_differ=given.kinds_differ)
+        others = refuse_other_devices(runtime, self.program, kinds_differ=assignment.kinds_differ)
         for text in (others, untrained_samples(job, self.program)):
             if text is not None:
                 self._report_first({"kind": "warning", "step": 0, "text": text})
         self._hardware = Hardware(runtime, self.program, gather_places(self.program.world_size))
         self._refuse_disagreement(job)
-        kind = agree_on_transport(given.transport, runtime, self.programs)
+        kind = agree_on_transport(assignment.transport, runtime, self.programs)
         groups = process_groups(self.program.groups, SETUP_LIMIT, runtime if kind == "nccl" else CPU)
         division, model = self._division(groups, model, runtime.device)
         transport = make_transport(kind, self.program, runtime, SETUP_LIMIT)
@@ -157,7 +162,7 @@ class Rank:
             self.programs,
             model.chain,
             model.shapes,
-            seed=given.seed,
+            seed=assignment.seed,
             transport=transport,
             groups=groups,
             runtime=runtime,
@@ -173,9 +178,9 @@ class Rank:
         gc.collect()
         gc.freeze()
         self.say({"kind": "ready", "rank": self.program.rank})
-        if min(given.steps, given.trace_steps) > 0:
+        if min(assignment.steps, assignment.trace_steps) > 0:
             self._clock = self._read_clock()
-        check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if given.check else None
+        check = Check(interpreter, store, self._inventory(interpreter, groups, division)) if assignment.check else None
         self._hardware.begin()
         trainer = self._train(interpreter, course, checkpoints, check)
         self._measured = self._hardware.end()
@@ -188,7 +193,7 @@ class Rank:
     def _inventory(
         self, interpreter: Interpreter, groups: Sequence[Any], division: Division | None
     ) -> Inventory | None:
-        """What collectives are compared with; None where layers run in other numbers or orders than they are traced."""
+        """Create the inventory of collectives; None where layers run in other precisions or orders than in traces."""
         training = interpreter.training
         if len(self.programs) > 1 or self.program.update_rule != "synchronous" or training.lowered:
             return None
@@ -199,7 +204,7 @@ class Rank:
     def _train(
         self, interpreter: Interpreter, course: Course, checkpoints: Checkpoints | None, check: Check | None
     ) -> Trainer:
-        """Run the course to its end; what the trainer has found is reported by the caller."""
+        """Run the course to its end; the caller reports the trainer's results."""
         metrics = self._open_metrics(course, interpreter)
         shutdown = None if checkpoints is None else GracefulShutdown()
         watchdog = self._watchdog()
@@ -224,17 +229,17 @@ class Rank:
     # Set-up
 
     def _model(self, job: Job, device: torch.device) -> _Model:
-        """The job as a model. Raises ModelMismatch or UnsupportedRequest where it is not what the plan was made for."""
-        given, options = self.assignment, self.options
+        """Build the job's model. ModelMismatch or UnsupportedRequest where it is not the model of the plan."""
+        assignment, options = self.assignment, self.options
         refuse_missing_parts(job, options)
-        chain = checked_chain(job, self.program, given.layers)
+        chain = checked_chain(job, self.program, assignment.layers)
         training = Training(options.precision, options.clip_norm)
         shapes = chain.infer_shapes(range(self.program.row_classes[0][0]), training, device)
-        refuse_other_boundaries(chain, shapes, given.boundaries, lowered=training.lowered)
+        refuse_other_boundaries(chain, shapes, assignment.boundaries, lowered=training.lowered)
         return _Model(chain, shapes, training)
 
     def _division(self, groups: Sequence[Any], model: _Model, device: torch.device) -> tuple[Division | None, _Model]:
-        """How this rank shares layers with others, and the model as it has it. Raises as ``divided_shapes``."""
+        """Return the division of layers, and this rank's view of the model. Raises as ``divided_shapes``."""
         mesh = self.program.mesh
         if mesh is None:
             return None, model
@@ -249,7 +254,7 @@ class Rank:
         return Watchdog(self.mark, self._stuck, limit_s=self.assignment.timeout_s, least_s=TIMEOUT_S)
 
     def _stuck(self, stuck: Stuck) -> None:
-        """End the process: its main thread does not come back from an instruction."""
+        """End the process: its main thread does not return from an instruction."""
         assert self._trainer is not None
         interpreter = self._trainer.interpreter
         instruction = interpreter.instruction(stuck.number)
@@ -262,23 +267,23 @@ class Rank:
         self._give_up(RankStuck(stuck.number, instruction, text, stuck.stack))
 
     def _connect(self) -> Any:
-        given = self.assignment
-        refuse_other_place(self.program, given)
+        assignment = self.assignment
+        refuse_other_place(self.program, assignment)
         return connect(
-            given.store,
-            prefix=given.prefix,
+            assignment.store,
+            prefix=assignment.prefix,
             rank=self.program.rank,
             world_size=self.program.world_size,
             timeout=SETUP_LIMIT,
-            listening=given.listening,
+            listening=assignment.listening,
         )
 
     def _refuse_disagreement(self, job: Job) -> None:
         refuse_disagreement(self.programs, self.assignment, self.options, job)
 
     def _open_checkpoints(self, job: Job) -> Checkpoints | None:
-        """Where checkpoints go, found fit before anything is built."""
-        given, options, program = self.assignment, self.options, self.program
+        """Open the place of checkpoints, which is checked before anything is built."""
+        assignment, options, program = self.assignment, self.options, self.program
         if options.checkpoint_directory is None:
             return None
         from penstock.executor.checkpoints.checkpoint_store import Checkpoints  # a second, mostly torch's
@@ -287,39 +292,41 @@ class Rank:
             step=0,
             batches=0,
             job=job.name,
-            seed=given.seed,
+            seed=assignment.seed,
             update_rule=program.update_rule,
             pipelines=program.pipelines,
             global_batch_size=program.global_batch_size,
-            plan_hash=given.plan_hash,
+            plan_hash=assignment.plan_hash,
             torch_version=torch.__version__,
         )
-        return Checkpoints(options.checkpoint_directory, options.keep_checkpoints, about, given.prefix, self._outputs)
+        return Checkpoints(
+            options.checkpoint_directory, options.keep_checkpoints, about, assignment.prefix, self._outputs
+        )
 
     def _course(self, checkpoints: Checkpoints | None, interpreter: Interpreter) -> Course:
-        """What is left to train: from the newest checkpoint on where one is asked for. Raises NotFound without one."""
-        given, options = self.assignment, self.options
+        """Return the rest of the training, after the newest checkpoint if requested. NotFound without a checkpoint."""
+        assignment, options = self.assignment, self.options
         first_step = 0
         if checkpoints is not None:
             checkpoints.refuse_unwritable(interpreter)
             if options.resume:
                 auto = options.resume == "auto"
                 first_step = checkpoints.resume(interpreter, self._report_first, may_start_anew=auto)
-        expected = given.first_step
+        expected = assignment.first_step
         if expected is not None and expected != first_step:
             raise InvalidDocument(
                 f"the programs start at step {expected}, but the newest checkpoint is of step {first_step}"
             )
         return Course(
-            steps=given.steps,
+            steps=assignment.steps,
             first_step=first_step,
-            trace_steps=given.trace_steps,
+            trace_steps=assignment.trace_steps,
             segments=self.segments(first_step),
             options=options,
         )
 
     def segments(self, first_step: int) -> tuple[int, ...] | None:
-        """The numbers of the programs that train from ``first_step`` on; None where steps are run one by one."""
+        """Return the numbers of the programs from ``first_step`` on; None where steps are run one by one."""
         segments = self.assignment.segments
         if segments is None:
             return None
@@ -346,8 +353,8 @@ class Rank:
         if self._clock is None:
             return
         clock = CommonClock(self._clock, self._read_clock())
-        for step, program, own in trainer.traced:
-            start, *events = clock.common_ns(own)
+        for step, program, times_ns in trainer.traced:
+            start, *events = clock.common_ns(times_ns)
             document = rank_trace(
                 rank=self.program.rank,
                 device=self.program.device,
@@ -384,21 +391,21 @@ class Rank:
         )
 
     def peak_memory_bytes(self) -> int:
-        """The most that this rank has held since its model was looked at: of the GPU, or as a process."""
+        """Return the most bytes that this rank held since its model was read: of the GPU, or of the process."""
         return self._peak.bytes
 
     def failure(self, error: Exception) -> dict[str, Any]:
-        """The event that tells of ``error``."""
+        """Return the event that reports ``error``."""
         failed = error if isinstance(error, InstructionFailed) else None
         cause: BaseException = error.__cause__ if failed is not None and error.__cause__ is not None else error
-        known = cause if isinstance(cause, PenstockError) else None
+        penstock_error = cause if isinstance(cause, PenstockError) else None
         return {
             "kind": "failed",
             "rank": self.assignment.rank,
-            "reason": (str(known) if known is not None else self._said(cause)) + _place(failed),
+            "reason": (str(penstock_error) if penstock_error is not None else self._message(cause)) + _place(failed),
             "error": type(cause).__name__,
-            "detail": known.detail if known is not None else None,
-            "remedy": known.remedy if known is not None else None,
+            "detail": penstock_error.detail if penstock_error is not None else None,
+            "remedy": penstock_error.remedy if penstock_error is not None else None,
             "instruction": str(failed.instruction) if failed is not None else None,
             "index": failed.index if failed is not None else None,
             "layer": failed.layer if failed is not None else None,
@@ -410,8 +417,8 @@ class Rank:
             "time_ns": time.time_ns(),
         }
 
-    def _said(self, error: BaseException) -> str:
-        """The error's words, and what they mean where people could not know it."""
+    def _message(self, error: BaseException) -> str:
+        """Return the error's message, with an explanation where people need one."""
         if isinstance(error, RankStuck):
             return str(error)
         text = f"{type(error).__name__}: {error}"
@@ -423,16 +430,16 @@ class Rank:
 
 
 def _place(failed: InstructionFailed | None) -> str:
-    """Which of the job's layers failed, and at which line of the user's code, as far as they are known."""
+    """Return the layer of the job that failed, and the line of the user's code, where they are known."""
     if failed is None:
         return ""
     layer = None if failed.layer is None else f"in layer {failed.layer!r}"
-    found = [part for part in (layer, failed.line) if part is not None]
-    return f" ({', '.join(found)})" if found else ""
+    parts = [part for part in (layer, failed.line) if part is not None]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _host() -> str:
-    """The same text in all processes that share this machine's clock."""
+    """Return a text that is equal in all processes that share this machine's clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -445,7 +452,7 @@ def _end_with_stdin(stdin: TextIO) -> None:
 
 
 def main(stdin: TextIO, events: TextIO) -> int:
-    """Run the assignment on the first line of ``stdin``; ends the process at once when it fails."""
+    """Run the assignment on the first line of ``stdin``. The process ends at once when it fails."""
     lock = threading.Lock()
 
     def say(event: Mapping[str, Any]) -> None:

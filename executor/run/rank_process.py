@@ -1,4 +1,4 @@
-"""The process of a rank as its parent sees it: its events, its last lines, how it ended. Loads no torch."""
+"""The process of a rank as its parent sees it: its events, its last lines, its end. Loads no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class RankProcess:
-    """A rank's process, and what it said."""
+    """A rank's process, and its output."""
 
     def __init__(self, rank: int, popen: subprocess.Popen[bytes], mark: Path) -> None:
         assert popen.stdout is not None
@@ -36,18 +36,18 @@ class RankProcess:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it said so, or ended without having done its work."""
+        """True if it reported a failure, or ended before its work was done."""
         return self.failed is not None or (self.has_ended and self.done is None)
 
     @property
     def is_root_cause(self) -> bool:
-        """Whether it failed by itself: a signal or an error of its own, not the loss of a peer."""
+        """True if it failed by itself, by a signal or an error, not by the loss of a peer."""
         if self.failed is not None:
             return not lost_a_peer(str(self.failed["reason"]))
         return self.has_failed
 
     def read(self, stream: IO[bytes]) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether a stream is at its end, and the events among the lines that are there now."""
+        """Read the lines of a stream that have arrived; return whether it is at its end, and the events among them."""
         text, at_end = self._rests[stream], False
         with suppress(BlockingIOError):
             while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
@@ -68,7 +68,7 @@ class RankProcess:
         return at_end, events
 
     def close(self) -> None:
-        """Kill the process's group, wait for it, and close what connects to it."""
+        """Kill the process's group, wait for it, and close its pipes."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()

@@ -1,4 +1,4 @@
-"""What the ranks of a run are given to do: their programs, and which of them comes when. Loads no torch."""
+"""The work of the ranks of a run: their programs, and the program of each step. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penstock.schemas.program import TRANSPORTS, Instruction, Program, Transport
 
 
 def batches_per_step(program: Program) -> int:
-    """Global batches of one step: under elastic averaging each pipeline trains one of its own (AvgPipe, section 3)."""
+    """Count the global batches of one step: under elastic averaging one per pipeline (AvgPipe, section 3)."""
     return program.pipelines if program.update_rule == "elastic_averaging" else 1
 
 
 def common_transports(programs: Iterable[Program]) -> tuple[Transport, ...]:
-    """The transports that all of the programs were lowered for."""
+    """Return the transports for which all of the programs were lowered."""
     carried = [set(program.transports) for program in programs]
-    return tuple(transport for transport in TRANSPORTS if all(transport in own for own in carried))
+    return tuple(transport for transport in TRANSPORTS if all(transport in each for each in carried))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """``programs[i][rank]``: one list for plans that are run step by step; several are a ladder, or segments.
+    """The programs of a run, ``programs[i][rank]``: one list for stepwise plans; several are a ladder, or segments.
 
-    ``segments``: numbers of the programs that are run one after the other from ``first_step`` on (periodic plans).
+    ``segments``: numbers of the programs that run one after the other from ``first_step`` on (periodic plans).
     """
 
     programs: tuple[tuple[Program, ...], ...]
@@ -35,9 +35,9 @@ class Work:
     first_step: int | None = None
 
     @classmethod
-    def of(cls, given: Work | Sequence[Program]) -> Work:
-        """``given``, or one program per rank. Raises InvalidDocument when ranks have different numbers of programs."""
-        work = given if isinstance(given, Work) else cls((tuple(given),))
+    def of(cls, source: Work | Sequence[Program]) -> Work:
+        """Return ``source``, or one program per rank as Work. Raises InvalidDocument when ranks have different numbers of programs."""
+        work = source if isinstance(source, Work) else cls((tuple(source),))
         sizes = {len(programs) for programs in work.programs}
         if len(sizes) != 1 or 0 in sizes:
             raise InvalidDocument(f"every program of a run has one part per rank, not {sorted(sizes)}")
@@ -45,7 +45,7 @@ class Work:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.programs[0])
 
     @property
@@ -58,11 +58,11 @@ class Work:
         return tuple(programs[rank].to_json() for programs in self.programs)
 
     def instruction(self, rank: int, index: int, program: int) -> Instruction | None:
-        """Instruction ``index`` of a rank's program ``program``; None where there is none."""
+        """Return instruction ``index`` of a rank's program ``program``; None if the program is shorter."""
         return next(islice(self.programs[program][rank].instructions(), index, None), None)
 
     def program_at(self, step: int, steps: int, options: RunOptions) -> int:
-        """The number of the program that trains ``step``, by the segments; 0 where there are none."""
+        """Return the number of the program that trains ``step``, by the segments; 0 without segments."""
         at = self.first_step or 0
         for number, length in zip(self.segments or (), options.segments(at, steps), strict=False):
             at += length

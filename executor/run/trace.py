@@ -1,4 +1,4 @@
-"""Traces: what ranks measured, as documents. Loads no torch."""
+"""Traces, the measurements of ranks, as documents. Loads no torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def rank_trace(
     clock_error_ns: int = 0,
     hardware: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A ``schemas.trace.RankTrace`` as JSON.
+    """Build a ``schemas.trace.RankTrace`` as JSON.
 
-    ``events``: start and end of each instruction, in order; ``shift_ns`` is added to all. ``clock_error_ns``: how far
-    they are off the common clock at most.
+    ``events``: start and end of each instruction, in order; ``shift_ns`` is added to all. ``clock_error_ns``: their
+    largest error against the common clock.
     """
     return {
         "rank": rank,

@@ -1,8 +1,8 @@
 """A run from its first step to its last: single steps or flushed segments, evaluations, checkpoints, reports.
 
-A *halt* is a step after which something besides training is done: an evaluation, a checkpoint, the end. Programs of
-one global batch are run step by step; those of periodic plans, which train several and end flushed, from one halt to
-the next (``RunOptions.segments``). All ranks come to the same halts.
+A *halt* is a step after which something besides training is done: an evaluation, a checkpoint, the end. Programs of one
+global batch run step by step. Programs of periodic plans, which train several batches and end flushed, run from one
+halt to the next (``RunOptions.segments``). All ranks have the same halts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARMUP_STEPS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is to be trained: steps [``first_step``, ``steps``), of which the last ``trace_steps`` are traced.
+    """The steps to train, [``first_step``, ``steps``), of which the last ``trace_steps`` are traced.
 
     ``segments``: the program of each segment from ``first_step`` on, by number; None: steps are run one by one.
     """
@@ -53,7 +53,7 @@ class Course:
     options: RunOptions = field(default_factory=RunOptions)
 
     def lengths(self) -> list[int]:
-        """The steps of each segment. Raises InvalidDocument for another number of ``segments``."""
+        """Return the steps of each segment. Raises InvalidDocument for another number of ``segments``."""
         lengths = self.options.segments(self.first_step, self.steps)
         if self.segments is not None and len(self.segments) != len(lengths):
             raise InvalidDocument(
@@ -64,11 +64,11 @@ class Course:
 
 
 class Trainer:
-    """Trains a course, and keeps what is reported of it: losses, times and traces of this rank.
+    """A trainer of a course, which keeps the results to report: losses, times and traces of this rank.
 
-    ``step``: the step that is being trained; ``done``: steps that are. ``checkpoints``: None where none are written.
-    ``check``: keeps the gradients of the first steps. ``watchdog``: watches the steps. ``shutdown``: asked after each
-    step, where there are checkpoints.
+    ``step``: the step that is being trained. ``done``: the number of steps that are done. ``checkpoints``: None where
+    none are written. ``check``: a recorder of the gradients of the first steps. ``watchdog``: a thread that watches the
+    steps. ``shutdown``: a request to end, read after each step where there are checkpoints.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Trainer:
         """
         segments = self.course.segments
         for k, length in enumerate(self.course.lengths()):
-            dist.barrier()  # not watched: the slowest may still be setting up
+            dist.barrier()  # not watched: the slowest rank may still be setting up
             if segments is None:
                 for _ in range(length):
                     self._single_step()
@@ -124,13 +124,13 @@ class Trainer:
 
     @property
     def warmup_steps(self) -> int:
-        """How many of ``times_ns`` are of a rank that is still warming up."""
+        """The number of leading ``times_ns`` of a rank that is still warming up."""
         return WARMUP_STEPS if len(self.times_ns) > WARMUP_STEPS else 0
 
     # Steps
 
     def _single_step(self) -> None:
-        """One step between barriers, so that its time is that of the slowest rank."""
+        """Run one step between barriers, so that its time is the slowest rank's time."""
         interpreter, step = self.interpreter, self.step
         self._mark[1] = step
         events = self._events(step + 1)
@@ -149,7 +149,7 @@ class Trainer:
             self._climb(self._ladder, time_ns)
 
     def _flushed(self, program: int, length: int) -> None:
-        """Run several steps by one program; each is reported as its loss becomes known."""
+        """Run several steps by one program; each is reported when its loss is known."""
         interpreter, first = self.interpreter, self.step
         interpreter.use(program)
         if interpreter.program.batches != length:
@@ -168,13 +168,13 @@ class Trainer:
             self.traced.append((first, interpreter.program, [start, *events]))
 
     def _events(self, end: int) -> list[int] | None:
-        """Where to trace what is trained up to ``end``; None where it is not traced."""
+        """Return a list for the trace of steps up to ``end``; None where they are not traced."""
         course = self.course
         traced = min(course.steps - course.first_step, course.trace_steps)
         return [] if end > course.steps - traced else None
 
     def _watched(self) -> AbstractContextManager[None]:
-        """What steps, and what ranks agree on after them, run inside, so that one which does not end is noticed."""
+        """Create a context in which the watchdog notices steps, and agreements after them, that do not end."""
         return nullcontext() if self._watchdog is None else self._watchdog.watching()
 
     def _finish(self, step: int, result: StepResult, time_ns: int) -> None:
@@ -195,14 +195,14 @@ class Trainer:
     # What is not finite
 
     def _note_trouble(self, text: str) -> None:
-        """Report the first time that something is not finite."""
+        """Report the first value that is not finite."""
         if self._trouble is None:
             self._trouble = text
             if self._is_first_rank:
                 self._say({"kind": "warning", "step": self.done, "text": text})
 
     def _refuse_nonfinite(self) -> None:
-        """Raise NonfiniteLoss, on all ranks after the same step, unless the run may go on."""
+        """Raise NonfiniteLoss, on all ranks after the same step, unless the options allow it."""
         if self._trouble is None or self.course.options.allow_nonfinite_loss:
             return
         kept = "no checkpoint" if self._checkpoints is None else self._checkpoints.kept()
@@ -218,7 +218,7 @@ class Trainer:
         return Ladder(self.interpreter.num_programs) if self.course.options.advance_forward else None
 
     def _climb(self, ladder: Ladder, time_ns: int) -> None:
-        """Give all ranks' ladders the same time, rank 0's (AvgPipe, Algorithm 1)."""
+        """Pass the same time, rank 0's, to all ranks' ladders (AvgPipe, Algorithm 1)."""
         if ladder.settled:
             return
         before = ladder.rung
@@ -242,7 +242,7 @@ class Trainer:
             self._save(self._checkpoints, at_end)
 
     def _leave_if_requested(self) -> None:
-        """Save and end, where a rank was asked to and there is something left to train."""
+        """Save and end, where a rank was asked to end and steps are left."""
         if self._shutdown is None or self._checkpoints is None or self.done == self.course.steps:
             return
         with self._watched():
@@ -261,7 +261,7 @@ class Trainer:
                 self._metrics.evaluation(self.done, result.loss)
 
     def _save(self, checkpoints: Checkpoints, at_end: bool) -> None:
-        """Write a checkpoint; one that cannot be written ends the run only when it is the last."""
+        """Write a checkpoint. A failure ends the run only at the last checkpoint."""
         try:
             written = checkpoints.save(self.interpreter, self.done, is_finite=self._is_finite)
         except CheckpointFailed as error:

@@ -1,4 +1,4 @@
-"""Training that goes on by itself after a rank has died: all ranks are started again from the newest checkpoint."""
+"""Training that continues after a rank has died: all ranks are restarted from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ def run_unattended(
     on_progress: Progress | None = None,
     **more: Any,
 ) -> RunReport:
-    """``run_locally`` with the work that is left after the checkpoint that ``options`` say to go on from.
+    """Run ``run_locally`` with the work after the checkpoint that ``options`` select.
 
-    When ranks fail (RunFailed, but for NonfiniteLoss), they are started again up to ``restarts`` times, and
-    ``on_progress`` is called with ``restart {attempt, reason}``. The report has the losses of all steps since
-    the start.
-    Raises InvalidDocument for restarts without a checkpoint directory.
+    When ranks fail (RunFailed, except NonfiniteLoss), they are restarted up to ``restarts`` times, and ``on_progress``
+    is called with ``restart {attempt, reason}``. The report has the losses of all steps since the start. Raises
+    InvalidDocument for restarts without a checkpoint directory.
     """
     if restarts and options.checkpoint_directory is None:
         raise InvalidDocument("restarts continue from a checkpoint, but no checkpoint directory is given")
@@ -42,9 +41,9 @@ def run_unattended(
         notify(event)
 
     for attempt in range(restarts + 1):
-        found = newest(options.checkpoint_directory) if options.checkpoint_directory and options.resume else None
+        checkpoint = newest(options.checkpoint_directory) if options.checkpoint_directory and options.resume else None
         try:
-            report = run_locally(work_after(found), job, options=options, on_progress=listen, **more)
+            report = run_locally(work_after(checkpoint), job, options=options, on_progress=listen, **more)
         except RunFailed as error:
             if attempt == restarts or isinstance(error, NonfiniteLoss):
                 raise
@@ -56,7 +55,7 @@ def run_unattended(
 
 
 def _whole(report: RunReport, losses: dict[int, float]) -> RunReport:
-    """The report with the losses of earlier attempts."""
+    """Return the report with the losses of earlier attempts."""
     if not losses:
         return report
     first = min(losses)

@@ -12,7 +12,7 @@ import small_jobs
 from pipelines import Part, programs_of
 
 from penstock.executor.run import device_fit
-from penstock.executor.run.device_fit import _Found, _refuse_kinds, _refuse_memory, refuse_other_devices
+from penstock.executor.run.device_fit import _RankDevice, _refuse_kinds, _refuse_memory, refuse_other_devices
 from penstock.executor.runtime.cpu import CPU
 from penstock.executor.transport import GlooTransport
 from penstock.schemas.errors import UnsupportedRequest
@@ -21,11 +21,11 @@ from penstock.schemas.program import Needs
 GIB = 2**30
 
 
-def found(rank: int = 0, **more: Any) -> _Found:
+def found(rank: int = 0, **more: Any) -> _RankDevice:
     """A rank on an idle H100 of 80 GiB for which the plan takes 60."""
     alone = {"gpu": "GPU-a", "kind": "H100", "planned": f"n/{rank}", "planned_kind": "H100"}
     sizes = {"needed_bytes": 60 * GIB, "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
-    return _Found(rank, **(alone | sizes | more))
+    return _RankDevice(rank, **(alone | sizes | more))
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param([found(planned_kind=None)], None, id="of no plan"),
     ],
 )
-def test_other_kinds_are_refused(ranks: Sequence[_Found], words: str | None) -> None:
+def test_other_kinds_are_refused(ranks: Sequence[_RankDevice], words: str | None) -> None:
     if words is None:
         _refuse_kinds(ranks)
         return
@@ -91,7 +91,7 @@ FILLED = "end what else runs on the GPU"
         ),
     ],
 )
-def test_memory_is_asked_for_gpu_by_gpu(ranks: Sequence[_Found], words: str | None, remedy: str | None) -> None:
+def test_memory_is_asked_for_gpu_by_gpu(ranks: Sequence[_RankDevice], words: str | None, remedy: str | None) -> None:
     if words is None:
         _refuse_memory(ranks)
         return
