@@ -1,6 +1,6 @@
-"""The planners: a row each, with all that ``auto``, the driver and listings know of it.
+"""The table of planners: a row each, with all that ``auto``, the driver and listings need.
 
-``auto`` asks the rows that go with a request, by tier and then in the order of the table (``solve.tasks``).
+``auto`` runs the rows that go with a request, by tier and then in the order of the table (``solve.tasks``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.solvers.schedules.names import remedy_for
 
 Proposals = Callable[[Setting, Mapping[str, object]], Iterator[Proposal]]
 PHASES = ("polish", "selective", "closing")
-"""What follows the planners in ``auto``."""
+"""The phases that follow the planners in ``auto``."""
 EXCLUDE = Option(
     "exclude", "", "contained planners to leave out, separated by commas; also 'polish', 'selective' and 'closing'"
 )
@@ -54,30 +54,37 @@ UNPINNED = Simple("synchronous", flushed("early-backward"), unpinned=True)
 
 
 class Tier(IntEnum):
-    """When ``auto`` asks a planner; ties between plans go to the one that was asked first."""
+    """The order in which ``auto`` runs planners; of equal plans, ``auto`` keeps the first."""
 
     SIMPLE = 0
-    """One of these has a plan within a second."""
+    """Planners of which at least one has a plan within a second."""
     SEARCH = 1
     PROOF = 2
-    """Long at work, for a proof or for many devices."""
+    """Planners that work for long, for a proof or for many devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A planner. ``proposals(setting, options)`` yields what to judge; ``auto`` has none, because it asks all others.
+    """A planner. ``proposals(setting, options)`` yields what to simulate; None for ``auto``, which runs all others.
 
-    ``schedules`` may be asked for, with those that name the planner (``accepts``), which are for ``parts`` that it lays
-    out without an order. ``supports``: the update rules of its plans. ``exact``: its best plan is optimal over what it
-    searches, by its own estimate, and it is not asked where any plan that fits will do. ``makes``: the class of all its
-    plans, if there is one: a bound that covers it can make the planner needless. ``early``: begun first, since other
-    planners need its bound to stop. ``simple``: how it runs the simplest plans that keep the pins.
+    - ``schedules``: the schedules that may be requested, beside the schedules that name the planner (``accepts``).
+    - ``parts``: the arrangements of parts that the planner lays out without an order; schedules that name the planner
+      are for these.
+    - ``supports``: the update rules of its plans.
+    - ``exact``: its best plan is optimal over what it searches, by its own estimate; it does not run where any plan
+      that fits will do.
+    - ``makes``: the class of all its plans, if there is one. A bound that covers this class can make the planner
+      needless.
+    - ``early``: ``auto`` begins it first, since other planners need its bound to stop.
+    - ``simple``: how it runs the simplest plans that keep the pins.
+    - ``least_devices``: ``auto`` runs it from this many devices on, and first where that is more than one.
+    - ``most_devices``: ``auto`` runs it up to this many devices, if any other planner takes more.
+    - ``target``: its plans stay within what another trainer can express, so ``auto`` runs it only for requests with a
+      target.
+    - ``listed``: it has its best plans soon, because it ranks its candidates by a formula, without a search.
+    - ``bounded``: its proposals depend on the setting's upper bound.
 
-    ``auto`` asks it from ``least_devices`` on, first where that is more than one, and up to ``most_devices`` if any
-    other planner takes more; ``target``: its plans stay within what another trainer can express, so that ``auto`` asks
-    it for requests with a target, and for no others. ``listed``: it has its best plans soon, as it ranks what it has to
-    choose from by a formula, without a search. ``bounded``: its proposals depend on the setting's upper bound. Raises
-    ``UnsupportedRequest`` for a schedule that does not exist.
+    Raises ``UnsupportedRequest`` for a schedule that does not exist.
     """
 
     name: str
@@ -105,12 +112,12 @@ class Planner:
 
     @property
     def asks_others(self) -> bool:
-        """Whether it has no proposals of its own, but asks all other planners."""
+        """True if it runs all other planners and has no proposals."""
         return self.proposals is None
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """The names of the schedules that may be asked for."""
+        """The names of the schedules that may be requested."""
         if self.asks_others:
             return tuple(SCHEDULES)
         return tuple(dict.fromkeys((*self.schedules, *(row.name for row in tried_with(self.name)))))
@@ -120,23 +127,23 @@ class Planner:
     ) -> dict[str, Value]:
         """Return all options with their values; refuse what this planner never takes.
 
-        Raises ``UnsupportedRequest`` for an unknown option or schedule and for update rules that it has no plans
-        with, ``InvalidDocument`` for a wrong value of an option.
+        Raises ``UnsupportedRequest`` for an unknown option or schedule and for update rules under which it makes no
+        plans, ``InvalidDocument`` for a wrong value of an option.
         """
         self._refuse_schedule(schedule)
         if not update_rules & self.supports:
-            own = sorted(self.supports)
+            supported = sorted(self.supports)
             raise UnsupportedRequest(
-                f"planner {self.name!r} makes plans with the update rule {' or '.join(own)} only; "
+                f"planner {self.name!r} makes plans with the update rule {' or '.join(supported)} only; "
                 f"the request allows {', '.join(sorted(update_rules))}",
-                remedy=f"allow it: update_rules {[*sorted(update_rules), own[0]]} (--update-rule {own[0]})",
+                remedy=f"allow it: update_rules {[*sorted(update_rules), supported[0]]} (--update-rule {supported[0]})",
             )
         if schedule != "auto" and not SCHEDULES[schedule].supports & update_rules:
-            own = sorted(SCHEDULES[schedule].supports & self.supports)
+            supported = sorted(SCHEDULES[schedule].supports & self.supports)
             raise UnsupportedRequest(
-                f"schedule {schedule!r} is for the update rule {' or '.join(own)}; "
+                f"schedule {schedule!r} is for the update rule {' or '.join(supported)}; "
                 f"the request allows {', '.join(sorted(update_rules))}",
-                remedy=f"allow it (--update-rule {own[0]}), or schedule auto",
+                remedy=f"allow it (--update-rule {supported[0]}), or schedule auto",
             )
         return checked(self.name, self.options, options)
 
@@ -373,7 +380,7 @@ PLANNERS: dict[str, Planner] = {
 
 
 def resolve(planner_name: str) -> Planner:
-    """Return the planner of that name. Raises ``UnsupportedRequest`` with the names that are near."""
+    """Return the planner of that name. Raises ``UnsupportedRequest`` with the names that are similar."""
     if planner_name in PLANNERS:
         return PLANNERS[planner_name]
     if planner_name in SCHEDULES:

@@ -1,7 +1,7 @@
-"""Efforts: the counts after which a solve looks for no better plan; the same answer on every machine (decision 10).
+"""The efforts: counts after which a solve ends its search for a better plan; the same answer on every machine.
 
-A planner that has had many plans judged without one that is better than its best rarely finds one later, and what it
-finds then is rarely the answer: docs/benchmarks.md has the figures that the counts are from.
+A planner with many simulated plans, none better than its best, rarely finds a better one later, and what it finds then
+is rarely the answer. docs/benchmarks.md has the figures behind the counts; decision 10 has the reasons.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from penstock.solvers.model.micro_batches import size_of
 from penstock.solvers.model.problem import Problem
 
 FULL_SIZE = 20_000
-"""The size of a request above which planners are less patient, as each of their plans takes longer."""
+"""The size of a request above which planners stop sooner, as each of their plans takes longer."""
 LEAST_PATIENCE = 8
 LARGE = 50_000
-"""The size of a problem above which planners that prove what is best of a small one are not asked."""
+"""The size of a problem above which planners that prove optima of small problems do not run."""
 
 
 class Effort(NamedTuple):
-    """``patience``: plans in a row, none better than its best, after which a planner ends; None: at its own end.
+    """A limit on the work of a solve.
 
-    ``proves``: planners of proofs are not ended so. ``improving``: what the search from the best plan and the
-    optimisation of its order may take, as a multiple of the usual; None: the usual, or more with a long time limit.
-    ``comparing``: the effort for comparing choices of degrees by plans of all planners: the sizes
-    (``micro_batches.size_of``) of those compared, added up. ``compares``: whether some choices of a request that is too
-    large for comparing all are compared so, or all by planner ``even`` alone.
+    ``patience``: plans in a row, none better than its best, after which a planner ends. None: it ends by itself.
+    ``proves``: planners of proofs have no such limit. ``improving``: the work of the search from the best plan and of
+    the optimisation of its order, as a multiple of the usual. None: the usual, or more with a long time limit.
+    ``comparing``: the limit for comparing choices of degrees by plans of all planners: the total size
+    (``micro_batches.size_of``) of the compared problems. ``compares``: if a request is too large for comparing all
+    choices so, some of them are still compared so. Otherwise planner ``even`` alone compares all choices.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """AvgPipe's partitioner: PipeDream's, with one device for each stage (section 6).
 
 The dynamic program's answer depends on the size of the micro-batches, which is tuned only afterwards. So every size
-that comes into question gives a candidate, and the one whose single pipeline is fastest by the judge is taken.
+to be considered gives a candidate, and the planner takes the candidate whose single pipeline is simulated fastest.
 """
 
 from __future__ import annotations
@@ -23,39 +23,41 @@ from penstock.solvers.model.problem import Problem
 Stages = tuple[Stage, ...]
 
 
-def partitions(problem: Problem, batches: Sequence[Batch], asked: int = 0) -> list[Stages]:
-    """Candidates on the first devices, node by node, without recomputation.
+def partitions(problem: Problem, batches: Sequence[Batch], required: int = 0) -> list[Stages]:
+    """Return candidate partitions on the first devices, node by node, without recomputation.
 
-    Of ``asked`` stages, or as many as the pipeline profile has ranks; else of the partitioner's number of stages and of
-    the most that the cluster allows. Blocks of equal time where not one micro-batch fits: the judge then says what is
-    lacking. Raises ``InvalidDocument`` for more stages than can be had.
+    The number of stages is ``required``, or the number of ranks of the pipeline profile. Without either, candidates
+    have the partitioner's number of stages and the most stages that the cluster allows. Where no micro-batch fits, the
+    candidate has blocks of equal time, and the simulator reports what is lacking.
+
+    Raises ``InvalidDocument`` for more stages than devices and blocks allow.
     """
     most = min(problem.num_devices, problem.num_blocks)
-    number = _number_of_stages(problem, asked, most)
+    number = _number_of_stages(problem, required, most)
     order = device_order(problem)
     row, layers = DeviceRow(problem, order[:most]), Layers(problem)
     recomputing = {"never": (False,), "auto": (False, True), "always": (True,)}[problem.recompute]
-    found: list[Stages] = []
+    candidates: list[Stages] = []
     for recompute, batch in product(recomputing, batches):
         settings = Settings(lenient=True, straight=True, recompute=recompute)
         straight = [each.allocation.stages for each in placed(problem, row, layers, batch, settings)]
-        wanted = {number} if number else {len(straight[0]) if straight else most, most}
-        found += [stages for stages in straight if len(stages) in wanted]
-    if not found:
+        sizes = {number} if number else {len(straight[0]) if straight else most, most}
+        candidates += [stages for stages in straight if len(stages) in sizes]
+    if not candidates:
         blocks = block_partition(problem, batches[-1], number or most).stages
-        found = [tuple(replace(stage, devices=(order[i],)) for i, stage in enumerate(blocks))]
-    return list(dict.fromkeys(tuple(replace(stage, recompute=()) for stage in stages) for stages in found))
+        candidates = [tuple(replace(stage, devices=(order[i],)) for i, stage in enumerate(blocks))]
+    return list(dict.fromkeys(tuple(replace(stage, recompute=()) for stage in stages) for stages in candidates))
 
 
-def _number_of_stages(problem: Problem, asked: int, most: int) -> int:
-    """How many there have to be, 0 where that is open."""
+def _number_of_stages(problem: Problem, required: int, most: int) -> int:
+    """Return the number of stages that the request fixes, or 0 if it leaves the number open."""
     run = problem.pipeline_run
-    if run is not None and asked not in (0, len(run.ranks)):
+    if run is not None and required not in (0, len(run.ranks)):
         raise InvalidDocument(
-            f"option 'stages' asks for {asked} stages, but the pipeline profile has {len(run.ranks)} ranks",
+            f"option 'stages' asks for {required} stages, but the pipeline profile has {len(run.ranks)} ranks",
             remedy=f"stages 0 or {len(run.ranks)}, or another pipeline profile",
         )
-    number = asked if run is None else len(run.ranks)
+    number = required if run is None else len(run.ranks)
     if number > most:
         raise InvalidDocument(
             f"{number} stages are asked for (option 'stages', or the ranks of the pipeline profile), but "

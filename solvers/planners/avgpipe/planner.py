@@ -24,20 +24,20 @@ STAGES = Option("stages", 0, "number of stages; 0: the partitioner's, and the mo
 PIPELINES = Option("pipelines", 8, "most parallel pipelines", low=1, high=64)
 OPTIONS = (PAPER, STAGES, PIPELINES)
 MOST_OPERATIONS = 2_000_000
-"""Judged at most, over all proposals with one partition: a few seconds."""
+"""Operations to simulate over all proposals with one partition: a few seconds."""
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Each setting of the tuning with each number of forwards in advance, the most promising settings first."""
+    """Yield each setting of the tuning with each number of forwards in advance, the most promising settings first."""
     problem = setting.problem
     batches = candidates(problem)
     if not batches or "elastic_averaging" not in problem.update_rules:
         return
     paper = PAPER.of(options)
-    found = partitions(problem, batches, STAGES.of(options))
-    joined = [stages for stages in found if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
+    candidate_stages = partitions(problem, batches, STAGES.of(options))
+    joined = [stages for stages in candidate_stages if disconnected(problem, parallel_pipelines(stages, 1, 1)) is None]
     if not joined:
-        allocation = parallel_pipelines(found[0], 1, batches[-1].num_micro_batches)
+        allocation = parallel_pipelines(candidate_stages[0], 1, batches[-1].num_micro_batches)
         yield in_order(problem, allocation, advance_forward(problem, allocation), "elastic_averaging")
         return
     ranked, before = best_partitions(problem, batches, joined)

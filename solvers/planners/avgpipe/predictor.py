@@ -1,14 +1,18 @@
 """AvgPipe's predictor (section 5.2, equations 1 to 8; ALGORITHMS 6.3): other degrees from one measured run.
 
-Symbols: m, n -> ``Measured.num_micro_batches``, ``num_pipelines``; m*, n* -> ``Degrees``; of GPU k T_gpu ->
-``compute_ns``, 𝕋 -> ``transfer_ns``, φ(t) -> ``utilisation_ppm`` in equal slices of T_gpu, F_mod -> n times
-``parallel_bytes`` and ``reference_bytes``, F_dat -> ``data_bytes``. The aggregate over the GPUs, which the paper does
-not state, is their maximum (R-32). Everything is exact: fractions of integers.
+Symbols:
 
-``mode="paper"`` has the printed formulas: T_gpu is of one batch, so it falls with n*, while 𝕋, the time of all batches
-on one network, grows with n* (R-33); the memory of the models grows with n*/n, and the one reference model with them.
-``mode="wall"`` counts the time of an iteration everywhere and divides it by n*; F_mod counts the reference model once
-(R-34), and F_dat has what the schedule keeps in flight.
+- m, n: ``Measured.num_micro_batches`` and ``num_pipelines``; m*, n*: ``Degrees``.
+- T_gpu of GPU k: ``compute_ns``, 𝕋: ``transfer_ns``, φ(t): ``utilisation_ppm`` in equal slices of T_gpu.
+- F_mod: n times ``parallel_bytes`` and ``reference_bytes``; F_dat: ``data_bytes``.
+
+The aggregate over the GPUs, which the paper does not state, is their maximum (R-32). Everything is exact: fractions of
+integers.
+
+``mode="paper"`` has the printed formulas. There T_gpu is the time of one batch, so it falls with n*, while 𝕋, the time
+of all batches on one network, grows with n* (R-33). The memory of the models, the one reference model included, grows
+with n*/n. ``mode="wall"`` counts the time of an iteration everywhere and divides it by n*; F_mod counts the reference
+model once (R-34), and F_dat has what the schedule keeps in flight.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ MILLION = 1_000_000
 
 
 class Rank(NamedTuple):
-    """What one GPU did per batch (section 5.2.1); ``data_bytes`` with all that was in flight."""
+    """A measurement of one GPU per batch (section 5.2.1); ``data_bytes`` includes everything that was in flight."""
 
     compute_ns: int
     transfer_ns: int
@@ -49,7 +53,7 @@ class Degrees(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Of each GPU T_gpu, 𝕋, T_com, T_up, T_down and T in ns, and F in bytes."""
+    """A prediction: T_gpu, 𝕋, T_com, T_up, T_down and T in ns, and F in bytes, of each GPU."""
 
     compute_ns: tuple[Fraction, ...]
     transfer_ns: tuple[Fraction, ...]
@@ -61,14 +65,15 @@ class Prediction(NamedTuple):
 
     @property
     def time_ns(self) -> Fraction:
-        """The slowest GPU's."""
+        """The time of the slowest GPU."""
         return max(self.total_ns)
 
 
 def predict(measured: Measured, degrees: Degrees, mode: Mode = "paper", growth: Sequence[Fraction] = ()) -> Prediction:
-    """Times and memory with other degrees.
+    """Predict times and memory with other degrees.
 
-    ``growth`` (mode ``wall``): for each GPU, how many times as many micro-batches it keeps in flight as when measured.
+    ``growth`` (mode ``wall``): for each GPU, the ratio of micro-batches in flight to micro-batches in flight as
+    measured.
     """
     m, n = measured.num_micro_batches, measured.num_pipelines
     number, pipelines = degrees
@@ -102,14 +107,14 @@ def predict(measured: Measured, degrees: Degrees, mode: Mode = "paper", growth: 
 
 
 def _overused_ns(rank: Rank, denser: Fraction) -> Fraction:
-    """∫ max(denser φ(t) - 1, 0) dt over the computing time (equation 2, figure 8)."""
+    """Compute the integral of max(denser φ(t) - 1, 0) dt over the computing time (equation 2, figure 8)."""
     slices = len(rank.utilisation_ppm)
     over = sum(max(denser * share - MILLION, Fraction(0)) for share in rank.utilisation_ppm)
     return Fraction(rank.compute_ns, slices) * over / MILLION
 
 
 def _memory_bytes(rank: Rank, n: int, degrees: Degrees, denser: Fraction, mode: Mode, more: Fraction) -> Fraction:
-    """Equation 8, or with one reference model (R-34)."""
+    """Compute equation 8; in mode ``wall`` the reference model counts once (R-34)."""
     if mode == "paper":
         models = Fraction(degrees.num_pipelines, n) * (n * rank.parallel_bytes + rank.reference_bytes)
         return models + denser * rank.data_bytes
@@ -118,7 +123,10 @@ def _memory_bytes(rank: Rank, n: int, degrees: Degrees, denser: Fraction, mode: 
 
 
 def choose(predictions: Iterable[tuple[Degrees, Prediction]], capacity_bytes: Sequence[int]) -> list[Degrees]:
-    """The settings that fit on every GPU, the fastest first; ties: fewer pipelines, then fewer micro-batches."""
+    """Return the settings that fit on every GPU, the fastest first.
+
+    Ties go to fewer pipelines, then to fewer micro-batches.
+    """
     fitting = [
         (prediction.time_ns, degrees.num_pipelines, degrees.num_micro_batches, degrees)
         for degrees, prediction in predictions

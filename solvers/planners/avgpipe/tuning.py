@@ -1,9 +1,9 @@
-"""How AvgPipe sets its two degrees: from one profile, or by trying all (sections 5.2, 7.3).
+"""The tuning of AvgPipe's two degrees: from one profile, or by trying all (sections 5.2, 7.3).
 
-From a profile: one run at many micro-batches and one pipeline, the predictor for all other settings, the best one that
-fits. The run is the request's pipeline profile. Without one the profile is by *simulation*: one pipeline (1F1B) is
-judged with each number of micro-batches, because the judge knows their costs, and the predictor changes the number of
-pipelines only; the utilisation is the judge's, a whole processor.
+From a profile: take one run with many micro-batches and one pipeline, predict all other settings, and keep the best one
+that fits. The run is the request's pipeline profile. Without one the profile is by *simulation*: one pipeline (1F1B) is
+simulated with each number of micro-batches, because the simulator has their costs, and the predictor changes only the
+number of pipelines. The utilisation is the simulator's: a whole processor.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from penstock.solvers.planners.avgpipe.predictor import Degrees, Measured, Mode,
 from penstock.solvers.schedules.advance_forward import advance_forward, in_flight
 
 MOST_OPERATIONS = 1_000_000
-"""Simulated at most to compare partitions: a second or two."""
+"""Operations to simulate at most to compare partitions: a second or two."""
 
 
-def best_partitions(problem: Problem, batches: tuple[Batch, ...], found: Sequence[Stages]) -> tuple[list[Stages], int]:
-    """For each number of stages the best partition, the best of all first; how many plans were simulated.
+def best_partitions(
+    problem: Problem, batches: tuple[Batch, ...], candidates: Sequence[Stages]
+) -> tuple[list[Stages], int]:
+    """Return the best partition for each number of stages, the best of all first, and the number of simulated plans.
 
-    That is the one whose single pipeline is fastest with its best micro-batches, with no forwards in advance or as many
-    as are useful (P_B). Those that do not fit come last; ties go to the first. ``MOST_OPERATIONS`` are simulated.
+    The best partition is the one whose single pipeline is fastest with its best micro-batches, with no forwards in
+    advance or with as many as are useful (P_B). Partitions that do not fit come last; ties go to the first. At most
+    about ``MOST_OPERATIONS`` operations are simulated.
     """
-    if len(found) == 1:
-        return [found[0]], 0
+    if len(candidates) == 1:
+        return [candidates[0]], 0
     simulations = operations = 0
     timed: list[tuple[int, int]] = []
-    for place, stages in enumerate(found):
+    for place, stages in enumerate(candidates):
         if operations > MOST_OPERATIONS:
             break
         operations += 4 * len(stages) * sum(batch.num_micro_batches for batch in batches)
@@ -51,13 +54,16 @@ def best_partitions(problem: Problem, batches: tuple[Batch, ...], found: Sequenc
         simulations += tuner.simulations
     best: dict[int, Stages] = {}
     for _time, place in sorted(timed):
-        best.setdefault(len(found[place]), found[place])
+        best.setdefault(len(candidates[place]), candidates[place])
     return list(best.values()), simulations
 
 
 @dataclass
 class Tuner:
-    """Settings of pipelines of these stages; ``batches`` ascend by micro-batches. Counts what it simulates."""
+    """The settings of pipelines of these stages, with a count of simulations.
+
+    ``batches`` ascend by the number of micro-batches.
+    """
 
     problem: Problem
     batches: tuple[Batch, ...]
@@ -81,7 +87,10 @@ class Tuner:
         return next(fitting, Degrees(self.batches[-1].num_micro_batches, 1))
 
     def allocation(self, degrees: Degrees) -> Allocation:
-        """Equal pipelines; they recompute where the request wants it, or where nothing else fits and it may be."""
+        """Build equal pipelines.
+
+        They recompute if the request requires recomputation, or if it allows it and nothing else fits.
+        """
         plain = self._pipelines(degrees, recompute=False)
         if self.problem.recompute == "never":
             return plain
@@ -90,18 +99,18 @@ class Tuner:
         return self._pipelines(degrees, recompute=True)
 
     def single_pipelines(self) -> Iterator[Allocation]:
-        """One pipeline with each number of micro-batches."""
+        """Return an iterator over one pipeline with each number of micro-batches."""
         return (self.allocation(Degrees(batch.num_micro_batches, 1)) for batch in self.batches)
 
     def fits(self, allocation: Allocation) -> bool:
-        """Whether memory suffices for 1F1B, which takes least."""
+        """Return whether memory suffices for 1F1B, the order that takes the least memory."""
         if allocation not in self._fits:
             orders = advance_forward(self.problem, allocation)
             self._fits[allocation] = self.time_ns(allocation, orders) is not None
         return self._fits[allocation]
 
     def time_ns(self, allocation: Allocation, orders: Orders) -> int | None:
-        """Time per global batch by the judge; None where memory does not suffice."""
+        """Return the simulated time per global batch, or None where memory does not suffice."""
         self.simulations += 1
         timeline = simulate_sharing(self.problem, allocation, orders)
         if not fits(self.problem, timeline):
@@ -109,7 +118,7 @@ class Tuner:
         return timeline.time_per_global_batch_ns
 
     def measured(self, batch: Batch) -> Measured:
-        """The request's run, or a simulated one with these micro-batches."""
+        """Return the request's run, or a simulated run with these micro-batches."""
         run = self.problem.pipeline_run
         if run is None:
             return self._simulated(batch)
@@ -121,9 +130,9 @@ class Tuner:
                 rank.utilisation_ppm,
                 rank.model_bytes + rank.optimizer_bytes,
                 rank.model_bytes,
-                rank.activation_bytes * held * run.num_pipelines,
+                rank.activation_bytes * in_flight_count * run.num_pipelines,
             )
-            for rank, held in zip(run.ranks, flying, strict=True)
+            for rank, in_flight_count in zip(run.ranks, flying, strict=True)
         )
         return Measured(run.num_micro_batches, run.num_pipelines, ranks)
 
@@ -135,13 +144,13 @@ class Tuner:
         ranks = []
         for k, stage in enumerate(allocation.stages):
             sent = timeline.transfers
-            own = (sent.stage == k) | ((sent.stage == k - 1) & (sent.direction == 0))
-            own |= (sent.stage == k + 1) & (sent.direction == 1)
+            of_stage = (sent.stage == k) | ((sent.stage == k - 1) & (sent.direction == 0))
+            of_stage |= (sent.stage == k + 1) & (sent.direction == 1)
             use = timeline.uses[stage.devices[0]]
             ranks.append(
                 Rank(
                     use.busy_ns,
-                    int((sent.end_ns - sent.start_ns)[own].sum()),
+                    int((sent.end_ns - sent.start_ns)[of_stage].sum()),
                     (utilisation_ppm(self.problem, allocation, k, batch.most_rows),),
                     static_bytes(self.problem, stage).total + weight_bytes(self.problem, stage).trainable,
                     weight_bytes(self.problem, stage).trainable,
@@ -151,19 +160,19 @@ class Tuner:
         return Measured(number, 1, tuple(ranks))
 
     def _ranked(self, capacity_bytes: tuple[int, ...]) -> list[Degrees]:
-        """All settings that fit by the predictor, the fastest by it first."""
-        found = []
+        """Return all settings that fit according to the predictor, the fastest first."""
+        predictions = []
         for batch in self.batches:
             measured, number = self.measured(batch), batch.num_micro_batches
             before = self._flying(measured.num_micro_batches)
             growth = [Fraction(a, b) for a, b in zip(self._flying(number), before, strict=True)]
             for pipelines in range(1, self.most_pipelines + 1):
                 degrees = Degrees(number, pipelines)
-                found.append((degrees, predict(measured, degrees, self.mode, growth)))
-        return choose(found, capacity_bytes)
+                predictions.append((degrees, predict(measured, degrees, self.mode, growth)))
+        return choose(predictions, capacity_bytes)
 
     def _flying(self, num_micro_batches: int) -> tuple[int, ...]:
-        """Micro-batches in flight under 1F1B."""
+        """Return the number of micro-batches that each stage keeps in flight under 1F1B."""
         return in_flight(parallel_pipelines(self.stages, 1, num_micro_batches), 0)
 
     def _free_bytes(self) -> tuple[int, ...]:

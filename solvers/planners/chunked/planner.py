@@ -1,9 +1,9 @@
-"""Several parts of the model on each device, or backwards in two parts.
+"""Planners with several parts of the model on each device, or with backwards in two parts.
 
 Planners ``interleaved``, ``zero-bubble`` and ``chimera`` try every depth, width, place and number of micro-batches that
-chain and cluster allow, the shortest expected first, and hand the judge whole orders. Recomputation is an
-operation of its own: of all stages where the request wants it, of those for which it is worth its time where memory
-asks for it; or, inside backwards, of a layer's modules where these have costs of their own.
+chain and cluster allow, the shortest expected first, and hand whole orders to the simulator. Recomputation is a
+separate operation: of all stages where the request requires it, otherwise of the stages for which it is worth its time
+where memory runs short. Inside backwards it can recompute single modules of a layer, if these have separate costs.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ MAX_OPERATIONS = 60_000
 MAX_OVERTAKING = 3
 OVERTAKING_OPERATIONS = 8_000
 NEAR = 1.4
-"""How much longer than the shortest shape is expected to take an order may take that is proposed before others."""
+"""The ratio of an order's time to the shortest expected time, up to which it is proposed before others."""
 
 
 def interleaved_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Interleaved 1F1B, and breadth first, of the most promising shapes.
+    """Yield interleaved 1F1B, and breadth first, of the most promising shapes.
 
     Raises ``UnsupportedRequest`` for fewer than two devices and for chains that are too short, ``InvalidDocument``
     for a depth or a number of chunks that is not possible.
     """
     problem = setting.problem
-    asked = CHUNKS.of(options)
-    if asked == 1:
+    chunks = CHUNKS.of(options)
+    if chunks == 1:
         raise InvalidDocument(
             "option 'chunks' is 1, which does not interleave", remedy="2 or more, or planner 'dapple'"
         )
-    turns = [Turns("loop", number) for number in ([asked] if asked else range(2, MOST_CHUNKS + 1))]
+    turns = [Turns("loop", number) for number in ([chunks] if chunks else range(2, MOST_CHUNKS + 1))]
     ranked = _ranked(problem, DEPTH.of(options), lambda _ranks: turns, least=turns[0].number)
     rows = tried_with("interleaved", ("loop",))
-    found = (each for allocation in ranked for row in rows for each in _proposed(problem, allocation, row))
-    yield from _near_first(problem, ranked, found)
+    proposed = (each for allocation in ranked for row in rows for each in _proposed(problem, allocation, row))
+    yield from _near_first(problem, ranked, proposed)
 
 
 def zero_bubble_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The published orders of the most promising shapes, and for the first of each shape what ``overtaking`` finds.
+    """Yield published orders of the most promising shapes, and orders of ``overtaking`` for the first of each shape.
 
     Raises as ``interleaved_proposals``.
     """
@@ -90,7 +90,7 @@ def zero_bubble_proposals(setting: Setting, options: Mapping[str, object]) -> It
 
 
 def _split(problem: Problem, ranked: Iterable[Allocation]) -> Iterator[Proposal]:
-    """Proposals with split backwards: the published orders, and what ``overtaking`` finds of the first shapes."""
+    """Yield proposals with split backwards: the published orders, and orders of ``overtaking`` for the first shapes."""
     left = {False: MAX_OVERTAKING, True: MAX_OVERTAKING}
     for allocation in ranked:
         v_shaped = len({stage.devices for stage in allocation.stages}) < len(allocation.stages)
@@ -102,23 +102,23 @@ def _split(problem: Problem, ranked: Iterable[Allocation]) -> Iterator[Proposal]
 
 
 def chimera_proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Pipelines in both directions over the same devices, of the most promising shapes.
+    """Yield pipelines in both directions over the same devices, of the most promising shapes.
 
     Raises as ``interleaved_proposals``, and ``UnsupportedRequest`` where no depth goes with the number of pipelines.
     """
     problem = setting.problem
-    asked = PAIRS.of(options)
+    fixed = PAIRS.of(options)
 
     def turns(ranks: int) -> list[Turns]:
-        return [Turns("both_ways", pairs) for pairs in ([asked] if asked else range(1, ranks // 2 + 1))]
+        return [Turns("both_ways", pairs) for pairs in ([fixed] if fixed else range(1, ranks // 2 + 1))]
 
-    found = _ranked(problem, DEPTH.of(options), turns, least=1, step=2 * max(1, asked))
-    if not found:
+    ranked = _ranked(problem, DEPTH.of(options), turns, least=1, step=2 * max(1, fixed))
+    if not ranked:
         raise UnsupportedRequest(
-            f"no depth and number of micro-batches feed {2 * max(1, asked)} pipelines, half in each direction",
+            f"no depth and number of micro-batches feed {2 * max(1, fixed)} pipelines, half in each direction",
             remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
         )
-    for allocation in found:
+    for allocation in ranked:
         for row in tried_with("chimera", ("both_ways",)):
             yield from _proposed(problem, allocation, row, both=True)
 
@@ -130,21 +130,21 @@ def _ranked(
     least: int,
     step: int = 1,
 ) -> list[Allocation]:
-    """Allocations of every depth, width, place and number of micro-batches, the shortest expected first.
+    """Return allocations of every depth, width, place and number of micro-batches, the shortest expected first.
 
-    Those that have no room for parameters and states are left out if others have. ``MAX_SHAPES`` of them, of depths
-    that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches × stages after the first. Raises
-    ``UnsupportedRequest`` where pins leave none of them.
+    Allocations without enough memory for parameters and states are left out, if others have it. At most ``MAX_SHAPES``
+    remain, with depths that are multiples of ``step``, and no more than ``MAX_OPERATIONS`` micro-batches × stages after
+    the first. Raises ``UnsupportedRequest`` where pins leave no allocation.
     """
-    found: dict[Allocation, Batch] = {}
+    batch_of: dict[Allocation, Batch] = {}
     for ranks in _depths(problem, depth, least, step):
         width = problem.num_devices // ranks
         for batch in _batches(problem, ranks, width):
             for layout in layouts(problem, ranks, width):
                 for each in turns(ranks):
                     with suppress(UnsupportedRequest):  # a short chain, or pipelines that do not go into the depth
-                        found.setdefault(laid_out(problem, batch, layout.places, each), batch)
-    unpinned = [] if found or not problem.pins else _ranked(replace(problem, pins=()), depth, turns, least, step)
+                        batch_of.setdefault(laid_out(problem, batch, layout.places, each), batch)
+    unpinned = [] if batch_of or not problem.pins else _ranked(replace(problem, pins=()), depth, turns, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
             "no depth and number of parts places the model on the devices so that the pins are kept",
@@ -152,8 +152,8 @@ def _ranked(
         )
     kept: list[Allocation] = []
     spent = 0
-    held = {each: batch for each, batch in found.items() if _holds_states(problem, each)}
-    for allocation in _shortest(problem, held or found):
+    roomy = {each: batch for each, batch in batch_of.items() if _holds_states(problem, each)}
+    for allocation in _shortest(problem, roomy or batch_of):
         spent += allocation.num_micro_batches * len(allocation.stages)
         if kept and spent > MAX_OPERATIONS:
             break
@@ -162,27 +162,30 @@ def _ranked(
 
 
 def _holds_states(problem: Problem, allocation: Allocation) -> bool:
-    """Whether every rank has room for its parameters, gradients and optimizer states."""
-    held: Counter[tuple[int, ...]] = Counter()
+    """Return whether every rank has enough memory for its parameters, gradients and optimizer states."""
+    state_bytes: Counter[tuple[int, ...]] = Counter()
     for stage in allocation.stages:
-        held[stage.devices] += static_bytes(problem, stage).total
-    return all(size <= free_bytes(problem, devices) for devices, size in held.items())
+        state_bytes[stage.devices] += static_bytes(problem, stage).total
+    return all(size <= free_bytes(problem, devices) for devices, size in state_bytes.items())
 
 
-def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Allocation]:
-    """The first ``MAX_SHAPES`` by expected time, computed from the least work on until that alone is longer."""
+def _shortest(problem: Problem, batch_of: Mapping[Allocation, Batch]) -> list[Allocation]:
+    """Return the first ``MAX_SHAPES`` allocations by expected time.
+
+    Expected times are computed from the least work on, until that work alone takes longer.
+    """
 
     @cache
     def passes_ns(kind: str, rows: int) -> list[int]:
         return problem.costs(kind, rows).passes_ns.tolist()  # type: ignore[no-any-return]
 
     def least_ns(allocation: Allocation, batch: Batch) -> int:
-        """Return what stages take on the kind of their first device, without codecs, transfers and all-reduces."""
+        """Return the time of stages on the kind of their first device, without codecs, transfers, all-reduces."""
         stages = allocation.stages
         sums = (passes_ns(problem.devices[s.devices[0]].kind, stage_rows(s, batch.most_rows)) for s in stages)
         return _busy_ns(allocation, [upto[s.last + 1] - upto[s.first] for upto, s in zip(sums, stages, strict=True)])
 
-    work = [(least_ns(*each), number, each[0]) for number, each in enumerate(found.items())]
+    work = [(least_ns(*each), number, each[0]) for number, each in enumerate(batch_of.items())]
     best: list[tuple[int, int, Allocation]] = []
     for work_ns, number, allocation in sorted(work, key=lambda each: each[:2]):
         if len(best) == MAX_SHAPES and work_ns > best[-1][0]:
@@ -192,8 +195,8 @@ def _shortest(problem: Problem, found: Mapping[Allocation, Batch]) -> list[Alloc
     return [allocation for _time, _number, allocation in best]
 
 
-def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
-    """Numbers of ranks, multiples of ``step``, ``least`` parts on each."""
+def _depths(problem: Problem, requested: int, least: int, step: int) -> list[int]:
+    """Return the possible numbers of ranks: multiples of ``step``, with ``least`` parts on each rank."""
     blocks = problem.num_blocks
     most = min(problem.num_devices, blocks // least) // step * step
     fewest = max(2, step)
@@ -204,31 +207,34 @@ def _depths(problem: Problem, asked: int, least: int, step: int) -> list[int]:
             Reason(kind, (fewest, fewest * least, problem.num_devices, blocks)),
             remedy="planner 'dapple' or 'dp'",
         )
-    check_depth(problem, "depth", asked, most, fewest, step)
+    check_depth(problem, "depth", requested, most, fewest, step)
     every = range(fewest, most + 1, step)
-    return [asked] if asked else [ranks for ranks in every if _uses_all(problem, ranks, most, step)]
+    return [requested] if requested else [ranks for ranks in every if _uses_all(problem, ranks, most, step)]
 
 
 def _uses_all(problem: Problem, ranks: int, most: int, step: int) -> bool:
-    """Whether more ranks would cost replicas: else they take its place."""
+    """Return whether more ranks would cost replicas; otherwise more ranks are tried instead."""
     width = problem.num_devices // ranks
     return ranks == most or problem.num_devices // (ranks + step) < width
 
 
 def _batches(problem: Problem, ranks: int, width: int) -> list[Batch]:
-    """Candidates that feed all replicas; where sizes are free, also with micro-batches in groups of ``ranks``."""
-    found = dict.fromkeys(candidates(problem, (width,)))
+    """Return candidates that feed all replicas.
+
+    Where sizes are free, some have micro-batches in groups of ``ranks``.
+    """
+    batches = dict.fromkeys(candidates(problem, (width,)))
     if not problem.micro_batch_sizes:
-        for batch in list(found):
+        for batch in list(batches):
             number = -(-batch.num_micro_batches // ranks) * ranks
             if number <= problem.global_batch_size:
                 whole = problem.global_batch_size
-                found.setdefault(Batch(number, -(-whole // number), whole // number))
-    return [batch for batch in found if batch.replicas_fed(problem.min_slice) >= width]
+                batches.setdefault(Batch(number, -(-whole // number), whole // number))
+    return [batch for batch in batches if batch.replicas_fed(problem.min_slice) >= width]
 
 
 def _expected_ns(problem: Problem, allocation: Allocation) -> int:
-    """Return how long the busiest rank works and waits, with the transfers' round trip and the longest all-reduce."""
+    """Return the busiest rank's time of work and waits, with the round trip and the longest all-reduce."""
     rows, numbers = most_rows(problem, allocation), range(len(allocation.stages))
     costs = [stage_costs(problem, stage, rows) for stage in allocation.stages]
     moves = (transfer(problem, allocation, s, rows, direction) for s in numbers for direction in (0, 1))
@@ -238,9 +244,9 @@ def _expected_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def _busy_ns(allocation: Allocation, passes_ns: Sequence[int], way_ns: int = 0) -> int:
-    """Return the busiest rank's work, p - 1 waits for a part and a way, which several pipelines fill for each other.
+    """Return the busiest rank's work and its waits: p - 1 parts of the model and a round trip.
 
-    ``passes_ns``: a forward and a backward of each stage.
+    Several pipelines fill each other's waits. ``passes_ns``: a forward and a backward of each stage.
     """
     work: Counter[tuple[int, ...]] = Counter()
     for s, stage in enumerate(allocation.stages):
@@ -248,14 +254,15 @@ def _busy_ns(allocation: Allocation, passes_ns: Sequence[int], way_ns: int = 0) 
     return max(work.values()) + ((len(work) - 1) * max(passes_ns) + way_ns) // len(allocation.pipelines)
 
 
-def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[Proposal]) -> Iterator[Proposal]:
-    """The proposals that fit into memory, those that wait for it for long after the others; then those that do not.
+def _near_first(problem: Problem, ranked: Sequence[Allocation], proposed: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield proposals that fit into memory, then proposals that wait long for it, then proposals that do not fit.
 
-    Of these, those that recompute come first: the judge finds a little more room than is counted here.
+    Of the proposals that do not fit, recomputing ones come first: the simulator finds a little more free memory than is
+    counted here.
     """
     slow, unfit = [], []
     most_ns = NEAR * _expected_ns(problem, ranked[0]) if ranked else 0
-    for each in found:
+    for each in proposed:
         assert isinstance(each.fixed, Orders)
         chained = Chained(problem, each.allocation)
         room = room_of(problem, each.allocation, chained.ranks)
@@ -270,7 +277,7 @@ def _near_first(problem: Problem, ranked: Sequence[Allocation], found: Iterable[
 
 
 def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow, both: bool = False) -> Iterator[Proposal]:
-    """Yield the schedule's order, with recomputation where the request wants it or memory asks for it.
+    """Yield the schedule's order, with recomputation where the request requires it or memory runs short.
 
     ``both``: with recomputation even where the order fits without.
     """
@@ -284,13 +291,13 @@ def _proposed(problem: Problem, allocation: Allocation, row: ScheduleRow, both: 
 
 
 def _overtaking(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    found = [] if problem.recompute == "always" else found_overtaking(problem, allocation)[:MAX_OVERTAKING]
-    for each in found:
+    overtaking = [] if problem.recompute == "always" else found_overtaking(problem, allocation)[:MAX_OVERTAKING]
+    for each in overtaking:
         yield in_order(problem, allocation, each.orders)
     if problem.recompute == "always" or (
-        problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in found)
+        problem.recompute == "auto" and not any(_fits(problem, allocation, each.orders) for each in overtaking)
     ):
-        again = recomputing(allocation, found[0].orders if found else None)
+        again = recomputing(allocation, overtaking[0].orders if overtaking else None)
         chained = Chained(problem, again)
         room = room_of(problem, again, chained.ranks)
         for each in found_overtaking(problem, again)[:MAX_OVERTAKING]:
@@ -306,19 +313,19 @@ def _fits(problem: Problem, allocation: Allocation, orders: Orders) -> bool:
 
 
 def _recomputing(problem: Problem, allocation: Allocation, orders: Orders) -> Proposal:
-    """The order with recomputation: of all stages where the request wants it, else where it is worth its time.
+    """Return the order with recomputation: of all stages if the request requires it, else where it is worth its time.
 
-    Of a layer's modules where they have costs of their own and that is quicker (``lighter``).
+    Single modules of a layer are recomputed where these have separate costs and that is quicker (``lighter``).
     """
     again = recomputing(allocation, None if problem.recompute == "always" else orders)
     whole = recomputed(again, orders)
     overlap = problem.rules.overlap_all_reduce
     is_worth_it = problem.module_sets and _fits(problem, again, whole)
-    found = lighter(problem, again, whole, overlap, lambda: False) if is_worth_it else None
-    if found is None:
+    by_modules = lighter(problem, again, whole, overlap, lambda: False) if is_worth_it else None
+    if by_modules is None:
         return in_order(problem, again, whole)
 
     def time_ns(plan: tuple[Allocation, Orders]) -> int:
         return simulate(problem, *plan, overlap=overlap).time_per_global_batch_ns
 
-    return in_order(problem, *min(found, (again, whole), key=time_ns))
+    return in_order(problem, *min(by_modules, (again, whole), key=time_ns))

@@ -1,11 +1,12 @@
 """``relax``: a lower bound on every plan of one contiguous pipeline, and the plans that it belongs to (BOUNDS part I).
 
-The number of micro-batches whose bound is lowest is looked into first, until its plan's own bound is reached; its
-plans are judged under the usual warm-ups. Then the others, while their bounds are below the best plan. What no search
-could rule out keeps its bound; the least of all bounds, and of the best plan's time, is what is proven. Labels do not
-count cables that several pairs of stages share: where the best plan stays above its bound, more of their plans are
-timed, with other cuts and devices too. At last the plans with the least bounds and times are reordered, to come down to
-them.
+The number of micro-batches whose bound is lowest is searched first, until its plan's bound is reached; its plans are
+simulated under the usual warm-ups. Then the other numbers follow, while their bounds are below the best plan. What no
+search could rule out keeps its bound. The proven bound is the least of all bounds and of the best plan's time.
+
+Labels do not count cables that several pairs of stages share. So where the best plan stays above its bound, more plans
+of the labels are timed, with other cuts and devices too. At last the plans with the least bounds and times are
+reordered, to come closer to their bounds.
 """
 
 from __future__ import annotations
@@ -37,26 +38,28 @@ EFFORT = Option("effort", 30, "labels times grid points of all searches together
 OPTIONS = (EFFORT,)
 MILLION = 1_000_000
 LONGEST_NS = 2**52
-"""Longer than any plan: 52 days."""
+"""A time longer than any plan: 52 days."""
 MOST_DEVICES = 256
 NEAR = 100
-"""The part of a bound, 1/100, that the best plan has to be above it for more plans of the labels to be timed."""
+"""The share of a bound, 1/100, by which the best plan has to exceed it before more plans of the labels are timed."""
 PATHS, SHIFTED, MOST_SHIFTED = 32, 4, 64
-"""The plans that are timed for each number of micro-batches; those cut and placed otherwise, on so many devices."""
+"""The plans timed for each number of micro-batches; the plans shifted, up to so many devices."""
 DETOUR = 16
-"""The part of the best plan's time, 1/16, that a plan may be above it to be cut and placed otherwise."""
+"""The share of the best plan's time, 1/16, by which a plan may exceed it and still be shifted."""
 PLANS, TIMED = 8, 4
-"""The plans that are reordered: with the least bounds, and with the least times."""
+"""The numbers of plans that are reordered: with the least bounds, and with the least times."""
 JUDGED, SHARED_JUDGED, LEAST_WARM_UPS = 240_000, 60_000, 20
-"""For each plan: passes of a micro-batch through a stage that are simulated, in private and in shared networks (where
-simulation takes longer), and the least number of warm-ups."""
+"""Limits on a plan's warm-ups: simulated passes in private and in shared networks, and the least number of warm-ups.
+
+A pass is one micro-batch through one stage. Simulation takes longer in shared networks.
+"""
 LARGEST, ORDERS, OF_A_PLAN = 1024, 0.4, 0.2
-"""For the job shop: the most passes of a plan, and the effort for all plans and for each."""
+"""Limits on the job shop: the most passes of a plan, and the effort for all plans and for each plan."""
 
 
 @dataclass
 class Relaxation:
-    """One search. ``value_ns`` is that of the best plan so far; ``effort`` is the most that searches may spend.
+    """One search. ``value_ns`` is the time of the best plan so far; ``effort`` is the most that searches may spend.
 
     ``plans``: each plan that a bound belongs to, with this bound; ``timed``: other plans that were timed in bulk.
     """
@@ -71,25 +74,28 @@ class Relaxation:
 
     @property
     def bound_ns(self) -> int:
-        """No plan in the model takes less."""
+        """The proven bound: every plan in the model takes at least this time."""
         return min([self.value_ns, *(search.proven_ns for search in self.searches if not search.empty)])
 
     @property
     def bound(self) -> Bound:
-        """With what it covers: plans with one of the numbers of micro-batches that were searched."""
+        """The bound with its coverage: plans with one of the numbers of micro-batches that were searched."""
         numbers = (search.batch.num_micro_batches for search in self.searches)
         return class_bound(
             self.problem, contiguous(self.problem, numbers), self.bound_ns, "label search over all plans"
         )
 
     def run(self) -> Iterator[None]:
-        """All searches, then better orders; yields after every counted piece of work, so that the caller can stop."""
+        """Run all searches, then find better orders.
+
+        Yields after every counted piece of work, so that the caller can stop.
+        """
         yield from self.prove()
         yield from self._time_paths()
         yield from self._reorder()
 
     def prove(self) -> Iterator[None]:
-        """All searches."""
+        """Run all searches."""
         self.searches = self.searches_of(batches_tried(self.problem))
         while True:
             spent = sum(search.steps for search in self.searches)
@@ -101,7 +107,7 @@ class Relaxation:
         yield from self._carry()
 
     def _carry(self) -> Iterator[None]:
-        """Look at cables that stages share, as long as that may raise the least bound."""
+        """Tighten the bounds by the cables that stages share, while that may raise the least bound."""
         while waiting := [search for search in self.searches if not search.empty]:
             lowest = min(waiting, key=lambda search: search.proven_ns)
             if lowest.carried_ns >= 0 or lowest.proven_ns >= self.value_ns:
@@ -110,7 +116,10 @@ class Relaxation:
             yield
 
     def _time_paths(self) -> Iterator[None]:
-        """Search the plans that labels leave open, timed in bulk with all that cables carry, which no label counts."""
+        """Search the plans that labels leave open.
+
+        They are timed in bulk with the load on shared cables, which labels do not count.
+        """
         scores = Scores(self.problem)
         for search in sorted(self.searches, key=lambda search: search.proven_ns):
             spent = sum(each.steps for each in self.searches)
@@ -138,7 +147,7 @@ class Relaxation:
             yield score
 
     def searches_of(self, batches: Iterable[Batch]) -> list[BatchSearch]:
-        """A search for each number of micro-batches."""
+        """Return a search for each number of micro-batches."""
         links = Links(self.problem)
         return [BatchSearch(self.problem, batch, links) for batch in batches]
 
@@ -155,7 +164,7 @@ class Relaxation:
             self.best, self.value_ns = trial, trial.value_ns
 
     def _reorder(self) -> Iterator[None]:
-        """Reorder the plans with the least times and bounds: more warm-ups, then any order."""
+        """Change the order of the plans with the least times and bounds: try more warm-ups, then any order."""
         timed = sorted(self.timed, key=lambda score: score.value_ns)[:TIMED]
         plans = dict(sorted(self.plans.items(), key=lambda each: each[1])[:PLANS])
         plans |= {single_pipeline(score.plan[1], score.plan[0]): score.bound_ns for score in timed}
@@ -173,25 +182,25 @@ class Relaxation:
                 yield
 
     def _optimise_order(self, plan: Allocation, effort: float) -> float:
-        """Ask the job shop for an order of a plan that beats the best; the effort that it took."""
-        known = self.best.orders if self.best is not None and self.best.allocation == plan else None
+        """Search for an order of a plan that beats the best plan, by job shop; return the effort spent."""
+        start = self.best.orders if self.best is not None and self.best.allocation == plan else None
         overlap = self.problem.rules.overlap_all_reduce
-        found = optimise_order(self.problem, plan, known, overlap=overlap, value_ns=self.value_ns, effort=effort)
-        if found.schedule is not None:
-            self._take(JudgedPlan("", plan, found.schedule, found.value_ns, overlap))
-        return found.spent
+        outcome = optimise_order(self.problem, plan, start, overlap=overlap, value_ns=self.value_ns, effort=effort)
+        if outcome.schedule is not None:
+            self._take(JudgedPlan("", plan, outcome.schedule, outcome.value_ns, overlap))
+        return outcome.spent
 
 
 def _passes(plan: Allocation) -> int:
-    """Of micro-batches through stages."""
+    """Return the number of passes of micro-batches through stages."""
     return len(plan.stages) * plan.num_micro_batches
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Ever better plans, each with what is proven by then; the same again where only the bound rose.
+    """Yield ever better plans, each with the bound proven by then; repeat the best plan where only the bound rose.
 
-    While nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
-    ``UnsupportedRequest`` for more devices than it can search.
+    While nothing fits, yield the plan with the most stages and the smallest micro-batches, so that the simulator
+    reports what is lacking. Raises ``UnsupportedRequest`` for more devices than it can search.
     """
     problem = setting.problem
     if problem.num_devices > MOST_DEVICES:

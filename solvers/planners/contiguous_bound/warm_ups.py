@@ -27,14 +27,17 @@ def climb(problem: Problem, start: JudgedPlan, good_ns: int, most: int) -> Judge
             break
         seen.add(warmup)
         orders = early_backward(problem, best.allocation, warmup=warmup)
-        found = judged(problem, best.allocation, orders, best.value_ns).plan
-        if found is not None:
-            best, fresh = found, _neighbours(found)
+        trial = judged(problem, best.allocation, orders, best.value_ns).plan
+        if trial is not None:
+            best, fresh = trial, _neighbours(trial)
     return best
 
 
 def _neighbours(plan: JudgedPlan) -> Iterator[tuple[int, ...]]:
-    """Each run of stages changed by each amount; never below one, nor above all, nor growing along the pipeline."""
+    """Yield the warm-ups after each change to each run of stages.
+
+    Warm-ups stay between 1 and the number of micro-batches, and do not grow along the pipeline.
+    """
     stages, most = len(plan.orders.warmup), plan.allocation.num_micro_batches
     for low in range(stages):
         for high in range(low + 1, stages + 1):

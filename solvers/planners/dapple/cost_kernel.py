@@ -1,6 +1,6 @@
-"""What the search's kernel costs and how: all-reduces, stages and their memory.
+"""Costs for the search's kernel: all-reduces, stages and their memory.
 
-The numbers are those of ``costs``; bytes become ns in float64, rounded up.
+The numbers are equal to the numbers of ``costs``; bytes become ns in float64, rounded up.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -19,13 +19,16 @@ NO, PLAIN, RECOMPUTING = range(3)
 
 @plain
 def rounded_up(value: float) -> int:
-    """The smallest integer that is not below ``value``, a product or quotient in float64; never below the exact one."""
+    """Return the smallest integer that is not below ``value``, a product or quotient in float64.
+
+    The result is never below the exact product or quotient, rounded up.
+    """
     return math.ceil(value * (1.0 + 4.4e-16))
 
 
 @plain
 def devices_between(node_device: np.ndarray, low: np.ndarray, high: np.ndarray, out: np.ndarray) -> int:
-    """Writes the devices ``low[n]`` … ``high[n] - 1`` of every server to ``out``; how many there are."""
+    """Write the devices ``low[n]`` … ``high[n] - 1`` of every server to ``out``; return their number."""
     count = 0
     for n in range(len(low)):
         for i in range(low[n], high[n]):
@@ -36,15 +39,16 @@ def devices_between(node_device: np.ndarray, low: np.ndarray, high: np.ndarray, 
 
 @plain
 def moved(rate: float, lag: int, size: int) -> int:
-    """ns of ``size`` bytes of a sample at a hop's rate."""
+    """Return the time in ns for ``size`` bytes of a sample at a hop's rate."""
     return 0 if size == 0 else lag + rounded_up(rate * size)
 
 
 @plain
 def reduced(rate: float, fixed: int, size: int, backward: int, bucket: int, overlap: bool) -> int:
-    """How long a stage's all-reduce outlasts its last backward; with overlap all but what that backward hides.
+    """Return the time by which a stage's all-reduce outlasts its last backward, in ns.
 
-    The first layers' bucket is ready only at the end, so one bucket always remains (ALGORITHMS 7.1).
+    With overlap, the last backward hides a part of the all-reduce. The first layers' bucket is ready only at the end,
+    so one bucket always remains (ALGORITHMS 7.1).
     """
     if size == 0 or rate == 0.0:
         return 0
@@ -67,7 +71,7 @@ def stage_times(
     widest: np.ndarray,
     flying: int,
 ) -> tuple[int, int, int]:
-    """(forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j) on a set's slowest kind.
+    """Return (forward, backward with recomputation, NO | PLAIN | RECOMPUTING) of layers [i, j) on a set's slowest kind.
 
     ``widest[kind]``: the largest workspace of the layers. The memory test is ``micro_batches_that_fit >= flying``;
     ``lenient`` leaves the buffers out of it.
@@ -82,9 +86,9 @@ def stage_times(
             stash = max(stash, kept)
             work = max(work, widest[kind])
             rebuilt = max(rebuilt, widest[kind] + kept)
-    held = layers.fixed_bytes[i, j]
+    resident = layers.fixed_bytes[i, j]
     states = layers.state_bytes[i, j]
-    held += (states + replicas - 1) // replicas if settings.sharded else states
+    resident += (states + replicas - 1) // replicas if settings.sharded else states
     received, kept_input = 0, 0
     if i > 0 and not settings.buffers:
         kept_input = layers.sent_bytes[i - 1] * layers.rows[share]
@@ -92,15 +96,15 @@ def stage_times(
         rows = layers.rows[share]
         if i > 0:
             received = layers.sent_bytes[i - 1] * rows
-            held += received + layers.returned_bytes[i - 1] * rows
+            resident += received + layers.returned_bytes[i - 1] * rows
         if j < len(layers.cut) - 1:
-            held += (layers.sent_bytes[j - 1] + layers.returned_bytes[j - 1]) * rows
-    if settings.recompute < 2 and held + work + flying * (stash + received) <= room:
+            resident += (layers.sent_bytes[j - 1] + layers.returned_bytes[j - 1]) * rows
+    if settings.recompute < 2 and resident + work + flying * (stash + received) <= room:
         return forward, backward, PLAIN
     if settings.recompute == 0:
         return forward, backward, NO
     return (
         forward,
         backward + forward,
-        (RECOMPUTING if held + rebuilt + flying * (received + kept_input) <= room else NO),
+        (RECOMPUTING if resident + rebuilt + flying * (received + kept_input) <= room else NO),
     )

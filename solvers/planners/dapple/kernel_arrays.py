@@ -33,7 +33,11 @@ class Places(NamedTuple):
 
 
 class SetCosts(NamedTuple):
-    """Per set of devices: room for a stage in bytes, kinds as a bit mask, all-reduce as ns per byte and per bucket."""
+    """Costs per set of devices.
+
+    ``room_bytes``: free memory for a stage; ``kinds``: the kinds of its devices as a bit mask. An all-reduce takes
+    ``reduce_ns_per_byte`` and, per bucket, ``reduce_fixed_ns``.
+    """
 
     room_bytes: np.ndarray
     kinds: np.ndarray
@@ -45,9 +49,9 @@ class Layers(NamedTuple):
     """Layers: prefix sums [kind, share, layer] for the largest slice of every number of replicas, and the rest [layer].
 
     ``share_of[r]`` numbers the slice of r replicas, ``rows`` gives its rows. ``workspace_bytes`` is per layer,
-    ``workspace_from`` its maximum from a layer on. ``least_work_ns[i]``: device time that layers from i on take at
-    least; ``least_stages[i]``: stages that they need for their parameters and states. ``fixed_bytes``,
-    ``state_bytes``: [i, j], of layers i … j - 1.
+    ``workspace_from`` its maximum from a layer on. ``least_work_ns[i]``: the least device time of layers from i on;
+    ``least_stages[i]``: the least stages for their parameters and states. ``fixed_bytes``, ``state_bytes``: [i, j], of
+    layers i … j - 1.
     """
 
     share_of: np.ndarray
@@ -89,7 +93,7 @@ class Settings(NamedTuple):
 
 
 class Memo(NamedTuple):
-    """Prefixes by [key, cut, slot]: five numbers, rank and latency, and the label or the last stage's times."""
+    """The prefixes by [key, cut, slot]: five numbers, rank and latency, and the label or the last stage's times."""
 
     info: np.ndarray
     rank: np.ndarray
@@ -99,7 +103,7 @@ class Memo(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for the kernel to work in."""
+    """The kernel's working arrays."""
 
     source: np.ndarray
     target: np.ndarray

@@ -1,11 +1,15 @@
 """DAPPLE's latency for the search's kernel: as four numbers that grow with a plan, or over arrays of stages.
 
-A prefix of stages is summed up by four numbers from which the latency over all pivots
-(docs/theory/algorithms.md, section 2.1) of any completion
-follows: X = sum of the forwards; C = largest latency closed so far; R = largest start
-of a pivot's ending, less the backwards after it; P = largest all-reduce plus the backwards from its stage on. The
-latency rises with each of them, so domination is exact; X, C and P never fall along a plan, so pruning by them is.
-With the pivot of formula (3) no such numbers exist, and the stages themselves are needed.
+Four numbers summarise a prefix of stages. From them follows the latency over all pivots
+(docs/theory/algorithms.md, section 2.1) of any completion:
+
+- X: the sum of the forwards;
+- C: the largest latency closed so far;
+- R: the largest start of a pivot's ending, less the backwards after it;
+- P: the largest all-reduce plus the backwards from its stage on.
+
+The latency rises with each of them, so domination is exact. X, C and P never fall along a plan, so pruning by them is
+exact too. With the pivot of formula (3) no such numbers exist, and the stages themselves are needed.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -23,7 +27,7 @@ Label = tuple[int, int, int, int]
 
 @plain
 def push(label: Label, forward: int, backward: int, reduce: int, load: int, may_pivot: bool) -> Label:
-    """The label (X, C, R, P) of a prefix with one stage more; ``load`` is its steady phase, (M - 1)(F + B)."""
+    """Return the label (X, C, R, P) of a prefix with one more stage; ``load`` is its steady phase, (M - 1)(F + B)."""
     x, c, r, p = label
     c = max(c, r + reduce)
     p = max(p, reduce) + backward

@@ -1,8 +1,8 @@
 """DAPPLE's three placement policies (section IV-C; ALGORITHMS 2.4) and the occupancies they can reach.
 
-*Fresh* servers have no used device, *used* ones some used and some free. ``fresh`` fills fresh servers first,
-``append`` used ones first, ``scatter`` takes one device at a time from all used servers (from all fresh ones when
-none is used). R-7: a policy whose servers do not suffice goes on with the others.
+A *fresh* server has no used device; a *used* server has used and free devices. Policy ``fresh`` fills fresh servers
+first, ``append`` fills used servers first, ``scatter`` takes one device at a time from all used servers (from all fresh
+servers when no server is used). R-7: a policy whose servers do not suffice goes on with the others.
 
 Devices of a server are taken in index order, so an occupancy is a count per server. Servers of one class are
 interchangeable, so their counts are kept in falling order: of several used servers the most used comes first.
@@ -22,7 +22,7 @@ Counts = tuple[int, ...]
 
 
 def take(policy: Policy, sizes: Counts, used: Counts, need: int) -> Counts | None:
-    """Return how many devices a policy takes from each server; None where it cannot."""
+    """Return the number of devices that a policy takes from each server; None where the policy cannot."""
     fresh = [n for n, count in enumerate(used) if count == 0]
     partly = [n for n, count in enumerate(used) if 0 < count < sizes[n]]
     if policy == "scatter":
@@ -31,24 +31,24 @@ def take(policy: Policy, sizes: Counts, used: Counts, need: int) -> Counts | Non
 
 
 def _fill(order: list[int], sizes: Counts, used: Counts, need: int) -> Counts | None:
-    taken = [0] * len(sizes)
+    counts = [0] * len(sizes)
     for n in order:
-        taken[n] = min(sizes[n] - used[n], need)
-        need -= taken[n]
-    return None if need else tuple(taken)
+        counts[n] = min(sizes[n] - used[n], need)
+        need -= counts[n]
+    return None if need else tuple(counts)
 
 
 def _one_by_one(pools: list[list[int]], sizes: Counts, used: Counts, need: int) -> Counts | None:
-    taken = [0] * len(sizes)
+    counts = [0] * len(sizes)
     for pool in pools:
         while need:
-            open_servers = [n for n in pool if used[n] + taken[n] < sizes[n]]
+            open_servers = [n for n in pool if used[n] + counts[n] < sizes[n]]
             if not open_servers:
                 break
             for n in open_servers[:need]:
-                taken[n] += 1
+                counts[n] += 1
             need -= min(need, len(open_servers))
-    return None if need else tuple(taken)
+    return None if need else tuple(counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,10 @@ class Geometry:
 def geometry(
     sizes: Counts, classes: Counts, replicas: Counts, policies: tuple[Policy, ...], limit: int
 ) -> Geometry | None:
-    """All reachable occupancies for stages of the given replica counts; None beyond ``limit`` transitions."""
+    """Return all reachable occupancies for stages with these replica counts.
+
+    None if more than ``limit`` transitions would be needed.
+    """
     total = sum(sizes)
     index: dict[Counts, int] = {(0,) * len(sizes): 0}
     states = list(index)
@@ -86,19 +89,19 @@ def geometry(
         for need in replicas:
             if need > total - sum(state):
                 break
-            for taken in {take(p, sizes, state, need): None for p in policies}:
-                if taken is None:
+            for counts in {take(p, sizes, state, need): None for p in policies}:
+                if counts is None:
                     continue
-                mark = tuple(sorted(zip(classes, state, taken, strict=True)))
+                mark = tuple(sorted(zip(classes, state, counts, strict=True)))
                 if mark in seen:
                     continue
                 seen.add(mark)
-                order = _order(classes, state, taken)
-                after = tuple(state[n] + taken[n] for n in order)
+                order = _order(classes, state, counts)
+                after = tuple(state[n] + counts[n] for n in order)
                 if after not in index:
                     index[after] = len(states)
                     states.append(after)
-                rows.append((index[state], index[after], need, taken, order))
+                rows.append((index[state], index[after], need, counts, order))
                 if len(rows) > limit:
                     return None
         first.append(len(rows))
@@ -114,12 +117,12 @@ def geometry(
     )
 
 
-def _order(classes: Counts, state: Counts, taken: Counts) -> Counts:
-    """Where each place of the next occupancy comes from: within a class the most used servers first."""
+def _order(classes: Counts, state: Counts, counts: Counts) -> Counts:
+    """Return the server of each place of the next occupancy: within a class the most used servers come first."""
     ranked: dict[int, list[int]] = {}
     for n, kind in enumerate(classes):
         ranked.setdefault(kind, []).append(n)
     for group in ranked.values():
-        group.sort(key=lambda n: (-state[n] - taken[n], -taken[n], n))
+        group.sort(key=lambda n: (-state[n] - counts[n], -counts[n], n))
     turn = {kind: iter(group) for kind, group in ranked.items()}
     return tuple(next(turn[kind]) for kind in classes)

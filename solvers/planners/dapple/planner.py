@@ -1,4 +1,7 @@
-"""DAPPLE: plans by memoised search, warm-up by P_A, P_B, their ratio or the judge, early backward (sections III-V)."""
+"""DAPPLE: plans by memoised search, then early backward (sections III-V).
+
+The warm-up is P_A, P_B, their ratio, or what simulates fastest.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ AT_ONCE = 2
 AFTERWARDS = 24
 TIGHT_BATCHES = 6
 WORTH_JUDGING = 8
-"""Plans up to 1/8 above the best latency known are of interest: that far the judge may turn the order round."""
+"""The plans up to 1/8 above the best latency are simulated: so far the simulator may reverse their order."""
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    """Yield the best plans of each number of micro-batches at once, then the next best plans of all numbers."""
     problem = setting.problem
     policy = "acr" if PAPER.of(options) else "best"
     left: list[FormulaPlan] = []
@@ -36,22 +39,23 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     for plans in _searches(setting, PAPER.of(options)):
         if setting.deadline.passed:
             return
-        for found in plans[:AT_ONCE]:
-            seen.add(found.allocation)
-            yield under(problem, found.allocation, ("early-backward",), policy)
+        for plan in plans[:AT_ONCE]:
+            seen.add(plan.allocation)
+            yield under(problem, plan.allocation, ("early-backward",), policy)
         left += plans[AT_ONCE:]
-    left.sort(key=lambda found: found.latency_ns)
-    for found in [found for found in left if found.allocation not in seen][:AFTERWARDS]:
-        yield under(problem, found.allocation, ("early-backward",), policy)
+    left.sort(key=lambda plan: plan.latency_ns)
+    for plan in [plan for plan in left if plan.allocation not in seen][:AFTERWARDS]:
+        yield under(problem, plan.allocation, ("early-backward",), policy)
     if not seen:
         yield from (under(problem, allocation, ("early-backward",), policy) for allocation in thinnest(problem))
 
 
 def _searches(setting: Setting, paper: bool) -> Iterator[list[FormulaPlan]]:
-    """The search for every batch; where memory is short, again for given numbers of stages and what they hold.
+    """Yield the plans of the search for every batch.
 
-    No plan is looked for that is not of interest beside one of ``Setting.upper_bound_ns``. When nothing fits by the
-    memory estimate, once more without buffers in it, unless there is such a limit.
+    Where memory is short, search again for fixed numbers of stages and the micro-batches that these keep in flight.
+    Plans much slower than ``Setting.upper_bound_ns`` are left out. When nothing fits by the memory estimate and there
+    is no such limit, search once more without buffers in the estimate.
     """
     problem, limit_ns = setting.problem, setting.upper_bound_ns
     longest = NEVER_NS if limit_ns is None else limit_ns
@@ -73,32 +77,33 @@ def _every_batch(
     best_of: dict[Batch, FormulaPlan],
     longest: int,
 ) -> Iterator[list[FormulaPlan]]:
-    """The plans of each batch, the most promising batch first; ``best_of`` gets each one's best."""
+    """Yield the plans of each batch, the most promising batch first; store each batch's best plan in ``best_of``."""
     best = longest
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _work_ns(problem, b)):
         plans = straight(problem, batch, _limited(rules, best), singles).plans
         plans = tuple(p for p in plans if not rules.paper or len(p.allocation.stages) == problem.num_devices)
-        best = min([best, *(found.latency_ns for found in plans)])
+        best = min([best, *(plan.latency_ns for plan in plans)])
         plans += search(problem, batch, _limited(rules, best), base).plans
-        best = min([best, *(found.latency_ns for found in plans)])
+        best = min([best, *(plan.latency_ns for plan in plans)])
         if plans:
-            best_of[batch] = min(plans, key=lambda found: found.latency_ns)
+            best_of[batch] = min(plans, key=lambda plan: plan.latency_ns)
         yield _ascending(plans)
 
 
 def _by_stages(
     problem: Problem, rules: Rules, base: PlacementTables, best_of: dict[Batch, FormulaPlan], longest: int
 ) -> Iterator[list[FormulaPlan]]:
-    """Plans whose stages hold what P_A keeps in flight, where the plans found so far do not.
+    """Yield plans whose stages hold what P_A keeps in flight, where the plans of ``best_of`` do not.
 
-    The number of stages has to be known for that: the search runs for the one found, its halves and doubles.
+    That memory test needs the number of stages, so the search runs for the best plan's number, its halves and its
+    doubles.
     """
     ranked = sorted(best_of.items(), key=lambda item: (item[1].latency_ns, item[0].num_micro_batches))[:TIGHT_BATCHES]
     best = longest
-    for batch, found in ranked:
-        if not _is_tight(problem, batch, found.allocation):
+    for batch, fastest in ranked:
+        if not _is_tight(problem, batch, fastest.allocation):
             continue
-        length = len(found.allocation.stages)
+        length = len(fastest.allocation.stages)
         totals = dict.fromkeys((length, length // 2, length * 2, length // 4, length * 4))
         for total in (t for t in totals if 1 < t <= min(problem.num_layers, problem.num_devices)):
             plans = search(problem, batch, replace(_limited(rules, best), total_stages=total), base).plans
@@ -107,7 +112,7 @@ def _by_stages(
 
 
 def _is_tight(problem: Problem, batch: Batch, allocation: Allocation) -> bool:
-    """Whether a stage cannot hold the micro-batches that P_A keeps in flight without recomputation."""
+    """Return whether some stage cannot hold the micro-batches that P_A keeps in flight without recomputation."""
     stages = allocation.stages
     plain = [replace(stage, recompute=()) for stage in stages]
     return any(
@@ -121,11 +126,14 @@ def _limited(rules: Rules, best_ns: int) -> Rules:
 
 
 def _ascending(plans: Iterable[FormulaPlan]) -> list[FormulaPlan]:
-    return list(dict.fromkeys(sorted(plans, key=lambda found: found.latency_ns)))
+    return list(dict.fromkeys(sorted(plans, key=lambda plan: plan.latency_ns)))
 
 
 def _work_ns(problem: Problem, batch: Batch) -> tuple[int, int]:
-    """A batch's promise: its work spread evenly over the devices that it can feed, by the first device's kind."""
+    """Return a batch's sort key: the smaller, the more promising.
+
+    It is the batch's work spread evenly over the devices that it can feed, by the first device's kind.
+    """
     costs = problem.costs(problem.devices[0].kind, batch.most_rows)
     work = int(costs.forward_ns[-1] + costs.backward_ns[-1]) * batch.num_micro_batches
     longest = int((np.diff(costs.forward_ns) + np.diff(costs.backward_ns)).max())

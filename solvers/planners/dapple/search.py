@@ -1,13 +1,14 @@
 """DAPPLE's planner for one number of micro-batches: partition, replication and placement by memoised search.
 
-T_PL(j, m, g) of formulas (4) and (5): the first j layers planned on the m devices of g, all others one stage on the
-remaining devices; j = 0 is data parallelism (R-6). A memo entry is an occupancy up to interchangeable servers and
-the last stage's set; it keeps the best prefix (``beam`` of them, dominated ones left out). So the result is the best
-of all plans whose prefixes were the best of their entries, which contains every plan of one or two stages that the
-placement policies reach; with a beam that never overflows (``SearchResult.exact``) it is the best of all these.
+T_PL(j, m, g) of formulas (4) and (5): the first j layers planned on the m devices of g, all other layers as one stage
+on the remaining devices; j = 0 is data parallelism (R-6). A memo entry is an occupancy up to interchangeable servers
+and the last stage's set. It keeps the best prefix (``beam`` of them, without dominated ones). So the result is the best
+plan of all plans whose prefixes were the best of their entries. These contain every plan of one or two stages that the
+placement policies reach. With a beam that never overflows (``SearchResult.exact``) the result is the best of all plans
+that the policies reach.
 
-Differs from [1]_: a prefix whose remaining layers do not fit on the remaining devices is not a plan, but is extended;
-otherwise models that need many stages would have none.
+Difference from [1]_: a prefix whose remaining layers do not fit on the remaining devices is not a plan, but is
+extended. Otherwise models that need many stages would have no plan.
 
 .. [1] DAPPLE, section IV-B, IV-C, formulas (4), (5). O(L² × transitions) latencies, each in constant time.
 """
@@ -41,16 +42,16 @@ RECOMPUTE = {"never": 0, "auto": 1, "always": 2}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How to search.
+    """The rules of a search.
 
-    ``paper``: latencies are those at the pivot of formula (3), no device is left over, and a memo entry keeps the
-    prefix with the smallest latency when all other layers are one stage; else latencies are the largest over all
-    pivots, and it keeps the prefix with the smallest bound of its completions (then latency). ``prune`` skips what a
-    proven bound rules out, and changes no value. ``limit_ns``: plans from there on are of no interest.
-    ``total_stages``: exactly S stages; then the memory test is for P_A's min(S - i, M) micro-batches in
-    flight (0: any number of stages, one micro-batch in flight).
-    ``beam``: prefixes per entry, fewer where all together would exceed ``MAX_PREFIXES``.
-    ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the judge decides.
+    ``paper``: latencies are taken at the pivot of formula (3), no device is left over, and a memo entry keeps the
+    prefix with the smallest latency when all other layers are one stage. Otherwise latencies are the largest over all
+    pivots, and an entry keeps the prefix with the smallest bound on its completions (then latency). ``prune`` skips
+    what a proven bound rules out, and changes no value. ``limit_ns``: plans from this latency on are left out.
+    ``total_stages``: exactly S stages; then the memory test is for P_A's min(S - i, M) micro-batches in flight (0: any
+    number of stages, one micro-batch in flight). ``beam``: prefixes per entry, fewer where all together would exceed
+    ``MAX_PREFIXES``. ``lenient`` leaves buffers out of the memory test, for requests where nothing fits otherwise; the
+    simulator decides.
     """
 
     paper: bool = False
@@ -63,7 +64,7 @@ class Rules:
 
 
 class FormulaPlan(NamedTuple):
-    """A plan and its latency by DAPPLE's formula (an estimate: the judge gives the plan its number)."""
+    """A plan and its latency by DAPPLE's formula, which is an estimate: the simulator computes the plan's time."""
 
     latency_ns: int
     allocation: Allocation
@@ -71,14 +72,14 @@ class FormulaPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plans, ascending, and the best of each number of stages; ``exact``: no memo entry overflowed."""
+    """The best plans, ascending, and the best plan of each number of stages; ``exact``: no memo entry overflowed."""
 
     plans: tuple[FormulaPlan, ...]
     exact: bool
 
 
 def channel_of(problem: Problem) -> Channel:
-    """What a network stage is: the request's private channel; in a shared network what its wires are."""
+    """Return how the channel of a network stage works: as the request says, or in a shared network as its cables do."""
     if not problem.rules.shared:
         return problem.rules.channel
     network = problem.network
@@ -90,17 +91,17 @@ def channel_of(problem: Problem) -> Channel:
 def search(
     problem: Problem, batch: Batch, rules: Rules | None = None, base: PlacementTables | None = None
 ) -> SearchResult:
-    """Return the memoised search over all replications. ``base``: the problem's ``shape``, if at hand."""
+    """Search over all replications with a memo. ``base``: the problem's ``shape``, if at hand."""
     rules = rules or Rules()
     base = base or shape(problem)
     return _run(problem, batch, rules, base, batch.replicas_fed(problem.min_slice))
 
 
 def straight(problem: Problem, batch: Batch, rules: Rules, base: PlacementTables) -> SearchResult:
-    """The best plans with one device per stage; ``base`` is a shape with ``replicas=(1,)``.
+    """Search the plans with one device per stage; ``base`` is a shape with ``replicas=(1,)``.
 
-    Every undominated prefix is kept: exact over all such plans on devices in the policies' order, unless an entry
-    overflows ``STRAIGHT_BEAM``.
+    Every undominated prefix is kept. The search is exact over all such plans on devices in the policies' order, unless
+    an entry overflows ``STRAIGHT_BEAM``.
     """
     return _run(problem, batch, replace(rules, beam=STRAIGHT_BEAM), base, 1, unused=True)
 
@@ -113,8 +114,8 @@ def _run(
     keys = len(base.places.keys_of) * (settings.total + 1)
     beam = max(1, min(rules.beam, MAX_PREFIXES // (keys * (problem.num_layers + 1)))) if settings.labels else 1
     memo = _memo(keys, settings.total + 1, problem.num_layers, beam, settings.labels)
-    found = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
-    found[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
+    best = np.full((rules.kept, 7), kernel.NONE, dtype=np.int64)
+    best[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
     by_length = np.full((settings.max_stages + 1, 7), kernel.NONE, dtype=np.int64)
     by_length[:, kernel.VALUE] = min(rules.limit_ns, NEVER_NS)
     kernel.run(
@@ -126,10 +127,10 @@ def _run(
         settings,
         memo,
         _scratch(problem, base, table, settings),
-        found,
+        best,
         by_length,
     )
-    rows = [row for row in (*found.tolist(), *by_length.tolist()) if row[kernel.KEY] != kernel.NONE]
+    rows = [row for row in (*best.tolist(), *by_length.tolist()) if row[kernel.KEY] != kernel.NONE]
     plans = dict.fromkeys(
         FormulaPlan(row[kernel.VALUE], _trace(problem, batch, base, memo, row, settings.total)) for row in rows
     )
@@ -195,7 +196,7 @@ def _scratch(problem: Problem, base: PlacementTables, table: Layers, settings: S
 def _trace(
     problem: Problem, batch: Batch, base: PlacementTables, memo: Memo, row: Sequence[int], total: int
 ) -> Allocation:
-    """The stages of a found plan, their devices named by following the servers through the transitions."""
+    """Return the stages of a plan; follow the servers through its transitions to name their devices."""
     steps = [(row[kernel.STEP], row[kernel.END])]
     key, cut, slot = row[kernel.KEY], row[kernel.CUT], row[kernel.SLOT]
     while memo.info[key, cut, slot, kernel.STAGES] > 0:
@@ -208,8 +209,8 @@ def _trace(
     start, state = 0, 0
     for transition, end in reversed(steps):
         used = base.geometry.states[state]
-        taken = base.geometry.take[transition]
-        devices = [d for p, n in enumerate(servers) for d in nodes[n][used[p] : used[p] + taken[p]]]
+        counts = base.geometry.take[transition]
+        devices = [d for p, n in enumerate(servers) for d in nodes[n][used[p] : used[p] + counts[p]]]
         stages.append(Stage(start, end - 1, tuple(devices)))
         servers = [servers[p] for p in base.geometry.order[transition]]
         start, state = end, int(base.geometry.target[transition])
@@ -223,7 +224,7 @@ def _trace(
 
 
 def _recomputing(problem: Problem, batch: Batch, stage: Stage, flying: int) -> Stage:
-    """The stage with recomputation where the request always wants it, or where too little fits without."""
+    """Return the stage, recomputing if the request always requires it or if too little fits without."""
     if problem.recompute == "never":
         return stage
     if problem.recompute == "auto" and micro_batches_that_fit(problem, stage, batch.most_rows) >= flying:

@@ -17,7 +17,7 @@ from penstock.solvers.planners.dapple.latency_kernel import C, Label, P, R, X, l
 NONE = -1
 # Columns of a prefix: stages (NONE: no prefix), last transition, parent's key, cut and slot.
 STAGES, LAST, PARENT_KEY, PARENT_CUT, PARENT_SLOT = range(5)
-# Columns of a found plan: latency, key, cut and slot of its prefix, transition, cut after that stage, stages.
+# Columns of a recorded plan: latency, key, cut and slot of its prefix, transition, cut after that stage, stages.
 VALUE, KEY, CUT, SLOT, STEP, END, LENGTH = range(7)
 Hop = tuple[float, int, float, int]
 
@@ -32,10 +32,10 @@ def run(
     settings: Settings,
     memo: Memo,
     scratch: Scratch,
-    found: np.ndarray,
+    best: np.ndarray,
     by_length: np.ndarray,
 ) -> None:
-    """Fills ``found`` (the best plans, ascending) and ``by_length`` (the best plan of each number of stages).
+    """Fill ``best`` (the best plans, ascending) and ``by_length`` (the best plan of each number of stages).
 
     Rows are seven numbers: see VALUE … LENGTH. A plan whose END is L has no further stage; otherwise one stage on
     all remaining devices follows. States go from the emptiest on, so a prefix is final when it is extended.
@@ -55,28 +55,28 @@ def run(
             width = settings.total + 1
             for entry in range(places.first_key[s] * width, places.first_key[s + 1] * width):
                 key = places.keys_of[entry // width] * width + entry % width
-                known = NONE - 1
+                previous = NONE - 1
                 into = (0.0, 0, 0.0, 0)
                 for j in range(len(layers.cut) - 1):
                     for slot in range(memo.info.shape[2]):
                         if memo.info[key, j, slot, STAGES] == NONE:
                             continue
-                        if settings.prune and memo.rank[key, j, slot, 0] >= found[-1, VALUE]:
+                        if settings.prune and memo.rank[key, j, slot, 0] >= best[-1, VALUE]:
                             continue
                         last = memo.info[key, j, slot, LAST]
-                        if last != known and last != NONE:
+                        if last != previous and last != NONE:
                             into = _into(places, routes, settings, scratch, s, last, count)
-                        known = last
+                        previous = last
                         if into[0] >= 0 and memo.info[key, j, slot, STAGES] < settings.max_stages:
                             _extend(
-                                places, placed, remaining, layers, settings, memo, scratch, found, by_length,
+                                places, placed, remaining, layers, settings, memo, scratch, best, by_length,
                                 (key, j, slot), t, free, into, away,
                             )  # fmt: skip
 
 
 @plain
 def _into(places: Places, routes: Routes, settings: Settings, scratch: Scratch, s: int, last: int, count: int) -> Hop:
-    """The hop from the set of the prefix's last stage to the new one, both ways."""
+    """Return the hop from the set of the prefix's last stage to the new stage, both ways."""
     low = np.empty(len(places.node_size), dtype=np.int64)
     for p in range(len(low)):
         low[p] = places.states[s, p] - places.take[last, places.order[last, p]]
@@ -87,7 +87,7 @@ def _into(places: Places, routes: Routes, settings: Settings, scratch: Scratch, 
 
 @plain
 def _both_ways(routes: Routes, node_of: np.ndarray, settings: Settings, scratch: Scratch, k: int, k2: int) -> Hop:
-    """The hop from the scratch's sources to its targets, and back; negative rates where there is no way."""
+    """Return the hop from the scratch's sources to its targets, and back; negative rates where there is no path."""
     out, lag = transfer_rate(
         routes, node_of, settings.mode, settings.rows, scratch.source, k, scratch.target, k2, scratch.load,
         scratch.touched,
@@ -110,7 +110,7 @@ def _extend(
     settings: Settings,
     memo: Memo,
     scratch: Scratch,
-    found: np.ndarray,
+    best: np.ndarray,
     by_length: np.ndarray,
     prefix: tuple[int, int, int],
     t: int,
@@ -118,7 +118,7 @@ def _extend(
     into: Hop,
     away: Hop,
 ) -> None:
-    """Formula (4): one more stage [j, j2) by transition t after a prefix, for every j2, and one stage for the rest."""
+    """Extend a prefix by a stage [j, j2) on transition t, for every j2, and by one stage for the rest (formula 4)."""
     key, j, slot = prefix
     stages = memo.info[key, j, slot, STAGES]
     num_layers = len(layers.cut) - 1
@@ -145,7 +145,7 @@ def _extend(
         )
         if fits == NO:
             continue
-        if pruning and fits == PLAIN and before[X] + before[P] + settings.micro_batches * (f + b) >= found[-1, VALUE]:
+        if pruning and fits == PLAIN and before[X] + before[P] + settings.micro_batches * (f + b) >= best[-1, VALUE]:
             break
         size = layers.trained_bytes[j2] - layers.trained_bytes[j]
         a = reduced(placed.reduce_ns_per_byte[t], placed.reduce_fixed_ns[t], size, b, settings.bucket, settings.overlap)
@@ -153,18 +153,18 @@ def _extend(
         if j2 == num_layers:
             v = after[C] if settings.labels else _latency(settings, scratch, n)
             if settings.total in (0, stages + 1):
-                _record(found, by_length, v, key, j, slot, t, j2, stages + 1)
+                _record(best, by_length, v, key, j, slot, t, j2, stages + 1)
             continue
         if layers.least_stages[j2] > min(free, settings.max_stages - stages - 1):
             continue
         if settings.total > 0 and min(free, num_layers - j2) < settings.total - stages - 1:
             continue
         bound = _bound(layers, settings, after, j2, free)
-        if pruning and bound >= found[-1, VALUE]:
+        if pruning and bound >= best[-1, VALUE]:
             continue
         v, whole = _with_rest(layers, settings, scratch, remaining, places.target[t], j2, free, after, n, away)
         if whole and settings.total in (0, stages + 2):
-            _record(found, by_length, v, key, j, slot, t, j2, stages + 2)
+            _record(best, by_length, v, key, j, slot, t, j2, stages + 2)
         rank = bound if settings.labels else v
         into_key = places.key_of[t] * (settings.total + 1) + min(settings.total, stages + 1)
         _remember(memo, settings, into_key, j2, rank, v, stages + 1, after, t, prefix, (f1, b1, f, b, a))
@@ -172,7 +172,7 @@ def _extend(
 
 @plain
 def _base(memo: Memo, settings: Settings, scratch: Scratch, key: int, j: int, slot: int) -> tuple[Label, int]:
-    """What is known of a prefix: its label, or its stages written to the scratch's line."""
+    """Return the state of a prefix: its label, or the number of its times, written to the scratch's line."""
     if settings.labels:
         label = memo.label[key, j, slot]
         return (label[X], label[C], label[R], label[P]), 0
@@ -200,7 +200,7 @@ def _append(
     reduce: int,
     network: bool,
 ) -> tuple[Label, int]:
-    """One more stage, after a label or at place ``count`` of the line."""
+    """Append one more stage, to a label or at place ``count`` of the line."""
     if settings.labels:
         load = _load(settings, forward, backward, network)
         return push(label, forward, backward, reduce, load, not network or settings.channel != 2), 0
@@ -244,7 +244,7 @@ def _with_rest(
     count: int,
     away: Hop,
 ) -> tuple[int, bool]:
-    """(latency, whether it is a plan) with the layers from j2 on as one stage on all remaining devices."""
+    """Return (latency, whether it is a plan) with the layers from j2 on as one stage on all remaining devices."""
     num_layers = len(layers.cut) - 1
     share = layers.share_of[free]
     f, b, fits = stage_times(
@@ -267,10 +267,11 @@ def _with_rest(
 
 @plain
 def _bound(layers: Layers, settings: Settings, label: Label, j2: int, free: int) -> int:
-    """What every completion takes at least: C, and after X and P the work left, spread evenly over the free devices.
+    """Return a lower bound on the latency of every completion.
 
-    It never falls along a plan, so a prefix whose bound reaches a plan's latency, or another prefix of the same key
-    with a larger bound, cannot lead to a better plan: pruning changes no value.
+    It is C, or X and P plus the remaining work, spread evenly over the free devices. It never falls along a plan. So a
+    prefix whose bound reaches a plan's latency, or another prefix of the same key with a larger bound, cannot lead to a
+    better plan: pruning changes no value.
     """
     left = (layers.least_work_ns[j2] + free - 1) // free
     return max(label[C], label[X] + label[P] + settings.micro_batches * left)
@@ -290,7 +291,10 @@ def _remember(
     parent: tuple[int, int, int],
     times: tuple[int, int, int, int, int],
 ) -> None:
-    """The memo of formula (5): the prefix of a key with the smallest rank, then latency, then number of stages."""
+    """Store a prefix in the memo of formula (5).
+
+    A key keeps the prefix with the smallest rank, then latency, then number of stages.
+    """
     slot = _slot(memo, settings, key, j, rank, value, stages, label, t)
     if slot < 0:
         return
@@ -311,7 +315,10 @@ def _remember(
 def _slot(
     memo: Memo, settings: Settings, key: int, j: int, rank: int, value: int, stages: int, label: Label, t: int
 ) -> int:
-    """Where a prefix is to be kept, NONE where it is not; with several slots dominated prefixes make room."""
+    """Return the slot in which to keep a prefix, or NONE if it is not kept.
+
+    With several slots, dominated prefixes are dropped.
+    """
     slots = memo.info.shape[2]
     free, worst = NONE, NONE
     for slot in range(slots):
@@ -331,17 +338,17 @@ def _slot(
     if free != NONE:
         return free
     memo.overflow[0] += 1
-    held = memo.rank[key, j, worst]
-    if rank != held[0]:
-        return worst if rank < held[0] else NONE
-    if value != held[1]:
-        return worst if value < held[1] else NONE
+    worst_rank = memo.rank[key, j, worst]
+    if rank != worst_rank[0]:
+        return worst if rank < worst_rank[0] else NONE
+    if value != worst_rank[1]:
+        return worst if value < worst_rank[1] else NONE
     return worst if stages < memo.info[key, j, worst, STAGES] else NONE
 
 
 @plain
 def _later(memo: Memo, key: int, j: int, a: int, b: int) -> bool:
-    """Whether slot a comes after slot b by rank, then latency."""
+    """Return whether slot a comes after slot b by rank, then latency."""
     one, other = memo.rank[key, j, a], memo.rank[key, j, b]
     return bool(one[0] > other[0] or (one[0] == other[0] and one[1] > other[1]))
 
@@ -353,18 +360,18 @@ def _dominates(a: Label, b: Label) -> bool:
 
 @plain
 def _record(
-    found: np.ndarray, by_length: np.ndarray, value: int, key: int, j: int, slot: int, t: int, end: int, stages: int
+    best: np.ndarray, by_length: np.ndarray, value: int, key: int, j: int, slot: int, t: int, end: int, stages: int
 ) -> None:
-    """Keep a plan that is among the best, or the best of its number of stages."""
+    """Record a plan that is among the best, or the best of its number of stages."""
     if stages < len(by_length) and value < by_length[stages, VALUE]:
         _write(by_length, stages, value, key, j, slot, t, end, stages)
-    if value >= found[-1, VALUE]:
+    if value >= best[-1, VALUE]:
         return
-    place = len(found) - 1
-    while place > 0 and found[place - 1, VALUE] > value:
-        found[place] = found[place - 1]
+    place = len(best) - 1
+    while place > 0 and best[place - 1, VALUE] > value:
+        best[place] = best[place - 1]
         place -= 1
-    _write(found, place, value, key, j, slot, t, end, stages)
+    _write(best, place, value, key, j, slot, t, end, stages)
 
 
 @plain

@@ -24,7 +24,10 @@ MAX_SET_KEYS = 4_000
 
 @dataclass(frozen=True, eq=False)
 class PlacementTables:
-    """What does not depend on the micro-batches. ``restricted``: not every replica count or policy is searched."""
+    """The tables that do not depend on the micro-batches.
+
+    ``restricted``: not every replica count or policy is searched.
+    """
 
     geometry: Geometry
     places: Places
@@ -41,24 +44,24 @@ class PlacementTables:
 def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True) -> PlacementTables:
     """Return placements and network of a problem.
 
-    ``replicas``: the counts allowed (beyond ``FEW_DEVICES`` by append first only); none: all that stay searchable.
-    ``by_set``: the last stage's set is part of the memo key, as long as there are at most ``MAX_SET_KEYS`` of them;
-    otherwise the occupancy alone is the key.
+    ``replicas``: the replica counts allowed (beyond ``FEW_DEVICES`` by append first only); if empty, all counts that
+    stay searchable. ``by_set``: the last stage's set is part of the memo key, if there are at most ``MAX_SET_KEYS``
+    sets. Otherwise the occupancy alone is the key.
     """
     nodes = problem.nodes()
     sizes = tuple(len(node) for node in nodes)
     classes = server_classes(problem)
-    found, restricted = _placements(sizes, classes, replicas)
+    placements, restricted = _placements(sizes, classes, replicas)
     kinds = tuple(sorted({device.kind for device in problem.devices}))
-    before = found.states[found.source]
+    before = placements.states[placements.source]
     static = static_between(problem, np.arange(problem.num_layers + 1))
-    whole = np.broadcast_to(np.asarray(sizes), found.states.shape)
+    whole = np.broadcast_to(np.asarray(sizes), placements.states.shape)
     return PlacementTables(
-        geometry=found,
-        places=_places(problem, found, by_set and len(found.source) <= MAX_SET_KEYS),
+        geometry=placements,
+        places=_places(problem, placements, by_set and len(placements.source) <= MAX_SET_KEYS),
         routes=routes_of(problem),
-        placed=_sets(problem, kinds, classes, before, before + found.take),
-        remaining=_sets(problem, kinds, classes, found.states, whole),
+        placed=_sets(problem, kinds, classes, before, before + placements.take),
+        remaining=_sets(problem, kinds, classes, placements.states, whole),
         kinds=kinds,
         fixed_bytes=static.parameters + static.gradients,
         state_bytes=static.optimizer,
@@ -66,36 +69,39 @@ def shape(problem: Problem, replicas: tuple[int, ...] = (), by_set: bool = True)
     )
 
 
-def _places(problem: Problem, found: Geometry, by_set: bool) -> Places:
+def _places(problem: Problem, placements: Geometry, by_set: bool) -> Places:
     nodes = problem.nodes()
     sizes = [len(node) for node in nodes]
     node_device = np.full((len(nodes), max(sizes)), -1, dtype=np.int64)
     for n, node in enumerate(nodes):
         node_device[n, : len(node)] = node
-    count = len(found.source) if by_set else len(found.states)
-    key_of = np.arange(count, dtype=np.int64) if by_set else found.target
-    state_of_key = np.append(found.target if by_set else np.arange(count), 0)
+    count = len(placements.source) if by_set else len(placements.states)
+    key_of = np.arange(count, dtype=np.int64) if by_set else placements.target
+    state_of_key = np.append(placements.target if by_set else np.arange(count), 0)
     keys_of = np.argsort(state_of_key, kind="stable").astype(np.int64)
     return Places(
-        states=found.states.astype(np.int64),
-        used=found.used,
-        first=found.first,
-        target=found.target,
-        replicas=found.replicas,
-        take=found.take.astype(np.int64),
-        order=found.order.astype(np.int64),
+        states=placements.states.astype(np.int64),
+        used=placements.used,
+        first=placements.first,
+        target=placements.target,
+        replicas=placements.replicas,
+        take=placements.take.astype(np.int64),
+        order=placements.order.astype(np.int64),
         node_device=node_device,
         node_size=np.asarray(sizes, dtype=np.int64),
         node_of=np.asarray([device.node for device in problem.devices], dtype=np.int64),
-        by_used=np.argsort(found.used, kind="stable").astype(np.int64),
+        by_used=np.argsort(placements.used, kind="stable").astype(np.int64),
         key_of=key_of,
         keys_of=keys_of,
-        first_key=np.searchsorted(state_of_key[keys_of], np.arange(len(found.states) + 1)).astype(np.int64),
+        first_key=np.searchsorted(state_of_key[keys_of], np.arange(len(placements.states) + 1)).astype(np.int64),
     )
 
 
 def _placements(sizes: tuple[int, ...], classes: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[Geometry, bool]:
-    """All replica counts if that stays searchable; else those that divide or fill servers, or only fill them."""
+    """Return the reachable placements, and whether replica counts are restricted.
+
+    All replica counts are tried if that stays searchable. Otherwise counts divide or fill servers, or only fill them.
+    """
     total, largest = sum(sizes), max(sizes)
     limit = max(2_500, min(MAX_TRANSITIONS, SERVER_VISITS // len(sizes)))
     inside = [r for r in range(1, largest + 1) if largest % r == 0]
@@ -114,18 +120,18 @@ def _placements(sizes: tuple[int, ...], classes: tuple[int, ...], replicas: tupl
         filling: tuple[Policy, ...] = ("append",)
         start, tries = 0, [(replicas, POLICIES if total <= FEW_DEVICES else filling), (replicas, filling)]
     for number, (counts, kept) in enumerate(tries[start:], start):
-        found = geometry(sizes, classes, counts, kept, limit)
-        if found is not None:
-            return found, number > 0
-    found = geometry(sizes, classes, (total,), POLICIES[:1], limit)
-    assert found is not None
-    return found, True
+        placements = geometry(sizes, classes, counts, kept, limit)
+        if placements is not None:
+            return placements, number > 0
+    placements = geometry(sizes, classes, (total,), POLICIES[:1], limit)
+    assert placements is not None
+    return placements, True
 
 
 def _sets(
     problem: Problem, kinds: tuple[str, ...], classes: tuple[int, ...], low: np.ndarray, high: np.ndarray
 ) -> SetCosts:
-    """Costs of the sets that hold devices ``low[i, n]`` … ``high[i, n] - 1`` of server n."""
+    """Return the costs of the sets that hold devices ``low[i, n]`` … ``high[i, n] - 1`` of server n."""
     nodes = problem.nodes()
     network = problem.network
     plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
@@ -152,7 +158,10 @@ def _sets(
 
 
 def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, ...]:
-    """All that an all-reduce depends on: of each class devices and servers, and the fewest and most on a server."""
+    """Return all that an all-reduce depends on.
+
+    For each class: the devices, the servers, and the fewest and the most devices on a server.
+    """
     groups: dict[int, list[int]] = {}
     for kind, count in zip(classes, counts, strict=True):
         if count:
@@ -161,7 +170,7 @@ def _shape_of_set(classes: tuple[int, ...], counts: list[int]) -> tuple[object, 
 
 
 def layers(problem: Problem, base: PlacementTables, batch: Batch) -> Layers:
-    """Costs of the largest micro-batch, for the largest slice of every number of replicas."""
+    """Return the costs of the largest micro-batch, for the largest slice of every number of replicas."""
     devices = problem.num_devices
     shares = [largest_slice(batch.most_rows, r) for r in range(1, devices + 1)]
     rows = sorted(set(shares))
@@ -201,16 +210,19 @@ def layers(problem: Problem, base: PlacementTables, batch: Batch) -> Layers:
 
 
 def _least_stages(problem: Problem, base: PlacementTables) -> np.ndarray:
-    """Stages that the layers from each one on need at least, whatever runs: their fixed bytes on the roomiest device.
+    """Return the least number of stages that the layers from each one on need.
 
-    States are counted shared by all devices where the request shares them. More than there are layers: they never fit.
+    Their fixed bytes are compared with the free memory of the roomiest device.
+
+    Optimizer states are divided by all devices where the request shards them. A number above the number of layers means
+    that the layers never fit.
     """
     room = max(free_bytes(problem, [d]) for d in range(problem.num_devices))
     shared_by = problem.num_devices if problem.memory.shard_states else 1
-    held = base.fixed_bytes + base.state_bytes // shared_by
+    resident = base.fixed_bytes + base.state_bytes // shared_by
     count = problem.num_layers
     least = np.zeros(count + 1, dtype=np.int64)
     for i in range(count - 1, -1, -1):
-        j = i + int(np.searchsorted(held[i, i + 1 :], room, side="right"))
+        j = i + int(np.searchsorted(resident[i, i + 1 :], room, side="right"))
         least[i] = count + 1 if j == i else min(count + 1, 1 + least[j])
     return least

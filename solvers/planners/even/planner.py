@@ -1,12 +1,12 @@
 """``even``: equal stages one after the other, equally replicated on all devices, under 1F1B or interleaved 1F1B.
 
-Stages have equally many of the layers that are alike. In a model where most layers are not, such as one whose layers
-were measured one by one, they take nearly equal time.
+Stages have equally many of the layers that are alike. In a model where most layers differ, such as a model whose layers
+were measured one by one, stages take nearly equal time.
 
-Every such layout is looked at: ranks, parts of the model on each, rows of a micro-batch, and as little recomputation
-as memory needs: of whole layers of a part, or of the same modules of every layer. One that cannot fit, by what it
-holds for certain, is left out; the others are simulated from the least bound on. These are the layouts that trainers
-with degrees of parallelism run (Narayanan et al., SC 2021, section 3), and what a plan has to be better than.
+The planner enumerates every such layout: ranks, parts of the model on each, rows of a micro-batch, and as little
+recomputation as memory needs, of whole layers of a part or of the same modules of every layer. Layouts that certainly
+exceed memory are left out; the others are simulated from the least bound on. These are the layouts that trainers with
+degrees of parallelism run (Narayanan et al., SC 2021, section 3), and the baseline that other plans have to beat.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from penstock.solvers.schedules.support.fitting_orders import judged
 from penstock.solvers.schedules.trainer_orders import order_of
 
 KEPT = 3
-"""Layouts that are proposed, the quickest first."""
+"""Number of layouts that are proposed, the quickest first."""
 MOST_OPERATIONS = 400_000
-"""Micro-batches × stages of all layouts that are simulated, after the first."""
+"""Limit on micro-batches × stages of all layouts that are simulated, after the first."""
 
 
 Saved = tuple[int, int]
@@ -53,8 +53,8 @@ Saved = tuple[int, int]
 class EvenLayout(NamedTuple):
     """A plan that recomputes in one of the ways of even stages, by its number: an alternative of a race.
 
-    Before it is asked what it has to recompute to fit, it ``fits`` for all that is known, with as little as may be: no
-    way takes less time.
+    At first it has as little recomputation as the request allows, so no way takes less time; whether it ``fits`` is not
+    checked yet. ``raised`` then finds the recomputation that it needs to fit.
     """
 
     least_ns: int
@@ -64,12 +64,12 @@ class EvenLayout(NamedTuple):
     even: Even
 
     def raised(self, _below_ns: float) -> EvenLayout | None:
-        """Return the layout with as little recomputation as may fit; None: none can."""
+        """Return the layout with as little recomputation as may fit, or None if no recomputation suffices."""
         return self if self.fits else self.even.layout(0)
 
     @property
     def plan(self) -> Allocation:
-        """The plan itself."""
+        """The plan of this layout."""
         return self.even.plan(self.even.ways[self.way] if self.fits else 0)
 
 
@@ -83,7 +83,7 @@ class Even:
 
     @property
     def problem(self) -> Problem:
-        """The problem that they are of."""
+        """The problem of these stages."""
         return self.cut.problem
 
     @cached_property
@@ -92,7 +92,7 @@ class Even:
         return EvenLayout(self.bound_ns(0), False, self.number, 0, self)
 
     def layout(self, least: int) -> EvenLayout | None:
-        """Return the layout with as little recomputation as may fit, from a number of ``ways`` on; None: none can."""
+        """Return the layout with the least recomputation that may fit, from a number of ``ways`` on, or None."""
         if not self.holds_states:
             return None
         for number, way in enumerate(self.ways[least:], least):
@@ -101,7 +101,7 @@ class Even:
         return None
 
     def bound_ns(self, way: Way) -> int:
-        """Return a bound on a plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says.
+        """Return a bound on a plan's time: the busiest rank's work, or the bound of ``whole_backwards_bound_ns``.
 
         Micro-batches are equal.
         """
@@ -114,27 +114,27 @@ class Even:
 
     @property
     def holds_states(self) -> bool:
-        """Whether every rank can hold its parameters and states; if not, no way of recomputing helps."""
+        """True if every rank can hold its parameters and states; if not, no way of recomputing helps."""
         return int(self.cut.room_bytes.min()) >= 0
 
     def _may_fit(self, way: Way) -> bool:
         """Return whether every rank can hold its states, and the micro-batches in flight at its first backward.
 
-        Each as if it were of the rank's stage that keeps least.
+        Each micro-batch counts as if it belonged to the rank's stage that keeps least.
         """
         least = self._by_rank(self.cut.kept_bytes(self._share, way)).min(axis=0)
         return bool((least <= self._most_bytes).all())
 
     @cached_property
     def _most_bytes(self) -> np.ndarray:
-        """What each rank has for a micro-batch, (R,), once its states are there."""
+        """The memory that each rank has for a micro-batch, (R,), beside its states."""
         ranks, parts = self.cut.ranks, self.cut.parts
         later = np.arange(ranks)[::-1]
         ahead = later if parts == 1 else 2 * later + (parts - 1) * ranks
         return np.asarray(self.cut.room_bytes // np.minimum(ahead + 1, self.batch.num_micro_batches * parts))
 
     def _by_rank(self, of_stages: np.ndarray) -> np.ndarray:
-        """Return (parts, R) what is of each rank's stages."""
+        """Return an array of stages by part and rank, (parts, R)."""
         return of_stages.reshape(self.cut.parts, -1)
 
     @property
@@ -144,7 +144,7 @@ class Even:
 
     @cached_property
     def ways(self) -> tuple[Way, ...]:
-        """Return how stages may recompute, from what takes least time on, as long as it keeps less."""
+        """The ways in which stages may recompute, the quickest first; each keeps less than the one before."""
         longest = self.cut.longest
         if self.problem.recompute != "auto":
             return (0,) if self.problem.recompute == "never" else (longest,)
@@ -155,11 +155,11 @@ class Even:
         each = savings(self.problem, self.cut.typical, kinds, self._share)
         saved: dict[Way, Saved] = {number: (number * each[()][0], number * each[()][1]) for number in layers}
         saved |= {way: (longest * each[way][0], longest * each[way][1]) for way in self.problem.module_sets}
-        found: list[Way] = []
+        frontier: list[Way] = []
         for way in sorted(saved, key=lambda way: saved[way]):
-            if not found or saved[way][1] > saved[found[-1]][1]:
-                found.append(way)
-        return tuple(found)
+            if not frontier or saved[way][1] > saved[frontier[-1]][1]:
+                frontier.append(way)
+        return tuple(frontier)
 
     def orders(self, plan: Allocation) -> Orders:
         """Return 1F1B, or interleaved 1F1B where ranks have several parts."""
@@ -185,15 +185,15 @@ class Even:
 
 
 def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Yield the quickest even layouts that fit, the best first; where none does, some that lack the least."""
+    """Yield the quickest even layouts that fit, the best first; where no layout fits, some that lack the least."""
     problem = setting.problem
     every = _listed(problem)
-    found = Layouts(problem).quickest(problem)
-    for trial in found:
+    quickest = Layouts(problem).quickest(problem)
+    for trial in quickest:
         yield proposed(trial)
-    if found:
+    if quickest:
         return
-    if not every and problem.pins:  # the judge says which pin they break
+    if not every and problem.pins:  # the simulator says which pin they break
         every = tuple(
             replace(each, cut=replace(each.cut, problem=problem)) for each in _every(replace(problem, pins=()))
         )
@@ -206,21 +206,21 @@ def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Prop
 
 @per_problem
 def savings(problem: Problem, layer: int, kinds: frozenset[str], share: int) -> dict[Modules, Saved]:
-    """Return what recomputing sets of modules of a layer, or all of it (), takes and frees of ``share`` rows on kinds.
+    """Return the time and the freed memory of recomputing each set of modules of a layer, or all of it: ().
 
-    The layer's input is kept.
+    Both are for ``share`` rows on devices of these kinds. The layer's input is kept.
     """
     devices = tuple(next(d for d, device in enumerate(problem.devices) if device.kind == kind) for kind in kinds)
     plain, rows = Stage(layer, layer, devices), share * len(devices)
-    costs, found = stage_costs(problem, plain, rows), {}
+    costs, saved = stage_costs(problem, plain, rows), {}
     for modules in ((), *problem.module_sets):
         again = replace(plain, modules=modules) if modules else replace(plain, recompute=((layer, layer),))
-        own = stage_costs(problem, again, rows)
-        freed = costs.kept_bytes - own.kept_bytes
+        again_costs = stage_costs(problem, again, rows)
+        freed = costs.kept_bytes - again_costs.kept_bytes
         if again.recompute and problem.memory.count_buffers:
             freed -= input_bytes(problem, layer, share)
-        found[modules] = own.recompute_ns, freed
-    return found
+        saved[modules] = again_costs.recompute_ns, freed
+    return saved
 
 
 class Layouts:
@@ -228,30 +228,30 @@ class Layouts:
 
     def __init__(self, problem: Problem) -> None:
         every = _listed(problem)
-        if every and not every[-1].holds_states:  # of the most stages: then few can, and only these need a time
+        if every and not every[-1].holds_states:  # the last has the most stages: if it cannot, few can, and need a time
             every = tuple(even for even in every if even.holds_states)
         self._race = Race((even.plain for even in every), attrgetter("least_ns", "fits", "number", "way"))
 
     def least_ns(self, below_ns: float = NEVER_NS) -> int:
-        """Return a bound on all layouts that may fit, each with as little recomputation as that takes.
+        """Return a bound on all layouts that may fit, each with as little recomputation as it needs to fit.
 
-        It is looked for as far as it is below a time; NEVER_NS where no layout may fit.
+        The search ends at ``below_ns``. NEVER_NS if no layout may fit.
         """
         return self._race.least_ns(below_ns)
 
     def quickest(self, problem: Problem, below_ns: int = NEVER_NS, kept: int = KEPT) -> list[JudgedPlan]:
         """Return the quickest layouts that fit and take less than a time, at most ``kept``, the best first.
 
-        They are simulated from the least bound on; one that does not fit makes the next. ``problem``: that of the
-        layouts, or one that differs from it by how its nodes are joined, and not in the costs of its layers.
+        They are simulated from the least bound on; one that does not fit brings in the next. ``problem``: the problem
+        of the layouts, or a problem that differs only by how its nodes are joined, not in the costs of its layers.
         """
         race, spent = self._race.copy(), 0
-        found: list[JudgedPlan] = []
+        best: list[JudgedPlan] = []
 
         def limit_ns(_layout: EvenLayout) -> int:
-            return found[-1].value_ns if len(found) == kept else below_ns
+            return best[-1].value_ns if len(best) == kept else below_ns
 
-        while spent <= MOST_OPERATIONS or not (found or below_ns < NEVER_NS):
+        while spent <= MOST_OPERATIONS or not (best or below_ns < NEVER_NS):
             layout = race.next_below(limit_ns)
             if layout is None:
                 break
@@ -261,10 +261,10 @@ class Layouts:
             spent += len(plan.stages) * plan.num_micro_batches
             with suppress(UnsupportedRequest):
                 outcome = judged(problem, plan, layout.even.orders(plan), limit_ns(layout))
-                found = sorted([*found, *filter(None, [outcome.plan])], key=lambda each: each.value_ns)[:kept]
+                best = sorted([*best, *filter(None, [outcome.plan])], key=lambda each: each.value_ns)[:kept]
                 if outcome.short and (more := layout.even.layout(layout.way + 1)) is not None:
                     race.enter(more)
-        return found
+        return best
 
 
 @lru_cache(maxsize=1)
@@ -274,7 +274,7 @@ def _listed(problem: Problem) -> tuple[Even, ...]:
 
 
 class Blocks(NamedTuple):
-    """The layers that stages share out: the ``alike`` ones, or all where most are not; ``most``: stages."""
+    """The layers that stages share out: the ``alike`` ones, or all where most differ; ``most``: stages."""
 
     first: int
     stop: int
@@ -283,14 +283,18 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> Blocks:
-        """Return the longest run of layers that are alike, or all layers where it has less than half of them."""
+        """Return the longest run of layers that are alike, or all layers if that run has fewer than half of them."""
         first, number = layers_alike(problem)
         if 2 * number >= problem.num_layers:
             return cls(first, first + number, number + 2, alike=True)
         return cls(0, problem.num_layers, problem.num_blocks, alike=False)
 
     def divide(self, ranks: int, parts: int) -> bool:
-        """Return whether ranks may have some parts: equal ones, whether ends count as layers or not, else few."""
+        """Return whether each rank may have this number of parts.
+
+        Parts must be equal, whether the ends count as layers or not. Where layers differ, the number must be a power of
+        two.
+        """
         if not self.alike:
             return parts.bit_count() == 1
         stages = ranks * parts
@@ -298,16 +302,16 @@ class Blocks(NamedTuple):
 
 
 def _every(problem: Problem) -> Iterator[Even]:
-    """Yield ranks × parts × micro-batches."""
+    """Yield the even stages for ranks × parts × micro-batches."""
     blocks = Blocks.of(problem)
     number = 0
-    known: dict[tuple[int, int], Cut | None] = {}
+    cuts: dict[tuple[int, int], Cut | None] = {}
     for places, batch in even_shapes(problem, range(problem.num_devices), blocks.most):
         for parts in _parts(len(places), blocks, batch):
             key = len(places), parts
-            if key not in known:
-                known[key] = _cut(problem, blocks, places, parts)
-            cut = known[key]
+            if key not in cuts:
+                cuts[key] = _cut(problem, blocks, places, parts)
+            cut = cuts[key]
             if cut is None:
                 continue
             if problem.pins and broken_pin(problem, single_pipeline(cut.stages, batch.num_micro_batches)):
@@ -317,7 +321,7 @@ def _every(problem: Problem) -> Iterator[Even]:
 
 
 def _cut(problem: Problem, blocks: Blocks, places: Places, parts: int) -> Cut | None:
-    """Return the stages of ranks with some parts each; None where a part would end where none may."""
+    """Return the stages of ranks with some parts each, or None if a part would end where no stage may."""
     ends = _ends(problem, blocks, len(places) * parts)
     if ends is None:
         return None
@@ -325,9 +329,9 @@ def _cut(problem: Problem, blocks: Blocks, places: Places, parts: int) -> Cut | 
 
 
 def _parts(ranks: int, blocks: Blocks, batch: Batch) -> Iterator[int]:
-    """Yield how many parts a rank may have.
+    """Yield the numbers of parts that a rank may have.
 
-    Of replicas of the whole model, several save memory in a single micro-batch: a part's gradients come when its
+    For replicas of the whole model, several parts save memory in a single micro-batch: a part's gradients come when its
     activations go.
     """
     yield 1
@@ -337,10 +341,11 @@ def _parts(ranks: int, blocks: Blocks, batch: Batch) -> Iterator[int]:
 
 
 def _ends(problem: Problem, blocks: Blocks, number: int) -> list[int] | None:
-    """Return where parts begin and the model ends: equal runs of the layers that are alike, the rest with the ends.
+    """Return where parts begin and the model ends, or None if a part would end where no stage may.
 
-    Where they do not divide, both ends count as one layer each, or else the first parts have one more. None: a part
-    would end where none may. Of layers that are not alike the longest part takes as little time as possible.
+    Parts are equal runs of the layers that are alike, and the first and last part have the other layers too. Where the
+    layers do not divide, both ends count as one layer each, or else the first parts have one more layer. If layers
+    differ, the longest part takes as little time as possible.
     """
     if not blocks.alike:
         return smallest_largest(np.diff(problem.sample_ns), number, problem.cuttable)

@@ -14,16 +14,16 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.schedule import Orders
 
 WHOLE_BACKWARDS = Orders("any order", ())
-"""Stands for every order of whole backwards where only the kinds of operations count."""
+"""The placeholder for every order of unsplit backwards, where only the kinds of operations count."""
 
 
 class ChainTables:
     """Bounds of all plans of one number of micro-batches in a space.
 
-    A stage's times depend on its layers and, up to symmetry, its devices; an edge on the cut and both stages' devices.
-    In mode ``nic`` slices of unequal size make even symmetric pairs differ, so there each pair is counted separately.
-    Where a stage may recompute or not, it takes the time of not doing so and has the room of whichever leaves more: the
-    input that a recomputing stage keeps may be larger than its stash.
+    A stage's times depend on its layers and, up to symmetry, its devices. An edge's time depends on the cut and on both
+    stages' devices. In mode ``nic`` slices of unequal size make even symmetric pairs differ, so there each pair is
+    counted separately. Where a stage may recompute or not, it takes the time without recomputation and the larger free
+    memory of the two: the input that a recomputing stage keeps may be larger than its stash.
     """
 
     def __init__(self, space: Space, batch: Batch) -> None:
@@ -33,7 +33,7 @@ class ChainTables:
         self._edges: dict[object, np.ndarray] = {}
 
     def bounds(self, partitions: np.ndarray, placements: Sequence[Placement]) -> np.ndarray:
-        """(len(placements), len(partitions)): a proven bound of each plan, in ns."""
+        """Return a proven bound of each plan in ns, (len(placements), len(partitions))."""
         rows = [self._bounds(partitions, each) for each in placements]
         return np.asarray(rows, dtype=np.int64).reshape(len(placements), len(partitions))
 
@@ -52,9 +52,9 @@ class ChainTables:
         return self.costs.bounds_ns(rows, limits)
 
     def _stage_numbers(self, devices: tuple[int, ...]) -> np.ndarray:
-        """(2, L, L + 1) numbers of the stages from one layer up to another on these devices.
+        """Return the numbers of the stages from one layer up to another on these devices, (2, L, L + 1).
 
-        The first gives the times, the second may leave more room.
+        The first gives the times, the second may have more free memory.
         """
         key = self.space.orbit((devices,))
         if key not in self._stages:
@@ -77,7 +77,7 @@ class ChainTables:
         return quick, quick
 
     def _edge_numbers(self, source: tuple[int, ...], target: tuple[int, ...]) -> np.ndarray:
-        """(L,) numbers of the edges between two stages by the second one's first layer."""
+        """Return the numbers of the edges between two stages by the second stage's first layer, (L,)."""
         rules = self.space.problem.rules
         slices = rules.shared or rules.transfer == "nic"
         key = (source, target) if slices else self.space.orbit((source, target))
@@ -90,5 +90,5 @@ class ChainTables:
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """Layers that a stage may begin with."""
+        """The layers that a stage may begin with."""
         return (0, *(cut + 1 for cut in self.space.cuts))
