@@ -187,7 +187,7 @@ def shortest(chain: Chain) -> Gain:
     optimum = contiguous_optimum(chain)
     contiguous = None if optimum is None else optimum.period_ns
     listed, solved, unproven = contiguous, contiguous, 0
-    searched = portfolio(chain, contiguous).found
+    searched = portfolio(chain, contiguous).allocations
     for found in searched:
         line = line_of_found(chain, found)
         pattern = inside_out.smallest(line, below_ns=listed)
@@ -227,7 +227,7 @@ def judged(seeds: Sequence[int]) -> None:
         optima = [
             plan
             for setup, optimum in madpipe._contiguous(madpipe._setups(problem, 1))
-            for plan in madpipe._made(problem, setup, [] if optimum is None else [optimum])
+            for plan in madpipe._plans_of(problem, setup, [] if optimum is None else [optimum])
         ]
         contiguous = driver.judged(problem, "madpipe", (madpipe._proposal(problem, plan) for plan in optima)).best
         if both is not None and contiguous is not None:

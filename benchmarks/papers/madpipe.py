@@ -35,7 +35,7 @@ from penstock.solvers.model.network import Inside, Network
 from penstock.solvers.model.problem import Device, Measured, Problem
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, at_period, contiguous_optimum, line_of
-from penstock.solvers.planners.madpipe.label_kernel import FOUND, Rounding, special
+from penstock.solvers.planners.madpipe.label_kernel import EXISTS, Rounding, special
 from penstock.solvers.planners.madpipe.labels import TOLERANCE, portfolio, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.schedules.periodic import inside_out
@@ -275,7 +275,7 @@ def _target_monotone(quick: bool) -> Row:
 
 
 def _with_special(chain: Chain, period_ns: int) -> bool:
-    return bool(special(line_of(chain), period_ns, False, Rounding(1, 1, 1), 10**6)[0] == FOUND)
+    return bool(special(line_of(chain), period_ns, False, Rounding(1, 1, 1), 10**6)[0] == EXISTS)
 
 
 def _special_is_optimistic() -> Row:
@@ -289,9 +289,9 @@ def _special_is_optimistic() -> Row:
         memory_bytes=6000,
         processors=2,
     )
-    found = special_optimum(chain, tight=False).found[0]
+    found = special_optimum(chain, tight=False).allocations[0]
     pattern = solve(_line(chain, found)).pattern
-    tight = special_optimum(chain).found[0]
+    tight = special_optimum(chain).allocations[0]
     valid = 0.0 if pattern is None else pattern.period_ns / 1e9
     good = abs(valid - 9.25) < 0.001 and abs(found.period_ns / 1e9 - 6) < 0.001
     return Row(
@@ -310,7 +310,7 @@ def _iterations(names: list[str], quick: bool, folder: Path | None) -> Iterator[
         for memory in MEMORIES_GB[1::3]:
             chain = _chain(name, 2 if quick else 4, memory, 12, folder)
             short, long = first_phase(chain, 10), first_phase(chain, 14 if quick else 40)
-            exact = special_optimum(chain, tight=False).found
+            exact = special_optimum(chain, tight=False).allocations
             compared += 1
             missing += bool(exact) and not short
             if short and long and exact:
@@ -354,7 +354,7 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
     below = None if contiguous is None else contiguous.period_ns
     searched = portfolio(chain, below)
     periods = [] if contiguous is None else [contiguous.period_ns]
-    for found in searched.found:
+    for found in searched.allocations:
         line = _line(chain, found)
         pattern = inside_out.smallest(line, below_ns=min(periods, default=None))
         periods += [] if pattern is None else [pattern.period_ns]
@@ -368,7 +368,7 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
         memory_gb=memory_gb,
         bandwidth_gb=bandwidth_gb,
         sequential_ns=int(chain.load_ns[0, -1]),
-        madpipe_promised_ns=searched.found[0].period_ns if searched.found else below or 0,
+        madpipe_promised_ns=searched.allocations[0].period_ns if searched.allocations else below or 0,
         madpipe_ns=min(periods, default=0),
         contiguous_ns=below or 0,
         pipedream_promised_ns=(_period(partitions[0]), _period(partitions[1])),

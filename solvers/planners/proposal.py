@@ -1,4 +1,4 @@
-"""What a planner hands to the judge: an allocation, and the schedules and settings to try it with."""
+"""A planner's proposal to the simulator: an allocation, and the schedules and settings to try it with."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from penstock.solvers.schedules.early_backward import depths as depths_of
 
 
 class Proposal(NamedTuple):
-    """An allocation with the schedules and the all-reduce settings to judge it under.
+    """An allocation with the schedules and the all-reduce settings to simulate it under.
 
-    No schedule at all: nothing is judged, but finding none took as long as a plan, and counts as one in ``max_plans``.
-    ``fixed``: judge this schedule and no other, with the allocation's own recomputation; ``schedules`` then holds its
-    name. Rules other than ``synchronous`` always come with a fixed schedule. ``judged``: the plan as the planner has
-    timed it, and found to fit where it has a timeline. ``proven``: a bound that the planner has proven by now.
-    ``note``: a remark on its search, for ``why``.
+    No schedule at all: nothing is simulated, but the search for one took as long as a plan, and counts as one in
+    ``max_plans``. ``fixed``: simulate this schedule and no other, with the allocation's recomputation; ``schedules``
+    then holds its name. Rules other than ``synchronous`` always come with a fixed schedule. ``judged``: the plan as the
+    planner has timed it; one with a timeline fits. ``proven``: a bound that the planner has proven by now. ``note``: a
+    remark on its search, for ``why``.
     """
 
     allocation: Allocation
@@ -43,20 +43,20 @@ class Proposal(NamedTuple):
 
 
 def under(problem: Problem, allocation: Allocation, schedules: tuple[str, ...], policy: str = "best") -> Proposal:
-    """Return an allocation to judge under some schedules, with the request's setting of the all-reduce."""
+    """Return an allocation to simulate under some schedules, with the request's setting of the all-reduce."""
     return Proposal(allocation, schedules, policy, (problem.rules.overlap_all_reduce,))
 
 
 def in_order(
     problem: Problem, allocation: Allocation, schedule: Schedule, rule: UpdateRule = "synchronous", note: str = ""
 ) -> Proposal:
-    """Return an allocation to judge under one schedule alone, with the request's setting of the all-reduce."""
+    """Return an allocation to simulate under one schedule alone, with the request's setting of the all-reduce."""
     overlaps = (problem.rules.overlap_all_reduce,)
     return Proposal(allocation, (schedule.name,), "best", overlaps, rule, schedule, note=note)
 
 
 def proposed(plan: JudgedPlan, proven: Bound | None = None) -> Proposal:
-    """Return a plan as a proposal that is not timed again; one with a timeline fits."""
+    """Return a plan as a proposal that is not timed again; a plan with a timeline fits."""
     return Proposal(
         plan.allocation,
         (plan.schedule.name,),
@@ -78,10 +78,10 @@ def proposed_again(plan: JudgedPlan, devices: Mapping[int, int]) -> Proposal:
 
 
 def recompute_variants(problem: Problem, allocation: Allocation, schedules: tuple[str, ...]) -> list[Allocation]:
-    """Return the allocation with recomputation where the request wants it, or where memory asks for it.
+    """Return the allocation with recomputation if the request requires it, or where memory runs short.
 
-    ``auto``: on the stages that hold no micro-batch without it; then also on those that hold fewer than the
-    schedules keep in flight.
+    ``auto``: on the stages that hold no micro-batch without it; then also on stages that hold fewer than the schedules
+    keep in flight.
     """
     if problem.recompute == "never":
         return [allocation]
@@ -92,17 +92,17 @@ def recompute_variants(problem: Problem, allocation: Allocation, schedules: tupl
     fits = [micro_batches_that_fit(problem, stage, rows) for stage in stages]
     depths = depths_of(allocation)
     whole = allocation.num_micro_batches
-    held = whole if any(schedule_row(each).whole for each in schedules) else 0
-    flying = [max(min(2 * d - 1, whole), held) for d in depths]
+    floor = whole if any(schedule_row(each).whole for each in schedules) else 0
+    flying = [max(min(2 * d - 1, whole), floor) for d in depths]
     levels = ([1] * len(stages), [min(d, whole) for d in depths], flying)
     variants = [allocation.recomputing({s for s, fit in enumerate(fits) if fit < level[s]}) for level in levels]
     return list(dict.fromkeys(variants))
 
 
 def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
-    """Return a bound on every order of whole backwards, found quickly; 0 for several pipelines.
+    """Return a bound on every order with unsplit backwards, quick to compute; 0 for several pipelines.
 
-    A stage begins when the first forward has come to it, and its last gradient has to go back to the first stage; of
+    A stage begins when the first forward has reached it, and its last gradient has to go back to the first stage. Of
     replicas that take turns, one computes at least its share.
     """
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
@@ -119,7 +119,7 @@ def whole_backwards_bound_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def unreachable(problem: Problem, allocation: Allocation) -> str | None:
-    """Return which stages cannot reach each other, as a sentence; None when all can."""
+    """Return a sentence that names the stages that cannot reach each other, or None when all can."""
     rows = most_rows(problem, allocation)
     for number, stage in enumerate(allocation.stages):
         for direction in (0, 1):

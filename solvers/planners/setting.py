@@ -1,4 +1,4 @@
-"""The request of a solve, as every task and every planner reads it."""
+"""The request of a solve, for every task and every planner."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from penstock.solvers.planners.effort import THOROUGH, Effort
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem, whom to ask for a plan of it, and within which limits.
+    """A problem, the planner that runs on it, and the limits of the solve.
 
-    ``options`` are the ``planner``'s. ``workers``: processes for a large request, by default as many as processors. The
-    answer does not depend on it. ``schedule``: the requested one, or ``auto``. ``gap``: the relative distance to a
-    bound at which a plan is good enough. ``max_plans``: how many plans of one planner are simulated; a count, so the
-    answer is the same on every machine. ``first_feasible``: stop at the first plan that fits. ``prove_bounds``: look
-    for bounds of classes of plans. ``whole``: a bound on every plan of the request, where it is known already.
-    ``effort``: when planners end by themselves. ``excluded``: planners and phases that ``auto`` does not ask, each with
-    the reason that the answer gives, None where it gives none. ``upper_bound_ns``: plans that take longer need not be
-    looked for; None: no limit.
+    - ``options`` are the ``planner``'s. ``schedule``: the requested one, or ``auto``.
+    - ``workers``: processes for a large request, by default as many as processors. The answer does not depend on it.
+    - ``gap``: the relative distance to a bound at which a plan is good enough.
+    - ``max_plans``: how many plans of one planner are simulated; a count, so the answer is the same on every machine.
+    - ``first_feasible``: stop at the first plan that fits. ``prove_bounds``: compute bounds of classes of plans.
+    - ``whole``: a bound on every plan of the request, if one is proven already.
+    - ``effort``: when planners end by themselves.
+    - ``excluded``: planners and phases that ``auto`` skips, each with the reason that the answer gives, or None.
+    - ``upper_bound_ns``: plans that take longer may be left out; None: no limit.
     """
 
     problem: Problem

@@ -1,10 +1,10 @@
 """The joint optimum over partition, replication, placement and schedule: SOLVERS F.
 
-Every plan of a small space (``grid/enumeration.py``) has a proven bound (BOUNDS section 2). By rising bound the usual
-orders are judged until no bound is below the best plan; then CP-SAT (ALGORITHMS 7.8) optimises the orders that are
-left.
+Every plan of a small space (``grid/enumeration.py``) has a proven bound (BOUNDS section 2). The usual orders are
+simulated by rising bound until no bound is below the best plan. Then CP-SAT (ALGORITHMS 7.8) optimises the orders that
+remain open.
 
-Recomputation: a stage that holds all micro-batches whatever the order gains nothing by it; of the others every
+Recomputation: a stage that holds all micro-batches under any order gains nothing by it; of the other stages every
 subset recomputes.
 """
 
@@ -33,20 +33,20 @@ from penstock.solvers.planners.proposal import unreachable
 from penstock.solvers.schedules.support.fitting_orders import best_order
 
 EFFORT = 1.0
-"""Effort of optimising the order of one plan."""
+"""The effort of optimising the order of one plan."""
 PIECE = 64
-"""Plans that are judged between two yields."""
+"""The number of plans that are simulated between two yields."""
 
 
 class Improvement(NamedTuple):
-    """An improvement, and what no plan of the space can be below by then."""
+    """An improvement, and the bound on every plan of the space that is proven by then."""
 
     plan: JudgedPlan
     bound_ns: int
 
 
 class OpenPlan(NamedTuple):
-    """A plan that may be better than the best: its bound, a number that breaks ties, and itself."""
+    """A plan that may be better than the best: its bound, a number that breaks ties, and the allocation."""
 
     bound_ns: int
     number: int
@@ -55,7 +55,7 @@ class OpenPlan(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Plans of one number of micro-batches and of stages: from ``start`` on, placement by placement."""
+    """Plans of one number of micro-batches and one number of stages: from ``start`` on, placement by placement."""
 
     start: int
     batch: Batch
@@ -65,7 +65,10 @@ class Block:
 
 @dataclass
 class BestFirstSearch:
-    """Best-first search by bounds. ``effort`` is left for optimising orders; ``open``: bounds of unproven plans."""
+    """Best-first search by bounds.
+
+    ``effort`` remains for optimising orders; ``open``: bounds of unproven plans.
+    """
 
     space: Space
     effort: float
@@ -74,11 +77,11 @@ class BestFirstSearch:
 
     @property
     def value_ns(self) -> int:
-        """Of the best plan."""
+        """The time of the best plan."""
         return NEVER_NS if self.best is None else self.best.value_ns
 
     def run(self) -> Iterator[Improvement | None]:
-        """Every improvement, and at last the best plan with all that could be proven.
+        """Yield every improvement, and at last the best plan with all that could be proven.
 
         Yields None after every counted piece of work, so that the caller can stop.
         """
@@ -90,7 +93,7 @@ class BestFirstSearch:
             yield Improvement(self.best, min([self.best.value_ns, *self.open]))
 
     def _judge_all(self, survivors: list[OpenPlan]) -> Iterator[Improvement | None]:
-        """Judge plans by rising bound; ``survivors`` gets those whose best order is above their bound."""
+        """Simulate plans by rising bound; put a plan into ``survivors`` if its best order is above its bound."""
         bounds, blocks = self._bounds()
         ahead = np.argsort(bounds, kind="stable")
         refined: list[OpenPlan] = []
@@ -123,7 +126,7 @@ class BestFirstSearch:
         return trial
 
     def _bounds(self) -> tuple[np.ndarray, list[Block]]:
-        """The bound of every plan, and where to find the plan."""
+        """Return the bound of every plan, and the blocks in which to look the plan up."""
         space, blocks, parts, start = self.space, [], [], 0
         partitions = [space.partitions(s) for s in range(1, space.most_stages + 1)]
         placements = [list(space.placements(s)) for s in range(1, space.most_stages + 1)]
@@ -143,7 +146,7 @@ class BestFirstSearch:
         return self.space.allocation(block.batch, block.partitions[cut], block.placements[place])
 
     def _variants(self, allocation: Allocation) -> Iterator[Allocation]:
-        """The plan with each stage recomputing that has a reason to, where its first micro-batch fits."""
+        """Yield a plan for each subset of stages that gain by recomputing, where its first micro-batch fits."""
         problem, stages = self.space.problem, allocation.stages
         if unreachable(problem, allocation) is not None or broken_pin(problem, allocation) is not None:
             return
@@ -156,7 +159,7 @@ class BestFirstSearch:
                     yield variant
 
     def _optimise_all(self, survivors: list[OpenPlan]) -> Iterator[Improvement | None]:
-        """Ask CP-SAT for every plan that may still be better, the most promising first."""
+        """Run CP-SAT for every plan that may still be better, the most promising first."""
         for at, item in enumerate(survivors):
             if item.bound_ns >= self.value_ns:
                 return

@@ -17,16 +17,16 @@ from penstock.solvers.planners.proposal import Proposal, proposed, under
 from penstock.solvers.planners.setting import Setting
 
 MOST_PLANS = 30_000
-"""Partitions × placements × numbers of micro-batches at most: some seconds of bounds, and a queue that memory holds."""
+"""Limit on partitions × placements × numbers of micro-batches: some seconds of bounds, a queue that fits in memory."""
 EFFORT = Option("effort", 5.0, "for optimising orders by CP-SAT, over all plans; about seconds, but counted", low=0)
 OPTIONS = (EFFORT,)
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Ever better plans, each with the bound proven by then; the same again between pieces of work.
+    """Yield ever better plans, each with the bound proven by then; repeat the last one between pieces of work.
 
-    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking. Raises
-    ``UnsupportedRequest`` where there are too many plans to list.
+    Where nothing fits, yield the plan with the most stages and the smallest micro-batches, so that the simulator
+    reports what is lacking. Raises ``UnsupportedRequest`` if the plans are too many to list.
     """
     problem = setting.problem
     space = Space.of(problem, MOST_PLANS)
@@ -44,19 +44,19 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     numbers = [batch.num_micro_batches for batch in space.batches]
     covers = replace(contiguous(problem, numbers), replica_order=frozenset({"cluster"})) if space.is_complete else None
     latest: Proposal | None = None
-    for found in search.run():
+    for improvement in search.run():
         if setting.deadline.passed:
             return
-        latest = latest if found is None else _proposal(problem, found, covers)
+        latest = latest if improvement is None else _proposal(problem, improvement, covers)
         if latest is not None:
             yield latest
     if search.best is None:
         yield from (under(problem, each, ("early-backward",), "A") for each in thinnest(problem)[:1])
 
 
-def _proposal(problem: Problem, found: Improvement, covers: Covers | None) -> Proposal:
+def _proposal(problem: Problem, improvement: Improvement, covers: Covers | None) -> Proposal:
     """Return an improvement with its proof, where the space has every plan of a class."""
     if covers is None:
-        return proposed(found.plan)
-    bound = class_bound(problem, covers, found.bound_ns, "every plan's bound, and job shops by CP-SAT")
-    return proposed(found.plan, bound)
+        return proposed(improvement.plan)
+    bound = class_bound(problem, covers, improvement.bound_ns, "every plan's bound, and job shops by CP-SAT")
+    return proposed(improvement.plan, bound)

@@ -1,12 +1,12 @@
 """HetPipe's virtual workers [1]_ (ALGORITHMS 7.9): pipelines without replicas, data parallel with each other.
 
-Every virtual worker partitions the chain for itself: the contiguous partition with the smallest largest load of a
-device, its computation and what it receives and sends, for the order of its devices that is best. Micro-batches go to
-the workers in proportion to their speed. Nothing is stale: gradients are reduced among all workers once per step (the
-synchronous variant that SPP compares with), so one weight version is enough, and position p of k keeps k - p
+Every virtual worker has a separate partition of the chain. It is contiguous and has the smallest largest load of a
+device (its computation, and what it receives and sends), for the best order of the worker's devices. Micro-batches go
+to the workers in proportion to their speed. Nothing is stale: gradients are reduced among all workers once per step
+(the synchronous variant that SPP compares with). So one weight version is enough, and position p of k keeps k - p
 micro-batches in flight.
 
-Devices are given to workers by policy (the paper's section 8): ``node`` takes neighbouring devices of as few nodes as
+A policy assigns devices to workers (the paper's section 8): ``node`` takes neighbouring devices of as few nodes as
 possible, ``equal`` takes the same number from every node, ``hybrid`` pairs the fastest nodes with the slowest and takes
 equally from each pair.
 
@@ -37,12 +37,15 @@ Policy = Literal["node", "equal", "hybrid"]
 POLICIES: tuple[Policy, ...] = ("node", "equal", "hybrid")
 MAX_ORDERED = 8
 MAX_ORDERS = 2_520
-"""Orders of a worker's kinds that are all tried: eight devices of four kinds, two each."""
+"""Limit up to which all orders of a worker's kinds are tried: eight devices of four kinds, two each."""
 
 
 Hold = Literal["all", "one", "any"]
-"""What a stage has to hold: all k - p micro-batches in flight, one (recomputing where the request allows), or not even
-that."""
+"""The requirement on a stage's memory.
+
+``all``: all k - p micro-batches in flight, ``one``: one micro-batch (recomputing where the request allows), ``any``:
+no requirement.
+"""
 HOLDS: tuple[Hold, ...] = ("all", "one", "any")
 
 
@@ -54,7 +57,10 @@ class Worker(NamedTuple):
 
 
 def groupings(problem: Problem, policy: Policy) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every way of a policy to give all devices to two or more workers of one size, the largest workers first."""
+    """Yield every way of a policy to assign all devices to two or more workers of one size.
+
+    The largest workers come first.
+    """
     nodes = [node for node in problem.nodes() if node]
     if policy == "node":
         yield from _neighbours(nodes)
@@ -68,17 +74,17 @@ def groupings(problem: Problem, policy: Policy) -> Iterator[tuple[tuple[int, ...
 
 
 def groupings_for_pins(problem: Problem) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Workers with equally many of the devices that each set of pins allows; none without pins."""
+    """Yield workers with equally many of the devices that each set of pins allows; no workers without pins."""
     alike: dict[tuple[bool, ...], list[int]] = {}
     for device in (device for node in problem.nodes() for device in node) if problem.pins else ():
         alike.setdefault(sorts_of(problem)[device].pinned, []).append(device)
     if alike:
-        sets = [tuple(own) for own in alike.values()]
+        sets = [tuple(devices) for devices in alike.values()]
         yield from _spread(sets, [sets])
 
 
 def _neighbours(nodes: list[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Workers inside nodes, or of whole neighbouring nodes."""
+    """Yield workers inside nodes, or of whole neighbouring nodes."""
     row = [device for node in nodes for device in node]
     for size in range(len(row) // 2, 0, -1):
         if len(row) % size == 0 and _fills(nodes, size):
@@ -86,13 +92,13 @@ def _neighbours(nodes: list[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...],
 
 
 def _fills(nodes: list[tuple[int, ...]], size: int) -> bool:
-    """Whether cutting the row every ``size`` devices cuts at the end of each node, or only there."""
+    """Return whether cutting the row every ``size`` devices cuts at the end of each node, or only there."""
     ends = np.cumsum([len(node) for node in nodes]).tolist()
     return all(end % size == 0 for end in ends) or set(range(size, ends[-1] + 1, size)) <= set(ends)
 
 
 def _spread(nodes: list[tuple[int, ...]], parts: list[list[tuple[int, ...]]]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """In each part the same number of workers, each with the same number of devices of every node."""
+    """Yield workers: in each part the same number, each with the same number of devices of every node."""
     most = min(len(node) for node in nodes)
     for number in range(1, most + 1):
         if number * len(parts) < 2 or any(len(node) % number for node in nodes):
@@ -107,7 +113,7 @@ def _spread(nodes: list[tuple[int, ...]], parts: list[list[tuple[int, ...]]]) ->
 
 
 def _node_ns(problem: Problem, node: Sequence[int]) -> int:
-    """A sample's time on a node: what its slowest device takes, over its devices."""
+    """Return a sample's time on a node: the time on its slowest device, divided by its devices."""
     times = [problem.costs(problem.devices[d].kind, 1) for d in node]
     return max(int(each.forward_ns[-1] + each.backward_ns[-1]) for each in times) // len(node)
 
@@ -121,7 +127,7 @@ class Sort(NamedTuple):
 
 @per_problem
 def sorts_of(problem: Problem) -> tuple[Sort, ...]:
-    """Those of all devices."""
+    """Return the sorts of all devices."""
     return tuple(
         Sort(each.kind, tuple(device in pin.devices for pin in problem.pins))
         for device, each in enumerate(problem.devices)
@@ -129,7 +135,7 @@ def sorts_of(problem: Problem) -> tuple[Sort, ...]:
 
 
 class Wire(NamedTuple):
-    """The ways from one device to another and back: bytes per second, 0 where there is none, and ns."""
+    """The connections from one device to another and back: bytes per second, 0 where nothing connects them, and ns."""
 
     out_bytes_per_s: int
     back_bytes_per_s: int
@@ -138,7 +144,7 @@ class Wire(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What the partition has to know of a device: its sort, its memory, and the wire to the next one of its worker."""
+    """A device as the partition needs it: its sort, its memory, and the wire to the next device of its worker."""
 
     sort: Sort
     room_bytes: int
@@ -146,43 +152,46 @@ class Position(NamedTuple):
 
 
 class Partitions:
-    """Partitions of one request's virtual workers; those of workers that look alike are made once."""
+    """Partitions of one request's virtual workers; workers that look alike are partitioned once."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(problem)
         self._sorts = sorted(set(sorts_of(problem)))
         self._rooms = [free_bytes(problem, [device]) for device in range(problem.num_devices)]
-        self._known: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
+        self._bounds_of: dict[tuple[tuple[Position, ...], Batch, Hold], tuple[list[int], int] | None] = {}
         self._costs: dict[tuple[Batch, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._hops: dict[tuple[Wire, Batch], np.ndarray] = {}
         self._ends: dict[Wire, tuple[int, int]] = {}
 
     def allocation(self, workers: Sequence[tuple[int, ...]], batch: Batch, hold: Hold) -> Allocation | None:
-        """Every worker as a pipeline with its share of the micro-batches; None where a worker cannot hold the model."""
+        """Return the workers as pipelines, each with its share of the micro-batches.
+
+        None where a worker cannot hold the model.
+        """
         if batch.num_micro_batches < len(workers):
             return None
-        made = [self.worker(devices, batch, hold) for devices in workers]
-        found = [each for each in made if each is not None]
-        if len(found) < len(made):
+        outcomes = [self.worker(devices, batch, hold) for devices in workers]
+        fitting = [each for each in outcomes if each is not None]
+        if len(fitting) < len(outcomes):
             return None
-        numbers = shares([each.load_ns for each in found], batch.num_micro_batches)
+        numbers = shares([each.load_ns for each in fitting], batch.num_micro_batches)
         pipelines, first = [], 0
-        for each, number in zip(found, numbers, strict=True):
+        for each, number in zip(fitting, numbers, strict=True):
             pipelines.append(Pipeline(each.stages, (first, first + number - 1)))
             first += number
         return Allocation(tuple(pipelines), batch.num_micro_batches)
 
     def worker(self, devices: tuple[int, ...], batch: Batch, hold: Hold) -> Worker | None:
-        """The best partition over the best order of the devices; of equals the first order."""
+        """Return the best partition over the best order of the devices; of equals the first order."""
         best: Worker | None = None
         again = self._recomputes(hold)
         for order in orders(self._problem, devices):
             used = order[: len(self._layers.places) - 1]
-            found = self._bounds(self._positions(used), batch, hold)
-            if found is not None and (best is None or found[1] < best.load_ns):
-                stages = stages_on(side_by_side(used, 1), found[0])
-                best = Worker(tuple(stage.whole for stage in stages) if again else stages, found[1])
+            split = self._bounds(self._positions(used), batch, hold)
+            if split is not None and (best is None or split[1] < best.load_ns):
+                stages = stages_on(side_by_side(used, 1), split[0])
+                best = Worker(tuple(stage.whole for stage in stages) if again else stages, split[1])
         return best
 
     def _recomputes(self, hold: Hold) -> bool:
@@ -197,7 +206,10 @@ class Partitions:
         )
 
     def _wire(self, u: int, v: int) -> Wire:
-        """What a transfer between single devices depends on in every mode; the first two that have it represent all."""
+        """Return everything that a transfer between single devices depends on, in every mode.
+
+        The first two devices with such a wire represent all pairs.
+        """
         network = self._problem.network
         latencies = [0 if route is None else route.latency_ns for route in (network.route(u, v), network.route(v, u))]
         wire = Wire(network.bandwidth(u, v), network.bandwidth(v, u), *latencies)
@@ -205,11 +217,11 @@ class Partitions:
         return wire
 
     def _bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
-        """First layers of the stages and the end, and the largest load; None where a stage does not fit."""
+        """Return the stages' first layers and the end, and the largest load; None where a stage does not fit."""
         mark = (positions, batch, hold)
-        if mark not in self._known:
-            self._known[mark] = self._find_bounds(positions, batch, hold)
-        return self._known[mark]
+        if mark not in self._bounds_of:
+            self._bounds_of[mark] = self._find_bounds(positions, batch, hold)
+        return self._bounds_of[mark]
 
     def _find_bounds(self, positions: tuple[Position, ...], batch: Batch, hold: Hold) -> tuple[list[int], int] | None:
         places, count = self._layers.places, len(positions)
@@ -232,7 +244,10 @@ class Partitions:
         return [int(places[i]) for i in reversed(chosen)], int(value[count, -1])
 
     def _slices(self, batch: Batch, again: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Times, bytes held anyway and bytes per micro-batch, (C, n, n) by sort; NEVER_NS where a pin is broken."""
+        """Return times, bytes of a stage, and bytes per micro-batch, (C, n, n) by sort.
+
+        Times are NEVER_NS where a pin is broken.
+        """
         if (batch, again) not in self._costs:
             costs = [self._layers.costs((sort.kind,), batch, 1, False, again) for sort in self._sorts]
             time, base, flight = (np.stack(column) for column in zip(*costs, strict=True))
@@ -241,40 +256,41 @@ class Partitions:
         return self._costs[batch, again]
 
     def _broken(self, sort: Sort) -> np.ndarray:
-        """(n, n) where a stage between two places has layers that pins keep from devices of this sort."""
+        """Return (n, n): True where pins keep a layer of the stage between two places from devices of this sort."""
         places, problem = self._layers.places, self._problem
         alike = sorts_of(problem).index(sort)
         return np.asarray(places[None, :] > last_ends(problem, (alike,))[places][:, None])
 
     def _hop_ns(self, wire: Wire, batch: Batch) -> np.ndarray:
-        """Both ways of a micro-batch over a wire at every place; NEVER_NS where nothing connects."""
+        """Return the round trip of a micro-batch over a wire at every place; NEVER_NS where nothing connects."""
         if (wire, batch) not in self._hops:
-            found = np.zeros(len(self._layers.places), dtype=np.int64)
+            hops_ns = np.zeros(len(self._layers.places), dtype=np.int64)
             source, target = self._ends[wire]
             cuts = (self._layers.places[1:-1] - 1).tolist()
-            found[1:-1] = round_trips_ns(self._problem, cuts, (source,), (target,), batch.most_rows)
-            self._hops[wire, batch] = np.minimum(NEVER_NS, found)
+            hops_ns[1:-1] = round_trips_ns(self._problem, cuts, (source,), (target,), batch.most_rows)
+            self._hops[wire, batch] = np.minimum(NEVER_NS, hops_ns)
         return self._hops[wire, batch]
 
 
 def orders(problem: Problem, devices: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Orders of a worker's devices that differ in their sorts; too many: the fastest first, and the slowest first.
+    """Return orders of a worker's devices that differ in their sorts.
 
-    With pins also in the order of the layers that they name. Devices of one sort stay in their order.
+    If there are too many, return the fastest first and the slowest first; with pins also the order of the layers that
+    they name. Devices of one sort stay in their order.
     """
     by_sort: dict[Sort, list[int]] = {}
     for device in devices:
         by_sort.setdefault(sorts_of(problem)[device], []).append(device)
-    counts = tuple(len(own) for own in by_sort.values())
+    counts = tuple(len(group) for group in by_sort.values())
     groups = list(by_sort.values())
     if len(devices) <= MAX_ORDERED and _number_of_orders(counts) <= MAX_ORDERS:
         return [_merged(groups, kinds) for kinds in _arrangements(counts)]
-    ranked = sorted(groups, key=lambda own: _node_ns(problem, own[:1]))
-    fastest = tuple(device for own in ranked for device in own)
-    found = [fastest, tuple(device for own in reversed(ranked) for device in own)]
+    ranked = sorted(groups, key=lambda group: _node_ns(problem, group[:1]))
+    fastest = tuple(device for group in ranked for device in group)
+    sequences = [fastest, tuple(device for group in reversed(ranked) for device in group)]
     if problem.pins:
-        found.append(by_layers(problem, devices))
-    return list(dict.fromkeys(found))
+        sequences.append(by_layers(problem, devices))
+    return list(dict.fromkeys(sequences))
 
 
 def _number_of_orders(counts: tuple[int, ...]) -> int:
@@ -283,15 +299,15 @@ def _number_of_orders(counts: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=64)
 def _arrangements(counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """All sequences with ``counts[g]`` times group g, in lexicographic order."""
+    """Return all sequences with ``counts[g]`` times group g, in lexicographic order."""
     if sum(counts) == 0:
         return ((),)
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for group, count in enumerate(counts):
         if count:
             fewer = (*counts[:group], count - 1, *counts[group + 1 :])
-            found += [(group, *rest) for rest in _arrangements(fewer)]
-    return tuple(found)
+            sequences += [(group, *rest) for rest in _arrangements(fewer)]
+    return tuple(sequences)
 
 
 def _merged(groups: list[list[int]], kinds: tuple[int, ...]) -> tuple[int, ...]:
@@ -300,12 +316,13 @@ def _merged(groups: list[list[int]], kinds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def shares(loads_ns: Sequence[int], number: int) -> list[int]:
-    """Micro-batches of each worker: one each, then each to the worker that would be done with it first.
+    """Return the number of micro-batches of each worker.
 
-    Of equals to the first. The largest number times load is as small as it can be.
+    Each worker gets one; each further micro-batch goes to the worker that would finish it first, and of equals to the
+    first worker. So the largest number times load is as small as possible.
     """
-    found = [1] * len(loads_ns)
+    counts = [1] * len(loads_ns)
     for _ in range(number - len(loads_ns)):
-        first = min(range(len(found)), key=lambda w: ((found[w] + 1) * loads_ns[w], w))
-        found[first] += 1
-    return found
+        first = min(range(len(counts)), key=lambda w: ((counts[w] + 1) * loads_ns[w], w))
+        counts[first] += 1
+    return counts

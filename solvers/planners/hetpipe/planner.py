@@ -1,4 +1,4 @@
-"""HetPipe: virtual workers with partitions of their own, data parallel with each other, flushed (ALGORITHMS 7.9)."""
+"""HetPipe: virtual workers with separate partitions, data parallel with each other, flushed (ALGORITHMS 7.9)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Grouping = tuple[tuple[int, ...], ...]
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Every grouping of the devices with every number of micro-batches, the shortest expected first.
+    """Yield every grouping of the devices with every number of micro-batches, the shortest expected first.
 
     Raises ``UnsupportedRequest`` for a cluster of one node, for fewer micro-batches than workers and for pins to a
     single device, ``InvalidDocument`` for nodes of which no such workers can be made.
@@ -44,7 +44,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     wanted = _groupings(problem, options)
     batches = candidates(problem)
     _refuse_few(wanted, batches)
-    # Beside partitions that keep the pins in each worker, those made without them, on devices exchanged among workers.
+    # Beside partitions that keep the pins in each worker: partitions without pins, on devices exchanged among workers.
     searches = [Partitions(each) for each in ([problem, replace(problem, pins=())] if problem.pins else [problem])]
     plans: dict[Allocation, int] = {}
     for hold in HOLDS:
@@ -61,10 +61,10 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
 
 
 def _refuse_pins(problem: Problem) -> None:
-    """Every worker holds every layer, and no device is in two of them."""
-    for layer, own in enumerate(holders(problem) if problem.pins else ()):
-        if len(own) < 2 and proof_of_infeasibility(problem) is None:
-            name = problem.devices[min(own)].name
+    """Refuse pins of a layer to one device: every worker holds every layer, and no device is in two workers."""
+    for layer, devices in enumerate(holders(problem) if problem.pins else ()):
+        if len(devices) < 2 and proof_of_infeasibility(problem) is None:
+            name = problem.devices[min(devices)].name
             raise UnsupportedRequest(
                 f"each of HetPipe's virtual workers holds all layers, but pins let only {name} hold layer {layer}",
                 remedy="pin it to two devices or more; planner 'pipedream' takes this request",
@@ -83,7 +83,7 @@ def _refuse_few(wanted: list[Grouping], batches: Sequence[Batch]) -> None:
 
 
 def _expected_ns(problem: Problem, allocation: Allocation) -> int:
-    """The slowest worker's step, and one all-reduce of everything among the workers."""
+    """Return the slowest worker's step, and one all-reduce of everything among the workers."""
     rows = most_rows(problem, allocation)
     slowest = 0
     for pipeline in allocation.pipelines:

@@ -1,14 +1,20 @@
-"""``Chain``: what MadPipe's searches see of a request, for one micro-batch size and one number of replicas.
+"""``Chain``: a request as MadPipe's searches need it, for one micro-batch size and one number of replicas.
 
-Symbols (section 4.1): u_F, u_B -> ``forward_ns``, ``load_ns``; U(k, l) -> ``load_ns[l] - load_ns[k - 1]``;
-C(k) -> ``hop_ns[:, k]``, a round trip; Mem(k, l, g) -> ``bytes_of``; M -> ``available_bytes``; P -> ``processors``.
+Symbols (section 4.1):
+
+- u_F: ``forward_ns``; u_B: ``load_ns``.
+- U(k, l): ``load_ns[l] - load_ns[k - 1]``.
+- C(k): ``hop_ns[:, k]``, a round trip.
+- Mem(k, l, g): ``bytes_of``; M: ``available_bytes``.
+- P: ``processors``.
+
 Layers that no cut may separate are one element of the chain; ``cuts[i]`` is the first layer after boundary i.
 
-Differs from the paper: a stage may recompute its activations (``again``), which is a second variant of every stage
-with its own load; a device's workspace, context, optimizer states and both directions' buffers count, as the judge
-counts them; each pair of neighbouring processors has its own C; no stage keeps more than ``most_in_flight``
+Differences from the paper: a stage may recompute its activations (``again``), which is a second variant of every stage
+with a different load. A device's workspace, context, optimizer states and both directions' buffers count, as they do in
+the simulator. Each pair of neighbouring processors has a separate C. No stage keeps more than ``most_in_flight``
 micro-batches, because two weight versions are enough only if the update period M is at least that less one.
-``of_layers`` makes the paper's own model.
+``of_layers`` builds the paper's model.
 """
 
 from __future__ import annotations
@@ -31,11 +37,11 @@ Group = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """n elements, n + 1 boundaries, R variants of a stage (``again[r]``: it recomputes), P processors.
+    """A chain of n elements, n + 1 boundaries, R variants of a stage (``again[r]``: it recomputes) and P processors.
 
-    ``load_ns`` (R, n + 1) and ``forward_ns`` (n + 1,) are prefix sums; a stage between boundaries k < l holds
+    ``load_ns`` (R, n + 1) and ``forward_ns`` (n + 1,) are prefix sums. A stage between boundaries k < l holds
     ``fixed_bytes[k, l]`` always, ``kept_bytes[r, k, l]`` for each micro-batch in flight, ``work_bytes[r, k, l]``
-    while it computes. ``hop_ns[q, k]``: C of boundary k when the stage after it is on processor q. All int64.
+    while it computes. ``hop_ns[q, k]``: C of boundary k when the stage after it is on processor q. All are int64.
     """
 
     cuts: tuple[int, ...]
@@ -51,37 +57,37 @@ class Chain:
 
     @property
     def size(self) -> int:
-        """n."""
+        """The number of elements n."""
         return len(self.cuts) - 1
 
     @property
     def processors(self) -> int:
-        """P."""
+        """The number of processors P."""
         return len(self.hop_ns)
 
     def load(self, first: int, after: int, variant: int = 0) -> int:
-        """U of the stage between two boundaries."""
+        """Return U of the stage between two boundaries."""
         return int(self.load_ns[variant, after] - self.load_ns[variant, first])
 
     def bytes_of(self, first: int, after: int, variant: int, in_flight: int) -> int:
-        """Mem(first + 1, after, g)."""
+        """Return Mem(first + 1, after, g)."""
         each = in_flight * int(self.kept_bytes[variant, first, after])
         return int(self.fixed_bytes[first, after]) + each + int(self.work_bytes[variant, first, after])
 
     def least_period_ns(self) -> int:
-        """No allocation has a smaller period: all work shared evenly, or the longest element."""
+        """Return a bound on the period of every allocation: all work shared evenly, or the longest element."""
         loads = self.load_ns[0]
         return max(1, -(-int(loads[-1]) // self.processors), int(np.diff(loads).max()))
 
     def longest_period_ns(self) -> int:
-        """At this period everything is in group 1 and every stage holds one micro-batch."""
+        """Return a period at which everything is in group 1 and every stage holds one micro-batch."""
         hops = self.hop_ns[self.hop_ns < NEVER_NS]
         slowest = int(hops.max()) if hops.size else 0
         return int(self.load_ns[-1, -1]) + min(self.processors - 1, self.size) * slowest + 1
 
     @classmethod
     def of(cls, problem: Problem, batch: Batch, groups: Sequence[Group], halves: int = ALL_BUFFERS) -> Chain:
-        """The chain of a request on processors ``groups``, each of the same number of devices, all of one kind.
+        """Build the chain of a request on processors ``groups``, each of the same number of devices, all of one kind.
 
         ``halves``: which buffers count, as in ``stage_line.buffer_bytes``.
         """
@@ -122,7 +128,10 @@ class Chain:
         memory_bytes: int,
         processors: int,
     ) -> Chain:
-        """Section 4.1's model: 3 W, the inputs a_0 … a_{L-1} of the layers, twice the activation at each boundary."""
+        """Build section 4.1's model.
+
+        It counts 3 W, the inputs a_0 … a_{L-1} of the layers, and twice the activation at each boundary.
+        """
         count = len(forward_ns)
         forward = prefix_sums(forward_ns)
         backward = prefix_sums(backward_ns)
@@ -148,7 +157,7 @@ class Chain:
 
 
 def _buffers(problem: Problem, places: np.ndarray, rows: int, halves: int) -> np.ndarray:
-    """(n + 1, n + 1): ``stage_line.buffer_bytes`` of every stage."""
+    """Return ``stage_line.buffer_bytes`` of every stage, (n + 1, n + 1)."""
     certain = crossing_bytes(problem, 1, rows)[places]
     border = certain + crossing_bytes(problem, 0, rows)[places]
     both = border[:, None] + border[None, :]
@@ -156,9 +165,10 @@ def _buffers(problem: Problem, places: np.ndarray, rows: int, halves: int) -> np
 
 
 def _hops(problem: Problem, cuts: tuple[int, ...], groups: Sequence[Group], rows: int) -> np.ndarray:
-    """(P, n + 1): both ways over each boundary between processors q - 1 and q, by the judge's own transfers.
+    """Return the round trips over each boundary between processors q - 1 and q, (P, n + 1).
 
-    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is asked once.
+    The simulator counts the same transfers.
+    Pairs whose widest and narrowest boundaries take the same times are alike, so each sort of pair is costed once.
     """
     inner = [cut - 1 for cut in cuts[1:-1]]
     table = np.zeros((len(groups), len(cuts)), dtype=np.int64)
@@ -166,11 +176,11 @@ def _hops(problem: Problem, cuts: tuple[int, ...], groups: Sequence[Group], rows
         return table
     sizes = problem.forward_bytes + problem.backward_bytes
     probes = [max(inner, key=lambda cut: int(sizes[cut])), min(inner, key=lambda cut: int(sizes[cut]))]
-    known: dict[bytes, np.ndarray] = {}
+    hops_of: dict[bytes, np.ndarray] = {}
     for q in range(1, len(groups)):
         pair = groups[q - 1], groups[q]
         alike = round_trips_ns(problem, probes, *pair, rows).tobytes()
-        if alike not in known:
-            known[alike] = round_trips_ns(problem, inner, *pair, rows)
-        table[q, 1:-1] = known[alike]
+        if alike not in hops_of:
+            hops_of[alike] = round_trips_ns(problem, inner, *pair, rows)
+        table[q, 1:-1] = hops_of[alike]
     return table

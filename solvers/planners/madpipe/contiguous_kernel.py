@@ -1,7 +1,7 @@
-"""Whether a contiguous allocation of a period exists whose stages fit in memory under 1F1B* (MadPipe section 4.1).
+"""A search for a contiguous allocation of a period whose stages fit in memory under 1F1B* (MadPipe section 4.1).
 
-Labels V (the delay from the end of a stage's forward to the start of its backward) from the last boundary to the
-first. V (+) x never falls when V grows, so of the labels of one boundary and number of processors left the smallest
+Labels V (the delay from the end of a stage's forward to the start of its backward) go from the last boundary to the
+first. V (+) x never falls when V grows, so for each boundary and number of processors left the smallest label
 is enough: O(n² P) for n elements and P processors.
 """
 
@@ -18,7 +18,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 
 
 class Line(NamedTuple):
-    """A chain as kernels see it: the arrays of ``madpipe.chain.Chain``."""
+    """A chain for the kernels: the arrays of ``madpipe.chain.Chain``."""
 
     load_ns: np.ndarray
     fixed_bytes: np.ndarray
@@ -31,13 +31,13 @@ class Line(NamedTuple):
 
 @inner
 def groups_of(delay: int, period: int) -> int:
-    """ceil(delay / period): how many groups a delay fills."""
+    """Return ceil(delay / period): the number of groups that a delay fills."""
     return (delay + period - 1) // period
 
 
 @inner
 def then(delay: int, more: int, period: int) -> int:
-    """x (+) y: what comes next begins a new group where it does not fit in the last one."""
+    """Compute x (+) y: what comes next begins a new group where it does not fit in the last one."""
     filled = groups_of(delay, period)
     if filled == groups_of(delay + more, period):
         return delay + more
@@ -46,9 +46,9 @@ def then(delay: int, more: int, period: int) -> int:
 
 @compiled
 def contiguous(line: Any, period: int) -> np.ndarray:
-    """(m, 3): boundary before, boundary after and variant of each stage, in order; empty where there is none.
+    """Return boundary before, boundary after and variant of each stage in order, (m, 3).
 
-    Of the allocations that there are, one of fewest processors.
+    If several allocations exist, one with the fewest processors is returned; if none exists, an empty array.
     """
     n = line.load_ns.shape[1] - 1
     processors = line.hop_ns.shape[0]

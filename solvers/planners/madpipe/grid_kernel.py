@@ -1,7 +1,7 @@
 """MadPipe-DP on the paper's grid: 101 values of t_P, 11 of m_P, 51 of V (sections 4.2.3 and 5.1), rounded up.
 
-The only MadPipe code that decides by floats, as the paper does (``mode: paper``). States go from the last boundary
-to the first; only those that are reached exist. The special processor's memory is the literal sum Mem(k, l, g - 1).
+This is the only MadPipe code that decides by floats, as the paper does (``mode: paper``). States go from the last
+boundary to the first; only reached states exist. The special processor's memory is the literal sum Mem(k, l, g - 1).
 
 R-19: the first stage opens group 1, and a tolerance of 1e-9 stands in every ceil. R-20: the paper leaves the direction
 of rounding open; up is safe. What idle time adds to V may leave the grid's range, which goes on with the same step.
@@ -16,18 +16,21 @@ from typing import Any
 import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, inner
-from penstock.solvers.planners.madpipe.label_kernel import FOUND, NONE, SPECIAL, TOO_MANY
+from penstock.solvers.planners.madpipe.label_kernel import EXISTS, NONE, SPECIAL, TOO_MANY
 
 LOADS, BYTES, DELAYS = 101, 11, 51
 REACH = 4 * (DELAYS - 1) + 1
-"""V's that exist: idle time can more than double the sum of all loads."""
+"""The number of values of V: idle time can more than double the sum of all loads."""
 PLACES = LOADS * BYTES * REACH
 TOLERANCE = 1e-9
 
 
 @compiled
 def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, np.ndarray]:
-    """(FOUND, NONE or TOO_MANY states; MadPipe-DP(target) if it is at most ``most``; stages as in ``special``)."""
+    """Return (EXISTS, NONE or TOO_MANY states; MadPipe-DP(target) if it is at most ``most``; stages).
+
+    Stages are as in ``special``.
+    """
     n = line.load_ns.shape[1] - 1
     normals = line.hop_ns.shape[0] - 1
     variants = line.load_ns.shape[0]
@@ -39,9 +42,9 @@ def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, n
     byte_step = line.available_bytes / (BYTES - 1)
     code = np.zeros(1 << 16, dtype=np.int64)
     value = np.zeros(1 << 16, dtype=np.float64)
-    made = np.zeros((1 << 16, 3), dtype=np.int32)
+    origin = np.zeros((1 << 16, 3), dtype=np.int32)
     begin = np.zeros(n + 2, dtype=np.int64)
-    code[0], made[0, 0], made[0, 1] = normals * PLACES, -1, n
+    code[0], origin[0, 0], origin[0, 1] = normals * PLACES, -1, n
     begin[n], count = 0, 1
     end = np.zeros(n + 1, dtype=np.int64)
     end[n] = 1
@@ -56,7 +59,7 @@ def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, n
             for i in range(begin[j], end[j]):
                 p, rest = code[i] // PLACES, code[i] % PLACES
                 busy = (rest % LOADS) * load_step
-                held = (rest // LOADS % BYTES) * byte_step
+                resident = (rest // LOADS % BYTES) * byte_step
                 delay = (rest // (LOADS * BYTES)) * delay_step
                 for choice in range(2 * variants):
                     is_special, r = choice >= variants, choice % variants
@@ -70,7 +73,7 @@ def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, n
                     worst = max(value[i], float(hop[k]))
                     t, m, left = rest % LOADS, rest // LOADS % BYTES, p
                     if is_special:
-                        m = np.int64(np.ceil((held + always + (group - 1) * each) / byte_step - TOLERANCE))
+                        m = np.int64(np.ceil((resident + always + (group - 1) * each) / byte_step - TOLERANCE))
                         t = min(LOADS - 1, np.int64(np.ceil((busy + load) / max(load_step, TOLERANCE) - TOLERANCE)))
                         if m >= BYTES or busy + load > most:
                             continue
@@ -93,13 +96,13 @@ def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, n
                         if count == len(code):
                             if 2 * count > cap:
                                 return TOO_MANY, np.inf, np.empty((0, 3), dtype=np.int64)
-                            code, value, made = _longer(code, value, made)
+                            code, value, origin = _longer(code, value, origin)
                         at = count
                         place_of[key] = count
                         code[count] = key
                         count += 1
                     value[at] = worst
-                    made[at, 0], made[at, 1], made[at, 2] = i, k, r + (SPECIAL if is_special else 0)
+                    origin[at, 0], origin[at, 1], origin[at, 2] = i, k, r + (SPECIAL if is_special else 0)
         end[k] = count
     best, last = np.inf, -1
     for i in range(begin[0], end[0]):
@@ -110,26 +113,26 @@ def grid(line: Any, target: float, most: float, cap: int) -> tuple[int, float, n
         return NONE, np.inf, np.empty((0, 3), dtype=np.int64)
     stages = np.empty((n, 3), dtype=np.int64)
     size = 0
-    while made[last, 0] >= 0:
-        parent = made[last, 0]
-        stages[size, 0], stages[size, 1], stages[size, 2] = made[last, 1], made[parent, 1], made[last, 2]
+    while origin[last, 0] >= 0:
+        parent = origin[last, 0]
+        stages[size, 0], stages[size, 1], stages[size, 2] = origin[last, 1], origin[parent, 1], origin[last, 2]
         size += 1
         last = parent
-    return FOUND, best, stages[:size].copy()
+    return EXISTS, best, stages[:size].copy()
 
 
 @compiled
-def _longer(code: np.ndarray, value: np.ndarray, made: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _longer(code: np.ndarray, value: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     count = len(code)
     codes, values = np.empty(2 * count, dtype=np.int64), np.empty(2 * count, dtype=np.float64)
-    makes = np.empty((2 * count, 3), dtype=np.int32)
-    codes[:count], values[:count], makes[:count] = code, value, made
-    return codes, values, makes
+    origins = np.empty((2 * count, 3), dtype=np.int32)
+    codes[:count], values[:count], origins[:count] = code, value, origin
+    return codes, values, origins
 
 
 @inner
 def _then(delay: float, more: float, target: float) -> float:
-    """x (+) y of section 4.2.2 with target period T̂."""
+    """Compute x (+) y of section 4.2.2 with target period T̂."""
     filled = np.ceil(delay / target - TOLERANCE)
     if filled == np.ceil((delay + more) / target - TOLERANCE):
         return delay + more

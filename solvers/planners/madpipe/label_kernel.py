@@ -1,12 +1,12 @@
-"""Whether an allocation of a period exists with one special processor, memory counted at that period (section 4.2).
+"""A search for an allocation of a period with one special processor, memory counted at that period (section 4.2).
 
-Labels go from the last boundary to the first. One at boundary k with p normal processors left has the special
+Labels go from the last boundary to the first. A label at boundary k with p normal processors left has the special
 processor's load t_P, its memory m_P, its largest single micro-batch x, and the delay V. All four are better when
-smaller (m_P and m_P + x, to be exact), so of each boundary and p the Pareto-minimal labels are enough: the answer is
+smaller (m_P and m_P + x, to be exact), so for each boundary and p the Pareto-minimal labels are enough: the search is
 exact, without the paper's grid.
 
 With ``tight`` the special processor holds at least sum (g_i - 1) a_i + max a_i, and no two of its stages are
-neighbours; without, the paper's sum (g_i - 1) a_i, and neighbours may be.
+neighbours. Without, it holds the paper's sum (g_i - 1) a_i, and its stages may be neighbours.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -21,16 +21,16 @@ from penstock.solvers.compiled.decorators import compiled, inner, loop
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.planners.madpipe.contiguous_kernel import groups_of, then
 
-FOUND, NONE, TOO_MANY = 1, 0, -1
+EXISTS, NONE, TOO_MANY = 1, 0, -1
 SPECIAL = 2
-"""Added to a stage's variant when it is on the special processor."""
+"""The number added to a stage's variant when it is on the special processor."""
 FIRST_ROOM = 1 << 12
-LOAD, HELD, PEAK, DELAY = range(4)
-"""Columns of a label: t_P, m_P, m_P + x, V."""
+LOAD, RESIDENT, PEAK, DELAY = range(4)
+"""The columns of a label: t_P, m_P, m_P + x, V."""
 
 
 class Rounding(NamedTuple):
-    """Labels rounded up to multiples of these, which is safe and makes fewer of them; 1: exact."""
+    """Steps to whose multiples labels are rounded up, which is safe and makes fewer labels; 1: exact."""
 
     load_ns: int
     bytes: int
@@ -38,8 +38,9 @@ class Rounding(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is decided: whether an allocation of a period exists, with ``tight`` memory; what a stage passes on takes
-    ``hop_ns`` (n + 1,) at each boundary; ``needs`` as ``_fill_needs`` has them.
+    """The question to decide: whether an allocation of a period exists, with ``tight`` memory.
+
+    A transfer at each boundary takes ``hop_ns`` (n + 1,); ``_fill_needs`` fills ``needs``.
     """
 
     period: int
@@ -50,29 +51,34 @@ class Question(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """Labels (count, 4), how each was ``made`` (count, 3), and those of boundary k with p normal processors left, from
-    ``begin[k, p]`` up to ``end[k, p]``.
+    """Labels (count, 4) and their ``origin`` (count, 3): parent, boundary, and variant and kind of the stage before.
+
+    Labels of boundary k with p normal processors left go from ``begin[k, p]`` up to ``end[k, p]``.
     """
 
     value: np.ndarray
-    made: np.ndarray
+    origin: np.ndarray
     begin: np.ndarray
     end: np.ndarray
 
 
 class Fresh(NamedTuple):
-    """New labels of one boundary, how each was made, and a ``cursor``: how many there are, then where to go on:
-    boundary after the stage, variant and kind, label.
+    """New labels of one boundary, their origin, and a ``cursor``.
+
+    The cursor counts the labels and says where to continue: boundary after the stage, variant and kind, label.
     """
 
     value: np.ndarray
-    made: np.ndarray
+    origin: np.ndarray
     cursor: np.ndarray
 
 
 @compiled
 def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tuple[int, int, np.ndarray]:
-    """(FOUND, NONE or TOO_MANY labels; labels made; stages (m, 3) as boundaries and variant, SPECIAL added)."""
+    """Return (EXISTS, NONE or TOO_MANY labels; number of labels; stages (m, 3)).
+
+    A stage is two boundaries and its variant, with SPECIAL added on the special processor.
+    """
     n = line.load_ns.shape[1] - 1
     normals = line.hop_ns.shape[0] - 1
     hop = np.zeros(n + 1, dtype=np.int64)
@@ -85,7 +91,7 @@ def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tup
         np.zeros((n + 1, normals + 2), dtype=np.int64),
     )
     labels.end[n, normals] = 1
-    labels.made[0, 0], labels.made[0, 1] = -1, n
+    labels.origin[0, 0], labels.origin[0, 1] = -1, n
     count = 1
     fresh = Fresh(
         np.empty((FIRST_ROOM, 4), dtype=np.int64),
@@ -105,10 +111,10 @@ def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tup
                 if kept > len(fresh.value) // 2:
                     if len(fresh.value) > cap:
                         return TOO_MANY, count, np.empty((0, 3), dtype=np.int64)
-                    fresh = Fresh(_longer(fresh.value, kept), _longer(fresh.made, kept), fresh.cursor)
+                    fresh = Fresh(_longer(fresh.value, kept), _longer(fresh.origin, kept), fresh.cursor)
                 fresh.cursor[0] = kept
             if k == 0 and fresh.cursor[0] > 0:
-                return FOUND, count, _trace(labels.made, fresh.made[0])
+                return EXISTS, count, _trace(labels.origin, fresh.origin[0])
             labels.begin[k, p] = labels.end[k, p] = count
             if fresh.cursor[0] == 0:
                 continue
@@ -116,9 +122,9 @@ def special(line: Any, period: int, tight: bool, rounding: Any, cap: int) -> tup
             if count + kept > cap:
                 return TOO_MANY, count, np.empty((0, 3), dtype=np.int64)
             while count + kept > len(labels.value):
-                labels = Labels(_longer(labels.value, count), _longer(labels.made, count), labels.begin, labels.end)
+                labels = Labels(_longer(labels.value, count), _longer(labels.origin, count), labels.begin, labels.end)
             labels.value[count : count + kept] = fresh.value[:kept]
-            labels.made[count : count + kept] = fresh.made[:kept]
+            labels.origin[count : count + kept] = fresh.origin[:kept]
             count += kept
             labels.end[k, p] = count
     return NONE, count, np.empty((0, 3), dtype=np.int64)
@@ -132,22 +138,26 @@ def _longer(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 @compiled
-def _trace(made: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """The stages from the first to the last; ``made`` rows are parent, boundary and how the stage before it is held."""
-    stages = np.empty((made[0, 1], 3), dtype=np.int64)
+def _trace(origin: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return the stages from first to last.
+
+    ``origin`` rows are parent, boundary and the variant and kind of the stage before.
+    """
+    stages = np.empty((origin[0, 1], 3), dtype=np.int64)
     count, parent, boundary, how = 0, last[0], last[1], last[2]
     while parent >= 0:
-        stages[count, 0], stages[count, 1], stages[count, 2] = boundary, made[parent, 1], how
+        stages[count, 0], stages[count, 1], stages[count, 2] = boundary, origin[parent, 1], how
         count += 1
-        parent, boundary, how = made[parent, 0], made[parent, 1], made[parent, 2]
+        parent, boundary, how = origin[parent, 0], origin[parent, 1], origin[parent, 2]
     return stages[:count].copy()
 
 
 @loop
 def _fill_needs(line: Any, question: Question) -> None:
-    """What the layers before each boundary need at least of the special processor, with p normal ones: ns and bytes.
+    """Compute the least ns and bytes that the layers before each boundary need of the special processor.
 
-    The delay at a boundary is at least the load after it, which gives each stage the fewest micro-batches it can have.
+    They are for p normal processors. The delay at a boundary is at least the load after it, which gives each stage the
+    fewest micro-batches it can have.
     """
     n = line.load_ns.shape[1] - 1
     variants = line.load_ns.shape[0]
@@ -174,16 +184,16 @@ def _fill_needs(line: Any, question: Question) -> None:
                     for p in range(1, normals + 1):
                         needs[0, j, p] = min(needs[0, j, p], needs[0, k, p - 1])
                         needs[1, j, p] = min(needs[1, j, p], needs[1, k, p - 1])
-                held = fixed + (group - 1) * each
-                if held + work + (each if question.tight else 0) <= available:
+                resident = fixed + (group - 1) * each
+                if resident + work + (each if question.tight else 0) <= available:
                     for p in range(0 if k == 0 else 1, normals + 1):
                         needs[0, j, p] = min(needs[0, j, p], needs[0, k, p] + load)
-                        needs[1, j, p] = min(needs[1, j, p], needs[1, k, p] + held)
+                        needs[1, j, p] = min(needs[1, j, p], needs[1, k, p] + resident)
 
 
 @loop
 def _extend(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> bool:
-    """Labels of boundary k with p normal processors left into ``fresh``; False when it is full.
+    """Add labels of boundary k with p normal processors left to ``fresh``; return False when it is full.
 
     At the first boundary one label is enough.
     """
@@ -202,7 +212,10 @@ def _extend(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int,
 
 @inner
 def _extend_by_stage(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> bool:
-    """Labels of the stage, its variant and kind of processor that the cursor is at; False when ``fresh`` is full."""
+    """Add labels of the stage, its variant and kind of processor at the cursor.
+
+    Returns False when ``fresh`` is full.
+    """
     variants, available, period = line.load_ns.shape[0], line.available_bytes, question.period
     cursor = fresh.cursor
     j, is_special, r = cursor[1], cursor[2] >= variants, cursor[2] % variants
@@ -215,8 +228,8 @@ def _extend_by_stage(line: Any, question: Question, labels: Labels, fresh: Fresh
         return True
     rest_kept, rest_fixed = line.kept_bytes[variants - 1, 0, k], line.fixed_bytes[0, k]
     for i in range(max(labels.begin[j, before], cursor[3]), labels.end[j, before]):
-        busy, held, delay = labels.value[i, LOAD], labels.value[i, HELD], labels.value[i, DELAY]
-        largest = labels.value[i, PEAK] - held
+        busy, resident, delay = labels.value[i, LOAD], labels.value[i, RESIDENT], labels.value[i, DELAY]
+        largest = labels.value[i, PEAK] - resident
         group = max(1, groups_of(delay + load, period))
         if group > line.most_in_flight:
             continue
@@ -224,27 +237,27 @@ def _extend_by_stage(line: Any, question: Question, labels: Labels, fresh: Fresh
             if fixed + work + group * each > available:
                 continue
         else:
-            if question.tight and labels.made[i, 2] >= SPECIAL:
+            if question.tight and labels.origin[i, 2] >= SPECIAL:
                 continue
             busy += load
-            held += fixed + (group - 1) * each
+            resident += fixed + (group - 1) * each
             largest = max(largest, work + each if question.tight else work)
-            if busy > period or held + largest > available:
+            if busy > period or resident + largest > available:
                 continue
-        if busy + question.needs[0, k, p] > period or held + question.needs[1, k, p] > available:
+        if busy + question.needs[0, k, p] > period or resident + question.needs[1, k, p] > available:
             continue
         delay = then(then(delay, load, period), question.hop_ns[k], period)
         if k > 0:
             filled = max(0, groups_of(delay, period) - 1)
-            if filled > line.most_in_flight or rest_fixed + filled * rest_kept > p * available + available - held:
+            if filled > line.most_in_flight or rest_fixed + filled * rest_kept > p * available + available - resident:
                 continue
         place = cursor[0]
         if place == len(fresh.value):
             cursor[3] = i
             return False
-        _write(question, available, fresh.value, place, busy, held, largest, delay)
-        fresh.made[place, 0], fresh.made[place, 1] = i, k
-        fresh.made[place, 2] = r + (SPECIAL if is_special else 0)
+        _write(question, available, fresh.value, place, busy, resident, largest, delay)
+        fresh.origin[place, 0], fresh.origin[place, 1] = i, k
+        fresh.origin[place, 2] = r + (SPECIAL if is_special else 0)
         cursor[0] = place + 1
         if k == 0:
             return True
@@ -253,14 +266,21 @@ def _extend_by_stage(line: Any, question: Question, labels: Labels, fresh: Fresh
 
 @inner
 def _write(
-    question: Question, available: int, fresh: np.ndarray, place: int, busy: int, held: int, largest: int, delay: int
+    question: Question,
+    available: int,
+    fresh: np.ndarray,
+    place: int,
+    busy: int,
+    resident: int,
+    largest: int,
+    delay: int,
 ) -> None:
-    """A label, rounded up within what is allowed: no load above the period, no delay into another group."""
+    """Write a label, rounded up within what is allowed: no load above the period, no delay into another group."""
     period, rounding = question.period, question.rounding
-    peak = min(available, _up(held + largest, rounding.bytes))
+    peak = min(available, _up(resident + largest, rounding.bytes))
     full = max(0, groups_of(delay, period) - 1) * period
     fresh[place, LOAD] = min(period, _up(busy, rounding.load_ns))
-    fresh[place, HELD] = min(peak, _up(held, rounding.bytes))
+    fresh[place, RESIDENT] = min(peak, _up(resident, rounding.bytes))
     fresh[place, PEAK] = peak
     fresh[place, DELAY] = full + min(period, _up(delay - full, rounding.delay_ns))
 
@@ -272,13 +292,14 @@ def _up(value: int, step: int) -> int:
 
 @compiled
 def _filter(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int, p: int) -> int:
-    """Keep the Pareto-minimal labels of ``fresh``, also against those with one more processor left; how many stay.
+    """Keep the Pareto-minimal labels of ``fresh`` and return their number.
 
-    A label after a special stage is no better than an equal one after a normal stage. Labels are looked at in the
-    order of a sum that no dominating label exceeds, so that most are found dominated at once.
+    They are compared with each other and with the labels with one more processor left.
+    A label after a special stage is no better than an equal one after a normal stage. Labels are compared in the
+    order of a sum that no dominating label exceeds, so most dominated labels are dropped at once.
     """
     count, low, high = fresh.cursor[0], labels.begin[k, p + 1], labels.end[k, p + 1]
-    value, made = fresh.value, fresh.made
+    value, origin = fresh.value, fresh.origin
     key = np.empty(count, dtype=np.float64)
     _sums(value, count, 1.0 / question.period, 1.0 / max(1, line.available_bytes), key)
     order = np.argsort(key, kind="mergesort")
@@ -290,38 +311,38 @@ def _filter(line: Any, question: Question, labels: Labels, fresh: Fresh, k: int,
         for c in range(4):
             value[i, c] = value[keep[i], c]
         for c in range(3):
-            made[i, c] = made[keep[i], c]
+            origin[i, c] = origin[keep[i], c]
     return size
 
 
 @loop
 def _sums(fresh: np.ndarray, count: int, per_ns: float, per_byte: float, key: np.ndarray) -> None:
     for i in range(count):
-        key[i] = (fresh[i, LOAD] + fresh[i, DELAY]) * per_ns + (fresh[i, HELD] + fresh[i, PEAK]) * per_byte
+        key[i] = (fresh[i, LOAD] + fresh[i, DELAY]) * per_ns + (fresh[i, RESIDENT] + fresh[i, PEAK]) * per_byte
 
 
 @loop
 def _undominated(
     fresh: Fresh, order: np.ndarray, labels: Labels, low: int, high: int, better: np.ndarray, kept: np.ndarray
 ) -> int:
-    """The places of labels that nothing dominates into ``kept``; ``better`` is a scratch of labels to compare with."""
-    known = 0
+    """Write the places of undominated labels into ``kept``; ``better`` is scratch for the labels to compare with."""
+    count = 0
     for i in range(low, high):
         for c in range(4):
-            better[known, c] = labels.value[i, c]
-        better[known, 4] = 1 if labels.made[i, 2] >= SPECIAL else 0
-        known += 1
+            better[count, c] = labels.value[i, c]
+        better[count, 4] = 1 if labels.origin[i, 2] >= SPECIAL else 0
+        count += 1
     size = 0
     for place in range(len(order)):
         i = order[place]
-        busy, held = fresh.value[i, LOAD], fresh.value[i, HELD]
+        busy, resident = fresh.value[i, LOAD], fresh.value[i, RESIDENT]
         peak, delay = fresh.value[i, PEAK], fresh.value[i, DELAY]
-        after_special = 1 if fresh.made[i, 2] >= SPECIAL else 0
+        after_special = 1 if fresh.origin[i, 2] >= SPECIAL else 0
         dominated = False
-        for j in range(known):
+        for j in range(count):
             if (
                 better[j, 0] <= busy
-                and better[j, 1] <= held
+                and better[j, 1] <= resident
                 and better[j, 2] <= peak
                 and better[j, 3] <= delay
                 and better[j, 4] <= after_special
@@ -329,9 +350,9 @@ def _undominated(
                 dominated = True
                 break
         if not dominated:
-            better[known, 0], better[known, 1], better[known, 2], better[known, 3] = busy, held, peak, delay
-            better[known, 4] = after_special
-            known += 1
+            better[count, 0], better[count, 1], better[count, 2], better[count, 3] = busy, resident, peak, delay
+            better[count, 4] = after_special
+            count += 1
             kept[size] = i
             size += 1
     return size

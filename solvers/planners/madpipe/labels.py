@@ -2,12 +2,12 @@
 
 Algorithm 1 looks for the smallest max(DP(T̂), T̂). DP never grows with T̂, so that is the smallest T at which an
 allocation of period at most T exists with its memory counted at T̂ = T, which labels decide exactly
-(``label_kernel``); up from the least possible period in growing steps, then bisection.
+(``label_kernel``). The search goes up from the least possible period in growing steps, then bisects.
 
-Differs from the paper: the special processor's memory is tightened and its stages are no neighbours, unless
+Differences from the paper: the special processor's memory is tightened and its stages are no neighbours, unless
 ``tight`` is False. With the literal memory an exact search finds allocations that no schedule can keep
-(SOLVERS.md A). Where there are too many labels they are rounded up, which is safe: what is found fits, but
-something shorter may be missed, and ``exact`` says so.
+(SOLVERS.md A). Too many labels are rounded up, which is safe: every result fits, but shorter allocations may be
+missed, and ``exact`` says so.
 """
 
 from __future__ import annotations
@@ -17,44 +17,48 @@ from typing import NamedTuple
 
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, line_of
-from penstock.solvers.planners.madpipe.label_kernel import FOUND, SPECIAL, TOO_MANY, Rounding, special
+from penstock.solvers.planners.madpipe.label_kernel import EXISTS, SPECIAL, TOO_MANY, Rounding, special
 
 LABELS = 100_000
-"""More labels than this in one decision, and they are rounded."""
+"""Limit on the labels of one decision; above it they are rounded."""
 MOST_LABELS = 2_000_000
 ROUNDED = (1, 500, 125, 32)
 """Parts of the period and the memory to which labels are rounded up, tried in this order; 1: not at all."""
 LOOSER = (1.02, 1.05, 1.1, 1.2, 1.4)
 SHARES = (0.95, 0.9, 0.8)
 FEW_LABELS = 20_000
-"""Target periods above the smallest, and parts of the memory, at which ``portfolio`` searches besides; parts of the
-memory only if the first search was so small."""
+"""Further searches of ``portfolio``: target periods above the smallest, and shares of the memory.
+
+It tries shares of the memory only if the first search had at most ``FEW_LABELS`` labels.
+"""
 TOLERANCE = 10_000
-"""The search ends when the period is known to 1/TOLERANCE."""
+"""The precision of the period, 1/TOLERANCE, at which the search ends."""
 
 
 class Searched(NamedTuple):
-    """Allocations at the periods at which the search found one, the shortest period first; ``least_ns``: no
-    allocation has a shorter period (by this memory model); ``exact``: no label was rounded."""
+    """Allocations at the periods for which the search has one, the shortest period first.
 
-    found: tuple[PartsAtPeriod, ...]
+    ``least_ns``: no allocation has a shorter period (by this memory model). ``exact``: no label was rounded.
+    """
+
+    allocations: tuple[PartsAtPeriod, ...]
     least_ns: int
     exact: bool
     labels: int
 
 
 class _Decisions:
-    """One decision after the other; rounding, once it was needed, stays."""
+    """The decisions, one after the other; rounding, once it was needed, stays."""
 
     def __init__(self, chain: Chain, tight: bool) -> None:
         self.chain = chain
         self.tight = tight
         self.level = 0
         self.labels = 0
-        self.found: dict[tuple[Part, ...], PartsAtPeriod] = {}
+        self.allocations: dict[tuple[Part, ...], PartsAtPeriod] = {}
 
     def at(self, period_ns: int) -> bool:
-        """Whether an allocation of this period was found; it is kept."""
+        """Return whether an allocation of this period exists; store it."""
         while True:
             last = self.level == len(ROUNDED) - 1
             cap = MOST_LABELS if last else LABELS
@@ -63,11 +67,11 @@ class _Decisions:
             if status != TOO_MANY or last:
                 break
             self.level += 1
-        if status != FOUND:
+        if status != EXISTS:
             return False
         parts = tuple(Part(k, j, how % SPECIAL, how >= SPECIAL) for k, j, how in stages.tolist())
-        if parts not in self.found or self.found[parts].period_ns > period_ns:
-            self.found[parts] = PartsAtPeriod(period_ns, parts)
+        if parts not in self.allocations or self.allocations[parts].period_ns > period_ns:
+            self.allocations[parts] = PartsAtPeriod(period_ns, parts)
         return True
 
     def _rounding(self, period_ns: int) -> Rounding:
@@ -82,10 +86,10 @@ class _Decisions:
 def special_optimum(
     chain: Chain, *, below_ns: int | None = None, tight: bool = True, extra: tuple[float, ...] = ()
 ) -> Searched:
-    """Allocations with a special processor, or contiguous ones, at the smallest period and at some above it.
+    """Return allocations at the smallest period and at some periods above it.
 
-    ``below_ns``: only shorter periods are wanted, as a contiguous allocation of this one is known. ``extra``: periods
-    to decide besides, as multiples of the smallest found.
+    They have a special processor or are contiguous. ``below_ns``: only shorter periods are searched, since a contiguous
+    allocation of this period exists. ``extra``: periods to decide in addition, as multiples of the smallest period.
     """
     decide = _Decisions(chain, tight)
     longest = chain.longest_period_ns() if below_ns is None else below_ns - below_ns // TOLERANCE - 1
@@ -105,14 +109,14 @@ def special_optimum(
         period = int(high * factor)
         if period <= longest:
             decide.at(period)
-    ranked = sorted(decide.found.values(), key=lambda found: found.period_ns)
+    ranked = sorted(decide.allocations.values(), key=lambda allocation: allocation.period_ns)
     return Searched(tuple(ranked), low, decide.level == 0, decide.labels)
 
 
 def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
-    """Allocations worth a schedule: at the smallest period, at longer ones, and, if cheap, with memory left free.
+    """Return allocations worth a schedule: at the smallest period, at longer ones, and, if cheap, with free memory.
 
-    What the special processor needs is only bounded from below, so an allocation that a schedule can really keep may
+    The memory of the special processor is only bounded from below. So an allocation that a schedule can really keep may
     be one that promises less.
     """
     searches = [special_optimum(chain, below_ns=below_ns, extra=LOOSER)]
@@ -121,10 +125,10 @@ def portfolio(chain: Chain, below_ns: int | None = None) -> Searched:
         searches += [special_optimum(each, below_ns=below_ns, extra=LOOSER) for each in less]
     distinct: dict[tuple[Part, ...], PartsAtPeriod] = {}
     for search in searches:
-        for found in search.found:
-            distinct.setdefault(found.parts, found)
+        for allocation in search.allocations:
+            distinct.setdefault(allocation.parts, allocation)
     return Searched(
-        tuple(sorted(distinct.values(), key=lambda found: found.period_ns)),
+        tuple(sorted(distinct.values(), key=lambda allocation: allocation.period_ns)),
         searches[0].least_ns,
         all(search.exact for search in searches),
         max(search.labels for search in searches),

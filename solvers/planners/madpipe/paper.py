@@ -9,14 +9,14 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.planners.madpipe.chain import Chain
 from penstock.solvers.planners.madpipe.contiguous import Part, PartsAtPeriod, line_of
 from penstock.solvers.planners.madpipe.grid_kernel import grid
-from penstock.solvers.planners.madpipe.label_kernel import FOUND, SPECIAL, TOO_MANY
+from penstock.solvers.planners.madpipe.label_kernel import EXISTS, SPECIAL, TOO_MANY
 
 ITERATIONS = 10
 MOST_STATES = 2**26
 
 
 def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[PartsAtPeriod]:
-    """The distinct allocations met, the one of the smallest max(T, T̂) first; none where the grid finds none.
+    """Return the distinct allocations met, the one with the smallest max(T, T̂) first; empty where the grid finds none.
 
     Raises ``UnsupportedRequest`` where the grid's states would not fit in memory.
     """
@@ -33,7 +33,7 @@ def first_phase(chain: Chain, iterations: int = ITERATIONS) -> list[PartsAtPerio
                 f"{MOST_STATES} states",
                 remedy="paper false",
             )
-        if status == FOUND:
+        if status == EXISTS:
             parts = tuple(Part(k, j, how % SPECIAL, how >= SPECIAL) for k, j, how in stages.tolist())
             met[parts] = min(met.get(parts, max(period, target)), max(period, target))
         low = max(low, min(period, target))

@@ -1,14 +1,14 @@
 """Runs of layers with their replicas on the fewest devices that keep to a time, and the least such time.
 
-Within a time T a stage that begins with layer i may work for T minus the time before its first micro-batch arrives
-and after its last one; that *head* is known from the partition before. A stage with no more micro-batches in
-flight than 1F1B needs also idles while its first gradient is on its way, and again after its last forward, so that
-each loses the whole way. How much of it is lost depends on memory: partitions for several shares of it (``IDLE``) are
-found, and the judge decides.
+Within a time T, a stage that begins with layer i may work for T minus the time before its first micro-batch arrives
+and after its last one leaves. That *head* is taken from the partition before. A stage with no more micro-batches in
+flight than 1F1B needs also idles while its first gradient is on its way, and again after its last forward, so each such
+stage loses the whole round trip. How much of it is lost depends on memory: partitions for several shares of it
+(``IDLE``) are computed, and the simulator decides.
 
-Among all partitions within T the one with the fewest devices is taken, where the round trip of a micro-batch counts as
-additional devices: a longer way delays all that comes after it. O(L W K) for runs of at most W layers and K numbers
-of replicas, in bands (L, W): row i, column n - 1 is the run of n layers from i on.
+Among all partitions within T, the search takes the one with the fewest devices. The round trip of a micro-batch counts
+as additional devices there: a longer trip delays all that comes after it. O(L W K) for runs of at most W layers and K
+numbers of replicas, in bands (L, W): row i, column n - 1 is the run of n layers from i on.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penstock.solvers.model.allocation import Allocation, Stage, single_pipeline
 from penstock.solvers.planners.many_devices.stage_costs import Band, Pieces
 
 PRICES = (1.0, 0.5, 1.5, 0.25, 2.5)
-"""The weight of a ns on the way, in devices: 1 is what the time per global batch loses with one device less."""
+"""The weights of a ns of transfer, in devices: 1 is what the time per global batch loses with one device less."""
 IDLE = (1.0, 0.5, 0.0)
-"""Shares of the way after a stage that it idles for: all of it with 1F1B's warm-up, nothing with ample memory."""
+"""The shares of the round trip after a stage for which it idles: all with 1F1B's warm-up, 0 with ample memory."""
 AGREEING = 3
-"""Partitions in turn for one time, until each stage holds a micro-batch for every stage after it."""
+"""The most partitions in turn for one time, until each stage holds a micro-batch for every stage after it."""
 HALVINGS = 14
 FURTHER = 2
-"""A time that is not reached is doubled so often, at most ``HALVINGS`` times."""
+"""The factor by which a time that no partition keeps to is raised, at most ``HALVINGS`` times."""
 
 
 class Run(NamedTuple):
-    """Layers ``first`` to ``last`` on ``replicas`` devices, each of which takes ``time_ns`` for a micro-batch."""
+    """The layers ``first`` to ``last`` on ``replicas`` devices, each of which takes ``time_ns`` for a micro-batch."""
 
     first: int
     last: int
@@ -54,12 +54,15 @@ class Split(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Of all runs."""
+        """The number of devices of all runs."""
         return sum(run.replicas for run in self.runs)
 
 
 class _Met(NamedTuple):
-    """By layer (L,): ns that pass while a stage that begins there cannot work, and how many stages follow, with it."""
+    """Two arrays by layer (L,), of a stage that begins with the layer.
+
+    ``passes_ns``: ns that pass while it cannot work; ``depth``: the number of stages from it on.
+    """
 
     passes_ns: np.ndarray
     depth: np.ndarray
@@ -74,19 +77,19 @@ class Partitions:
         self._layers = pieces.problem.num_layers
 
     def splits(self, idle: float) -> Iterator[Split]:
-        """The best one for each price, as they are found; none where nothing fits at the first one.
+        """Yield the best split for each price, as soon as it is computed; none where nothing fits at the first price.
 
         ``idle``: as in ``IDLE``.
         """
         for price in PRICES:
-            found = self._least(price * len(self.pieces.line) / self._load_ns, idle)
-            if found is not None:
-                yield found
+            split = self._least(price * len(self.pieces.line) / self._load_ns, idle)
+            if split is not None:
+                yield split
             elif price == PRICES[0]:
                 return
 
     def allocation(self, split: Split) -> Allocation:
-        """Its runs one after the other on the line."""
+        """Return the split as an allocation: its runs one after the other on the line."""
         stages, place = [], 0
         for run in split.runs:
             devices = tuple(sorted(self.pieces.line[place : place + run.replicas]))
@@ -97,12 +100,12 @@ class Partitions:
 
     @cached_property
     def _load_ns(self) -> int:
-        """All work, shared evenly."""
+        """The time of all work, shared evenly."""
         work = self.pieces.plain_ns[:, -1] * self.pieces.replicas
         return max(1, int(work.min()) * self._number // len(self.pieces.line))
 
     def _least(self, price: float, idle: float) -> Split | None:
-        """The least time that a partition keeps to, by halving; what passes is that of the partition before."""
+        """Return the split with the least time, by halving; what passes is taken from the partition before."""
         met = _Met(
             self.pieces.plain_ns[-1, : self._layers].astype(np.float64),
             np.full(self._layers, min(len(self.pieces.line), self._layers), dtype=np.int64),
@@ -123,19 +126,22 @@ class Partitions:
         return best
 
     def _agreeing(self, time_ns: int, price: float, idle: float, met: _Met) -> tuple[Split | None, _Met]:
-        """A partition within a time that memory holds with the stages that it has; and what passes in the last one."""
+        """Return a partition within a time that fits in memory with its number of stages, or None.
+
+        Also returns what passes in the last partition.
+        """
         for _ in range(AGREEING):
             runs = self._fewest(time_ns - met.passes_ns, price, met.depth)
             if not runs:
                 break
             met = self._as_met(runs, idle)
             split = Split(self._estimate_ns(runs), runs)
-            if split.devices <= len(self.pieces.line) and self._held(runs):
+            if split.devices <= len(self.pieces.line) and self._holds_micro_batches(runs):
                 return split, met
         return None, met
 
-    def _held(self, runs: tuple[Run, ...]) -> bool:
-        """Whether each stage holds a micro-batch for itself and every stage after it."""
+    def _holds_micro_batches(self, runs: tuple[Run, ...]) -> bool:
+        """Return whether each stage holds a micro-batch for itself and every stage after it."""
         return all(run.flying >= min(len(runs) - n, self._number) for n, run in enumerate(runs))
 
     def _as_met(self, runs: tuple[Run, ...], idle: float) -> _Met:
@@ -157,7 +163,7 @@ class Partitions:
         return max(longest, way + slowest * (self._number - 1))
 
     def _fewest(self, limit_ns: np.ndarray, price: float, depth: np.ndarray) -> tuple[Run, ...]:
-        """Runs whose steps take ``limit_ns`` of their first layer at most; none where there is no such partition."""
+        """Return runs whose steps take at most ``limit_ns`` of their first layer, or () if no partition is possible."""
         width = self._width(limit_ns)
         best = np.full((self._layers, width), np.inf)
         choice = np.zeros((self._layers, width), dtype=np.int64)
@@ -170,14 +176,14 @@ class Partitions:
         return self._traced(self._joined(best), choice, depth)
 
     def _width(self, limit_ns: np.ndarray) -> int:
-        """Layers of the longest run that the most replicas keep within the limits."""
+        """Return the number of layers of the longest run that the most replicas keep within the limits."""
         fastest = self.pieces.plain_ns[-1]
         room = fastest[:-1] + np.maximum(0, limit_ns) / self._number
         stops = np.searchsorted(fastest, room, side="right") - 1
         return max(1, int((stops - np.arange(self._layers)).max()))
 
     def _joined(self, cost: np.ndarray) -> list[int]:
-        """The first layer of the best last run before each layer; -1 where none ends."""
+        """Return the first layer of the best last run before each layer; -1 where no run ends."""
         ends = np.append(self.pieces.problem.cuttable, True).tolist()
         width = cost.shape[1]
         total = np.full(self._layers + 1, np.inf)

@@ -1,7 +1,7 @@
 """``spread``: one pipeline over thousands of devices, stages of any number of replicas along the network's tree.
 
-A partition for what a device is worth takes a fraction of a second for a thousand layers, however many devices there
-are (``partition.py``); those with the least estimates go to the judge first, under the usual warm-ups.
+A partition at one price of a device takes a fraction of a second for a thousand layers, for any number of devices
+(``partition.py``). The partitions with the least estimates are simulated first, under the usual warm-ups.
 """
 
 from __future__ import annotations
@@ -22,42 +22,46 @@ from penstock.solvers.planners.proposal import Proposal, under
 from penstock.solvers.planners.setting import Setting
 
 BATCHES = 6
-"""Numbers of micro-batches that are looked into, the most promising first; a few seconds on thousands of devices."""
+"""Number of micro-batch counts that are searched, the most promising first; a few seconds on thousands of devices."""
 BETWEEN, MOST_CLOSE = 0.75, 256
-"""A further share of idling, tried last, for more devices than that: memory that holds some of the stages in full."""
+"""A further share of idling, tried last, and the number of devices above which it is tried.
+
+It is for memory that holds some of the stages in full.
+"""
 
 
-class _Found(NamedTuple):
+class _Candidate(NamedTuple):
     estimate_ns: int
     allocation: Allocation
 
 
 def proposals(setting: Setting, _options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Yield the first partition as soon as there is one, then the best of each share of idling, the second best, …
+    """Yield the first partition as soon as it is there, then the best of each share of idling, the second best, …
 
-    Where nothing fits, the most stages and the smallest micro-batches, for the judge to say what is lacking.
+    Where nothing fits, yield the plan with the most stages and the smallest micro-batches, so that the simulator
+    reports what is lacking.
     """
     problem = setting.problem
     line = line_of(problem)
     batches = sorted(_batches(problem), key=lambda batch: _promise(problem, batch))[:BATCHES]
     every: list[Partitions] = []
-    found: dict[float, list[_Found]] = {idle: [] for idle in IDLE}
+    by_idle: dict[float, list[_Candidate]] = {idle: [] for idle in IDLE}
     first = True
     for batch in batches:
         partitions = Partitions(Pieces(problem, batch, line))
         every.append(partitions)
-        for idle, own in found.items():
-            known = len(own)
+        for idle, of_share in by_idle.items():
+            before = len(of_share)
             for split in partitions.splits(idle):
                 if setting.deadline.passed:
                     return
-                own.append(_Found(split.estimate_ns, partitions.allocation(split)))
+                of_share.append(_Candidate(split.estimate_ns, partitions.allocation(split)))
                 if first:
-                    yield _proposal(problem, own[0].allocation)
+                    yield _proposal(problem, of_share[0].allocation)
                     first = False
-            if len(own) == known:
+            if len(of_share) == before:
                 break  # what memory cannot hold at one share it mostly cannot at another
-    for turn in zip_longest(*(sorted(own, key=lambda each: each.estimate_ns) for own in found.values())):
+    for turn in zip_longest(*(sorted(of_share, key=lambda each: each.estimate_ns) for of_share in by_idle.values())):
         for one in filter(None, turn):
             yield _proposal(problem, one.allocation)
     if problem.num_devices > MOST_CLOSE:
@@ -78,7 +82,11 @@ def _batches(problem: Problem) -> tuple[Batch, ...]:
 
 
 def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
-    """The least work that slices leave, shared by all devices, and the way of a micro-batch in the smallest slices."""
+    """Return a batch's sort key: the smaller, the more promising.
+
+    It adds the least work under any number of replicas, shared by all devices, and the time of a micro-batch in the
+    smallest slices.
+    """
     replicas = replica_choices(problem, batch)
     times = []
     for count in replicas.tolist():

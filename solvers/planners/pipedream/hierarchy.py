@@ -1,9 +1,13 @@
 """PipeDream's hierarchical partition [1]_ (ALGORITHMS 7.4), by the paper's formula or the released optimizer's (R-35).
 
 A level is a number of equal machines and the bandwidth between them; a machine of level k is all of level k - 1.
-Symbols: A^k(i -> j, m) -> ``value``; T^k(i -> j, m) -> ``partition_kernel.replicated_ns``; |w_l| -> parameter bytes;
-a_s -> boundary bytes; B_k -> ``Level.bandwidth_bytes_per_s``; m_k -> ``Level.machines``. O(sum over k of L^3 m_k^2),
-O(L^2 m^2) on the last level. All times are of one micro-batch, rounded up.
+Symbols:
+
+- A^k(i -> j, m): ``value``; T^k(i -> j, m): ``partition_kernel.replicated_ns``.
+- |w_l|: parameter bytes; a_s: boundary bytes.
+- B_k: ``Level.bandwidth_bytes_per_s``; m_k: ``Level.machines``.
+
+O(sum over k of L^3 m_k^2), O(L^2 m^2) on the last level. All times are of one micro-batch, rounded up.
 
 Machines that a lower level's plan holds are replicas of it, so a stage inside a replicated machine has the replicas
 of both levels. The memory rule counts what NOAM keeps in flight: ceil(machines from the stage on / replicas) times
@@ -34,7 +38,7 @@ from penstock.solvers.planners.pipedream.partition_kernel import run_level
 
 
 class Level(NamedTuple):
-    """Equal machines, and what connects any two of them."""
+    """A number of equal machines, and the bandwidth between any two of them."""
 
     machines: int
     bandwidth_bytes_per_s: int
@@ -49,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Parts in order, and the value of the formula: time per micro-batch of the slowest stage or transfer."""
+    """The parts in order, and the value of the formula: time per micro-batch of the slowest stage or transfer."""
 
     parts: tuple[Part, ...]
     value_ns: int
@@ -57,7 +61,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The formula. ``compression``: divides the released optimizer's boundary transfers; 0 leaves them out."""
+    """The formula. ``compression`` divides the released optimizer's boundary transfers; 0 leaves them out."""
 
     released: bool = False
     compression: float = 0.0
@@ -65,10 +69,10 @@ class Rules:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """What the formula reads, by places (the n cuts of the chain, both ends included).
+    """The input of the formula, by places (the n cuts of the chain, both ends included).
 
-    ``work_ns``, ``weight_bytes`` and ``stashed_bytes`` are (n, n), of the layers between two places;
-    ``boundary_bytes`` (n,) of one micro-batch one way; ``room_bytes`` of a device.
+    ``work_ns``, ``weight_bytes`` and ``stashed_bytes`` are (n, n), of the layers between two places. ``boundary_bytes``
+    (n,) is of one micro-batch one way; ``room_bytes`` is a device's free memory.
     """
 
     places: np.ndarray
@@ -80,9 +84,9 @@ class Chain:
 
 
 def allocated(problem: Problem, batch: Batch, rules: Rules) -> RatedAllocation | None:
-    """The formula's partition of a micro-batch's work over the whole cluster; None where its memory rule leaves none.
+    """Return the formula's partition of a micro-batch's work over the whole cluster.
 
-    Raises ``UnsupportedRequest`` where the devices are of several kinds.
+    None where its memory rule allows no partition. Raises ``UnsupportedRequest`` for devices of several kinds.
     """
     plan = partition(chain_of(problem, batch), levels_of(problem), rules)
     if plan is None:
@@ -95,7 +99,10 @@ def allocated(problem: Problem, batch: Batch, rules: Rules) -> RatedAllocation |
 
 
 def levels_of(problem: Problem) -> tuple[Level, ...]:
-    """Devices in nodes and nodes in the cluster; one flat level where nodes differ in size or links are measured."""
+    """Return the levels: devices in nodes and nodes in the cluster.
+
+    There is one flat level where nodes differ in size or links are measured.
+    """
     network, nodes = problem.network, problem.nodes()
     everyone = tuple(range(problem.num_devices))
     sizes = {len(node) for node in nodes}
@@ -109,7 +116,7 @@ def levels_of(problem: Problem) -> tuple[Level, ...]:
 
 
 def chain_of(problem: Problem, batch: Batch) -> Chain:
-    """One micro-batch on the cluster's devices. Raises ``UnsupportedRequest`` where they are of several kinds."""
+    """Return the chain for one micro-batch. Raises ``UnsupportedRequest`` for devices of several kinds."""
     kinds = sorted({device.kind for device in problem.devices})
     if len(kinds) > 1:
         raise UnsupportedRequest(
@@ -125,7 +132,7 @@ def chain_of(problem: Problem, batch: Batch) -> Chain:
 
 
 def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | None:
-    """The plan on all machines of all levels with the smallest value; None where the memory rule leaves none."""
+    """Return the plan on all machines with the smallest value, or None where the memory rule allows none."""
     work = chain.work_ns
     solved = []
     for number, level in enumerate(levels, 1):
@@ -151,27 +158,27 @@ def partition(chain: Chain, levels: Sequence[Level], rules: Rules) -> Plan | Non
 
 
 def _parts(chain: Chain, levels: Sequence[Level], solved: list[np.ndarray], k: int, i: int, j: int) -> list[Part]:
-    """Stages of layers between two places on all machines of level k, positions counted from 0."""
+    """Return stages of layers between two places on all machines of level k, positions counted from 0."""
     if k < 0:
         return [Part(int(chain.places[i]), int(chain.places[j]), (0,))]
     size = int(np.prod([level.machines for level in levels[:k]], dtype=np.int64))
     left, stop = levels[k].machines, j
-    found: list[Part] = []
+    parts: list[Part] = []
     while stop > i:
         split, after = (int(v) for v in solved[k][i, stop, left])
         start, used = (i, left) if split < 0 else (split, after)
         machines = range(left - used, left)
         inside = _parts(chain, levels, solved, k - 1, start, stop)
-        found = [
+        parts = [
             Part(part.first, part.stop, tuple(m * size + p for m in machines for p in part.positions))
             for part in inside
-        ] + found
+        ] + parts
         left, stop = left - used, start
-    return found
+    return parts
 
 
 def _boundary_ns(chain: Chain, level: Level, rules: Rules) -> np.ndarray:
-    """2 a_s / B_k at every place; without a compression the released optimizer counts none."""
+    """Return 2 a_s / B_k at every place; without a compression the released optimizer counts 0."""
     if rules.released and rules.compression == 0:
         return np.zeros(len(chain.places), dtype=np.int64)
     sizes = chain.boundary_bytes
@@ -181,5 +188,5 @@ def _boundary_ns(chain: Chain, level: Level, rules: Rules) -> np.ndarray:
 
 
 def _twice_ns(sizes: np.ndarray, bandwidth: int) -> np.ndarray:
-    """Time of twice these bytes, exact; NEVER_NS where nothing connects."""
+    """Return the time of twice these bytes, exact; NEVER_NS where nothing connects."""
     return np.asarray(np.minimum(NEVER_NS, transfers_ns(2 * np.maximum(0, sizes), bandwidth)))

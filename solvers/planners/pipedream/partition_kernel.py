@@ -13,7 +13,7 @@ from penstock.solvers.grid.row_kernel import divided
 
 @inner
 def replicated_ns(work: int, reduce_ns: int, machines: int, released: bool) -> int:
-    """T^k: a stage's time on so many machines; ``reduce_ns`` is 2 |w| / B_k.
+    """Return T^k: a stage's time on so many machines; ``reduce_ns`` is 2 |w| / B_k.
 
     The paper overlaps computation and reduction; the released optimizer adds them, the reduction as
     4 (m - 1) |w| / (B m), and divides both by m (R-35).
@@ -38,14 +38,14 @@ def run_level(
     released: bool,
     inside: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A^k and where it splits, for layers [places[i], places[j]) on m machines of one level.
+    """Compute A^k and where it splits, for layers [places[i], places[j]) on m machines of one level.
 
-    ``work``, ``reduce_ns`` and ``stashed_bytes`` are (n, n) by places; the first ``starts`` places may be i.
-    Returns value (starts, n, machines + 1) and choice (starts, n, machines + 1, 2): the place of the last split and
-    the machines after it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
-    after a split share its transfers, in and out, and the reduction of one replicated stage is shared by the
-    ``inside`` machines that make up each of its own. Ties: one stage, then the earliest split, then the fewest machines
-    after it.
+    ``work``, ``reduce_ns`` and ``stashed_bytes`` are (n, n) by places; the first ``starts`` places may be i. Returns
+    value (starts, n, machines + 1) and choice (starts, n, machines + 1, 2): the place of the last split and the
+    machines after it; place -1 where the layers are one replicated stage. Released (R-35): the machines of a stage
+    after a split share its transfers, in and out. The reduction of one replicated stage is shared by the ``inside``
+    machines that make up each of its machines. Ties: one stage, then the earliest split, then the fewest machines after
+    it.
     """
     n = len(places)
     value = np.full((starts, n, machines + 1), NEVER_NS, dtype=np.int64)
@@ -69,9 +69,9 @@ def run_level(
                         hop = boundary_ns[s]
                         if released:
                             hop = divided(max(boundary_ns[s], boundary_ns[j]), last)
-                        found = max(before, hop, replicated_ns(work[s, j], reduce_ns[s, j], last, released))
-                        if found < best:
-                            best, split, following = found, s, last
+                        slowest = max(before, hop, replicated_ns(work[s, j], reduce_ns[s, j], last, released))
+                        if slowest < best:
+                            best, split, following = slowest, s, last
                 value[i, j, m] = best
                 choice[i, j, m, 0] = split
                 choice[i, j, m, 1] = following

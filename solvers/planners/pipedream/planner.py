@@ -1,6 +1,6 @@
 """PipeDream: its partition, run without a flush (1F1B, weight stashing) or with one (P_A), as the request allows.
 
-Both of the papers that compare with it flush: DAPPLE section VI-F and SPP section V run its partition with P_A. So does
+Both papers that compare with it flush: DAPPLE section VI-F and SPP section V run its partition with P_A. So does
 ``paper``, which partitions by the paper's formula alone; without a flush its replicas take micro-batches in turn.
 
 .. [1] Narayanan et al., PipeDream (SOSP 2019), sections 3.1 to 3.3.
@@ -45,9 +45,9 @@ RULES: tuple[UpdateRule, ...] = ("weight_stashing", "synchronous")
 
 
 class _Plan(NamedTuple):
-    """A proposal with what a global batch is expected to take, by the planner's own estimate.
+    """A proposal with the expected time of a global batch, by the planner's estimate.
 
-    ``always``: judged whatever is expected of it, so that no formula's flushed plan is better than the answer.
+    ``always``: simulated whatever its estimate, so that no formula's flushed plan is better than the result.
     """
 
     expected_ns: int
@@ -56,7 +56,7 @@ class _Plan(NamedTuple):
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The best plans of each number of micro-batches for each update rule, then the next best of all of them."""
+    """Yield the best plans of each number of micro-batches for each update rule, then the next best plans of all."""
     problem = setting.problem
     search = _Partitions(problem, options)
     rules = [rule for rule in RULES if rule in problem.update_rules]
@@ -99,7 +99,7 @@ class _Partitions:
         self._layers = Layers(problem)
 
     def batches(self) -> list[Batch]:
-        """Numbers of micro-batches, the one whose work spreads best over the devices first."""
+        """Return the numbers of micro-batches; the one whose work spreads best over the devices comes first."""
         problem = self._problem
         widths = (1, problem.num_devices, *(len(node) for node in problem.nodes()))
         everything = Stage(0, problem.num_layers - 1, (0,))
@@ -112,17 +112,17 @@ class _Partitions:
         return sorted(candidates(problem, widths), key=spread)
 
     def plans(self, batch: Batch, rule: UpdateRule) -> list[_Plan]:
-        """The best partitions of a step, each once, with their schedules."""
+        """Return the best partitions of a step, each once, with their schedules."""
         if rule == "synchronous":
             formulas = {each.allocation for each in self._formulas(batch)}
-            found = self._partitions(batch, rule, False)
-            return [self._flushed(each)._replace(always=each.allocation in formulas) for each in found]
-        partitions = [found.allocation for turns in self._turns for found in self._partitions(batch, rule, turns)]
+            rated = self._partitions(batch, rule, False)
+            return [self._flushed(each)._replace(always=each.allocation in formulas) for each in rated]
+        partitions = [rated.allocation for turns in self._turns for rated in self._partitions(batch, rule, turns)]
         kept = dict.fromkeys(keep_pins(self._problem, allocation) for allocation in partitions)
         return [plan for allocation in kept if allocation is not None for plan in self._stashing(allocation)]
 
     def thinnest(self, rule: UpdateRule) -> list[_Plan]:
-        """What needs least memory, for the judge to say what is lacking."""
+        """Return the plans with the least memory, so that the simulator reports what is lacking."""
         if rule == "synchronous":
             return [self._flushed(RatedAllocation(allocation, 0)) for allocation in thinnest(self._problem)]
         return [plan for allocation in thinnest(self._problem) for plan in self._stashing(allocation)]
@@ -132,48 +132,54 @@ class _Partitions:
         if not turns:
             fed = max(1, batch.replicas_fed(self._problem.min_slice))
             formulas = [each for each in formulas if all(stage.replicas <= fed for stage in each.allocation.stages)]
-        found = [each._replace(allocation=each.allocation.in_turn() if turns else each.allocation) for each in formulas]
+        rated = [each._replace(allocation=each.allocation.in_turn() if turns else each.allocation) for each in formulas]
         for row in self._rows:
-            found += self._placed(row, batch, rule, turns)
+            rated += self._placed(row, batch, rule, turns)
         longest = max(LONGEST_TURN, batch.num_micro_batches)
-        unique = {each.allocation: each for each in found if turn_of(each.allocation) <= longest}
+        unique = {each.allocation: each for each in rated if turn_of(each.allocation) <= longest}
         return list(unique.values())
 
     def _formulas(self, batch: Batch) -> list[RatedAllocation]:
         """Return the hierarchical partitions: by the paper's formula, and by the released optimizer's.
 
-        The paper's own system may refuse the cluster; else they are left out.
+        With ``paper``, the formula may refuse the cluster; otherwise clusters of several kinds get no such partitions.
         """
         if not self._paper and len({device.kind for device in self._problem.devices}) > 1:
             return []
         formulas = (False,) if self._paper else (False, True)
-        found = [allocated(self._problem, batch, Rules(released)) for released in formulas]
-        return [each for each in found if each is not None]
+        partitions = [allocated(self._problem, batch, Rules(released)) for released in formulas]
+        return [each for each in partitions if each is not None]
 
     def _placed(self, row: DeviceRow, batch: Batch, rule: UpdateRule, turns: bool) -> list[RatedAllocation]:
-        """With NOAM's micro-batches in flight; where fewer allow a better partition, also that, and recomputation."""
+        """Return partitions on the row with NOAM's micro-batches in flight.
+
+        Where fewer in flight allow a better partition, return that partition too, and partitions that recompute.
+        """
         again = self._problem.recompute == "always"
         tight = Settings(rule, turns, again)
         loose = replace(tight, lenient=True)
         first, second = (placed(self._problem, row, self._layers, batch, each, AT_ONCE) for each in (tight, loose))
         if first and second[0].value_ns >= first[0].value_ns:
             return first
-        found = first + second
+        partitions = first + second
         if self._problem.recompute == "auto":
             for each in (tight, loose):
-                found += placed(self._problem, row, self._layers, batch, replace(each, recompute=True), 1)
-        return found
+                partitions += placed(self._problem, row, self._layers, batch, replace(each, recompute=True), 1)
+        return partitions
 
-    def _flushed(self, found: RatedAllocation) -> _Plan:
-        allocation = found.allocation
+    def _flushed(self, rated: RatedAllocation) -> _Plan:
+        allocation = rated.allocation
         rows = -(-self._problem.global_batch_size // allocation.num_micro_batches)
         costs = [stage_costs(self._problem, stage, rows) for stage in allocation.stages]
         through = sum(c.forward_ns + c.backward_ns for c in costs)
         proposal = under(self._problem, allocation, ("early-backward",), "A" if self._paper else "best")
-        return _Plan((allocation.num_micro_batches - 1) * found.value_ns + through, proposal)
+        return _Plan((allocation.num_micro_batches - 1) * rated.value_ns + through, proposal)
 
     def _stashing(self, allocation: Allocation) -> list[_Plan]:
-        """The eager pattern; where memory does not hold NOAM's micro-batches, also with those stages recomputing."""
+        """Return the plans with the eager pattern.
+
+        Where memory does not hold NOAM's micro-batches, these stages also recompute.
+        """
         problem, rule = self._problem, RULES[0]
         wanted = noam(allocation)
         variants = [allocation]

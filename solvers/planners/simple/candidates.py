@@ -1,10 +1,9 @@
-"""The simplest plans of each update rule, candidates of every planner that makes such plans, with pins as without.
+"""The simplest plans of each update rule: candidates of every planner that makes such plans, with and without pins.
 
 A planner's search is followed by the most promising of the simplest plans: one stage on all devices, even stages of
 each number. Where there are pins, the most promising lines of stages that keep them come first of all. A planner that
-has found nothing by then goes through all lines that keep the pins and have room for one micro-batch, which a small
-request has listed (``lines.py``): so it finds a plan wherever a line of stages on devices of their own
-fits.
+has no plan by then tries all lines that keep the pins and have free memory for one micro-batch, which a small request
+lists (``lines.py``). So it gets a plan wherever a line of stages on separate devices fits.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from penstock.solvers.schedules.periodic.wpipe import wpipe
 from penstock.solvers.schedules.support.stage_line import StageLine
 
 MOST_LISTED = 4_000
-"""Lines of a request, over all its numbers of micro-batches, that are listed."""
+"""Limit on the lines of a request that are listed, over all its numbers of micro-batches."""
 PROMISING = 12
-"""Simple plans of an update rule that are judged whatever else is found; without pins at least one of each shape."""
+"""Simple plans of an update rule that are always simulated; without pins at least one of each shape."""
 MOST_DEVICES = 256
-"""Of a request without pins whose simplest plans are judged."""
+"""Limit on the devices of a request without pins whose simplest plans are simulated."""
 
 Judged = Callable[[Problem, Allocation], Iterator[Proposal]]
-"""The proposals for a line of stages; a function that can be pickled, for workers."""
+"""A function that yields the proposals for a line of stages; it can be pickled, for workers."""
 
 
 @dataclass(frozen=True)
 class Simple:
-    """How a planner runs the simplest plans of an update rule.
+    """A planner's way to run the simplest plans of an update rule.
 
     ``lines``: one stage to a place, each on one device (``straight``), or two (``folded``). ``in_turn``: replicas may
-    take whole micro-batches in turn. ``unpinned``: without pins as well; else the planner's own search has them.
+    take whole micro-batches in turn. ``unpinned``: without pins as well; otherwise the planner's search covers them.
     """
 
     rule: UpdateRule
@@ -59,7 +58,7 @@ class Simple:
 
 
 class _Ranked(NamedTuple):
-    """An allocation; ``promise``: the time of its largest stage and of one way through, then of that stage alone."""
+    """An allocation; ``promise``: the time of its largest stage and of one pass through, then of that stage alone."""
 
     promise: tuple[int, int]
     number: int
@@ -67,14 +66,17 @@ class _Ranked(NamedTuple):
 
 
 def first_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
-    """With pins the most promising simple plans of each allowed rule."""
+    """Yield, for a request with pins, the most promising simple plans of each allowed rule."""
     for each in _allowed(problem, simple) if problem.pins else ():
         ranked = _every_line(problem, each.lines, each.in_turn)[:PROMISING]
         yield from chain.from_iterable(each.judged(problem, plan.allocation) for plan in ranked)
 
 
 def simplest_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Proposal]:
-    """Without pins the simplest plans of each allowed rule, flushed ones with P_A's micro-batches in flight."""
+    """Yield, for a request without pins, the simplest plans of each allowed rule.
+
+    Flushed plans have P_A's micro-batches in flight.
+    """
     for each in _allowed(problem, simple) if not problem.pins and problem.num_devices <= MOST_DEVICES else ():
         if each.unpinned:
             for plan in _simplest(problem, each.lines, each.in_turn):
@@ -82,7 +84,7 @@ def simplest_plans(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Pro
 
 
 def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[], bool]) -> Iterator[Proposal]:
-    """All simple plans of each allowed rule, while one is wanted."""
+    """Yield all simple plans of each allowed rule, while ``wanted`` returns True."""
     for each in _allowed(problem, simple):
         if (problem.pins or each.unpinned) and wanted() and proof_of_infeasibility(problem) is None:
             for plan in _every_line(problem, each.lines, each.in_turn):
@@ -92,9 +94,10 @@ def last_plans(problem: Problem, simple: tuple[Simple, ...], wanted: Callable[[]
 
 
 def _leanest(problem: Problem, simple: Simple, allocation: Allocation) -> Iterator[Proposal]:
-    """Flushed plans with one micro-batch on its way through the line, so that only one receive buffer waits at a time.
+    """Yield flushed plans with one micro-batch at a time in the line, so that only one receive buffer is in use.
 
-    Under early backward; the proposals for other rules have it already, and straight lines are for orders of their own.
+    They run under early backward. The proposals for other rules have such plans already, and straight lines are for
+    special orders.
     """
     if simple.rule == "synchronous" and simple.lines == "any":
         for variant in recomputing(problem, allocation):
@@ -109,8 +112,8 @@ def _allowed(problem: Problem, simple: tuple[Simple, ...]) -> Iterator[Simple]:
 def _every_line(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
     """Return lines that keep the pins and may fit, the most promising first."""
     most = MOST_LISTED // max(1, len(candidates(problem, dapple_replicas(problem))))
-    made = partial(kept_lines, most=most, folds=2 if lines == "folded" else 1)
-    return _ranked(problem, lines, in_turn, made)
+    lines_of = partial(kept_lines, most=most, folds=2 if lines == "folded" else 1)
+    return _ranked(problem, lines, in_turn, lines_of)
 
 
 @per_problem
@@ -122,13 +125,13 @@ def _simplest(problem: Problem, lines: str, in_turn: bool) -> list[_Ranked]:
 
 
 def _ranked(
-    problem: Problem, lines: str, in_turn: bool, made: Callable[[Problem, Batch, int], list[Line]]
+    problem: Problem, lines: str, in_turn: bool, lines_of: Callable[[Problem, Batch, int], list[Line]]
 ) -> list[_Ranked]:
-    """Return the lines made for each number of micro-batches and most replicas, the most promising first."""
+    """Return the lines of each number of micro-batches and most replicas, the most promising first."""
     ranked: list[_Ranked] = []
     for batch in candidates(problem, dapple_replicas(problem)):
         replicas = problem.num_devices if in_turn else batch.replicas_fed(problem.min_slice)
-        for line in made(problem, batch, 1 if lines == "straight" else replicas):
+        for line in lines_of(problem, batch, 1 if lines == "straight" else replicas):
             largest, whole = largest_ns(problem, batch, line)
             promise = (batch.num_micro_batches - 1) * largest + whole, largest
             ranked.append(_Ranked(promise, len(ranked), single_pipeline(line, batch.num_micro_batches)))
@@ -140,7 +143,7 @@ def _shape(ranked: _Ranked) -> tuple[int, ...]:
 
 
 def flushed(*schedules: str) -> Judged:
-    """Synchronous plans under these schedules; the judge chooses what recomputes."""
+    """Return a function for synchronous plans under these schedules; the simulator chooses what recomputes."""
     return partial(_flushed, schedules)
 
 
@@ -149,7 +152,10 @@ def _flushed(schedules: tuple[str, ...], problem: Problem, allocation: Allocatio
 
 
 def eagerly(rule: UpdateRule) -> Judged:
-    """1F1B without a flush: as many micro-batches in flight as NOAM and memory allow, and one."""
+    """Return a function for 1F1B without a flush.
+
+    Its plans have as many micro-batches in flight as NOAM and memory allow, or one.
+    """
     return partial(_eagerly, rule)
 
 
@@ -166,7 +172,10 @@ def _eagerly(rule: UpdateRule, problem: Problem, allocation: Allocation) -> Iter
 
 
 def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Allocation]:
-    """The line with replicas in turn, where each has a micro-batch of an update, and by rows, where these suffice."""
+    """Yield the line with replicas in turn and with replicas that split each micro-batch.
+
+    In turn: where each replica has a micro-batch of an update. Split: where the rows suffice.
+    """
     most, number = max(stage.replicas for stage in allocation.stages), allocation.num_micro_batches
     turn = lcm(number, *(stage.replicas for stage in allocation.stages))
     if most > 1 and turn <= max(LONGEST_TURN, number) and (rule == "weight_stashing" or most <= number):
@@ -176,7 +185,7 @@ def dispatched(problem: Problem, allocation: Allocation, rule: UpdateRule) -> It
 
 
 def starred(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    """1F1B* with two weight versions, of the shortest period for which memory suffices."""
+    """Yield 1F1B* with two weight versions, of the shortest period for which memory suffices."""
     for variant in recomputing(problem, allocation):
         line = StageLine.of(problem, variant)
         period_ns = one_f_one_b_star.minimal_period_ns(line)
@@ -185,7 +194,7 @@ def starred(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
 
 
 def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    """WPipe's order, with the paper's warm-up."""
+    """Yield WPipe's order, with the paper's warm-up."""
     for variant in recomputing(problem, allocation):
         try:
             pattern = wpipe(problem, variant)
@@ -195,7 +204,7 @@ def grouped(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
 
 
 def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
-    """One pipeline that averages, without others: 1F1B, and one micro-batch to a stage.
+    """Yield one pipeline that averages, without others: under 1F1B, and with one micro-batch to a stage.
 
     It has the measured pipeline's number of stages, if there is one.
     """
@@ -209,7 +218,7 @@ def averaged(problem: Problem, allocation: Allocation) -> Iterator[Proposal]:
 
 
 def recomputing(problem: Problem, allocation: Allocation) -> Iterator[Allocation]:
-    """The allocation without recomputation, and with every stage recomputing, as the request allows."""
+    """Yield the allocation without recomputation, and with every stage recomputing, as the request allows."""
     if problem.recompute != "always":
         yield allocation
     if problem.recompute != "never":

@@ -29,7 +29,7 @@ from penstock.solvers.planners.madpipe.contiguous import (
     line_of,
 )
 from penstock.solvers.planners.madpipe.grid_kernel import grid
-from penstock.solvers.planners.madpipe.label_kernel import FOUND, NONE, SPECIAL, TOO_MANY, Rounding, special
+from penstock.solvers.planners.madpipe.label_kernel import EXISTS, NONE, SPECIAL, TOO_MANY, Rounding, special
 from penstock.solvers.planners.madpipe.labels import TOLERANCE, special_optimum
 from penstock.solvers.planners.madpipe.paper import first_phase
 from penstock.solvers.schedules.periodic.one_f_one_b_star import minimal_period_ns
@@ -105,15 +105,15 @@ def possible(chain: Chain, period: int, tight: bool) -> bool:
 @pytest.mark.parametrize("tight", [True, False])
 def test_labels_decide_as_enumeration_does(tight: bool) -> None:
     draw = random.Random(1)
-    seen = {FOUND: 0, NONE: 0}
+    seen = {EXISTS: 0, NONE: 0}
     for _ in range(150):
         chain = random_chain(draw)
         low = chain.least_period_ns()
         for period in draw.sample(range(low, 2 * low + 8), 3):
             status, _labels, stages = special(line_of(chain), period, tight, EXACT, 10**6)
-            assert (status == FOUND) == possible(chain, period, tight)
+            assert (status == EXISTS) == possible(chain, period, tight)
             seen[status] += 1
-            if status == FOUND:
+            if status == EXISTS:
                 own = [(k, j) for k, j, _ in stages.tolist()]
                 chosen = {s for s, (_, _, how) in enumerate(stages.tolist()) if how >= SPECIAL}
                 assert plain(chain, own, chosen, period, tight)
@@ -126,8 +126,8 @@ def test_possibility_never_ends_as_the_period_grows() -> None:
         chain = random_chain(draw, 10, 4)
         low = chain.least_period_ns()
         for decide in (
-            lambda t, chain=chain: special(line_of(chain), t, True, EXACT, 10**6)[0] == FOUND,
-            lambda t, chain=chain: special(line_of(chain), t, False, EXACT, 10**6)[0] == FOUND,
+            lambda t, chain=chain: special(line_of(chain), t, True, EXACT, 10**6)[0] == EXISTS,
+            lambda t, chain=chain: special(line_of(chain), t, False, EXACT, 10**6)[0] == EXISTS,
             lambda t, chain=chain: at_period(chain, t) is not None,
         ):
             answers = [decide(t) for t in range(low, 3 * low, max(1, low // 20))]
@@ -203,12 +203,12 @@ def test_a_special_processor_never_makes_it_worse() -> None:
         searched = special_optimum(chain)
         assert searched.exact
         if alone is not None:
-            assert searched.found[0].period_ns <= alone.period_ns + alone.period_ns // TOLERANCE + 1
-            better += searched.found[0].period_ns < alone.period_ns
+            assert searched.allocations[0].period_ns <= alone.period_ns + alone.period_ns // TOLERANCE + 1
+            better += searched.allocations[0].period_ns < alone.period_ns
         below = None if alone is None else alone.period_ns
         beneath = special_optimum(chain, below_ns=below)
-        if beneath.found:
-            assert beneath.found[0].period_ns == searched.found[0].period_ns
+        if beneath.allocations:
+            assert beneath.allocations[0].period_ns == searched.allocations[0].period_ns
     assert better > 10
 
 
@@ -220,7 +220,7 @@ def test_rounded_labels_are_safe() -> None:
         line, low = line_of(chain), chain.least_period_ns()
         for period in (low + 1, low + low // 3, 2 * low):
             rough = special(line, period, True, Rounding(3, 7, 2), 10**6)
-            if rough[0] == FOUND:
+            if rough[0] == EXISTS:
                 own = [(k, j) for k, j, _ in rough[2].tolist()]
                 chosen = {s for s, (_, _, how) in enumerate(rough[2].tolist()) if how >= SPECIAL}
                 assert plain(chain, own, chosen, period, True)
@@ -255,13 +255,13 @@ def example(memory: int) -> Chain:
 @pytest.mark.parametrize(("memory", "period", "on_grid"), [(4, 8, 8.003906), (5, 8, 8.001016), (6, 6, 8), (7, 6, 6.12)])
 def test_paper_example(memory: int, period: int, on_grid: float) -> None:
     """ALGORITHMS 4.3 and the vectors: literal memory, exact and on the 101 x 11 x 51 grid with K = 10."""
-    exact = special_optimum(example(memory), tight=False).found[0]
+    exact = special_optimum(example(memory), tight=False).allocations[0]
     assert exact.period_ns == pytest.approx(period * SECOND, rel=1e-4)
     assert first_phase(example(memory))[0].period_ns == pytest.approx(on_grid * SECOND, rel=1e-6)
 
 
 def test_paper_example_takes_the_two_ends_together() -> None:
-    found = special_optimum(example(6), tight=False).found[0]
+    found = special_optimum(example(6), tight=False).allocations[0]
     assert found.parts == (Part(0, 1, 0, True), Part(1, 2, 0, False), Part(2, 3, 0, True))
     contiguous = contiguous_optimum(example(6))
     assert contiguous == PartsAtPeriod(8 * SECOND, (Part(0, 1, 0), Part(1, 3, 0)))
@@ -274,9 +274,9 @@ def test_the_grid_is_never_better_than_the_exact_search() -> None:
         chain = random_chain(draw, 8, 3)
         grid = first_phase(chain)
         exact = special_optimum(chain, tight=False)
-        assert not grid or exact.found
+        assert not grid or exact.allocations
         if grid:
-            assert exact.found[0].period_ns <= grid[0].period_ns * (1 + 1 / TOLERANCE) + 1
+            assert exact.allocations[0].period_ns <= grid[0].period_ns * (1 + 1 / TOLERANCE) + 1
             compared += 1
     assert compared > 5
 
@@ -374,7 +374,7 @@ def test_grid_finds_what_its_reference_finds() -> None:
         status, period, stages = grid(line_of(chain), target, 1e9, 10**7)
         expected = grid_reference(chain, target)
         assert period == pytest.approx(expected)
-        assert (status == FOUND) == (len(stages) > 0) == (expected < float("inf"))
+        assert (status == EXISTS) == (len(stages) > 0) == (expected < float("inf"))
         nothing += status == NONE
     assert 0 < nothing < 50
 
