@@ -124,7 +124,7 @@ def _case(name: str, p: int, m: int, drawn: bool, transfer_ns: int) -> Case:
 def _best(problem: Problem, allocation: Allocation, published: Orders, peak: int) -> int:
     """The judged makespan of the generator's best order without the published one; -1 if there is none."""
     room = [peak] * problem.num_devices
-    found = found_overtaking(problem, allocation, room_bytes=room, without=published)
+    found = found_overtaking(problem, allocation, room_bytes=room, excluded=published)
     chained = Chained(problem, allocation)
     fitting = [each.orders for each in found[:JUDGED] if chained.fits(each.orders, room)]
     return min((makespan_ns(problem, allocation, orders) for orders in fitting), default=-1)

@@ -1,10 +1,11 @@
 """AvgPipe's advance forward propagation (section 4.2, algorithm 1; ALGORITHMS 6.2): 1F1B with forwards in advance.
 
-Symbols: K -> the stages of a pipeline; adv_k -> ``advances``; δ = adv_1 - (K - 1) -> ``delta``. Stage k runs adv_k
-forwards, then forward and backward in turn, then the remaining adv_k backwards: adv_k + 1 micro-batches in flight.
+Symbols: K is the number of stages of a pipeline, adv_k is ``advances``, δ = adv_1 - (K - 1) is ``delta``. Stage k runs
+adv_k forwards, then forward and backward in turn, then the remaining adv_k backwards: adv_k + 1 micro-batches in
+flight.
 
-Algorithm 1 is for the first GPU, and its printed loop lacks the last backwards (R-29, R-30). For the others adv tapers
-to 0 at the last one. δ = 0 is 1F1B (DAPPLE's P_A), δ = K - 1 DAPPLE's P_B; ``afab`` runs all forwards first.
+Algorithm 1 is for the first GPU, and its printed loop lacks the last backwards (R-29, R-30). For the other GPUs adv
+tapers to 0 at the last one. δ = 0 is 1F1B (DAPPLE's P_A), δ = K - 1 is DAPPLE's P_B; ``afab`` runs all forwards first.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def advance_forward(
     rows: list[Row] = []
     first = 0
     for pipeline in allocation.pipelines:
-        own = flying[first : first + len(pipeline.stages)]
-        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), own):
+        of_pipeline = flying[first : first + len(pipeline.stages)]
+        for row in flushed_rows(problem, Allocation((pipeline,), allocation.num_micro_batches), of_pipeline):
             operations = row.operations.copy()
             operations[:, 1] += first
             rows.append(Row(row.devices, operations))
@@ -49,13 +50,13 @@ def advance_forward(
 
 def advances(allocation: Allocation, delta: int) -> tuple[int, ...]:
     """Return adv_k = min(M, ceil((K - k) (1 + δ / (K - 1)))) of each stage, k from 1 (R-30)."""
-    found = []
+    advance = []
     depth = depths(allocation)
     for s, pipeline in enumerate(allocation.pipeline_of):
         after, most = depth[s] - 1, depth[allocation.pipeline_of.index(pipeline)] - 1
         wanted = -(-after * (most + delta) // most) if most else 0
-        found.append(min(len(allocation.micro_batches(s)), wanted))
-    return tuple(found)
+        advance.append(min(len(allocation.micro_batches(s)), wanted))
+    return tuple(advance)
 
 
 def in_flight(allocation: Allocation, delta: int) -> tuple[int, ...]:

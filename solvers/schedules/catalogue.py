@@ -1,6 +1,6 @@
 """The schedules: one row each, with all that planners, dispatch, other trainers' layouts and listings use.
 
-A schedule for stages on devices of their own (``parts="any"``) is built for any allocation (``candidates``). The others
+A schedule for stages on separate devices (``parts="any"``) is built for any allocation (``candidates``). The others
 come with a planner that lays out the stages as they need them.
 """
 
@@ -38,8 +38,12 @@ from penstock.solvers.schedules.zero_bubble import zb_h1, zb_h2
 SYNCHRONOUS: frozenset[UpdateRule] = frozenset({"synchronous"})
 DOUBLE_BUFFERED: frozenset[UpdateRule] = frozenset({"double_buffered"})
 Parts = Literal["any", "line", "loop", "v", "both_ways", "own"]
-"""What devices hold: one stage each, of any pipelines (``any``) or of one pipeline of equal ranks (``line``); several
-in a loop; two in a V; one of each direction; or what the schedule's own planner gives them."""
+"""The parts of the model on a device.
+
+- ``any``: one stage each, of any pipelines; ``line``: one stage each, of one pipeline of equal ranks.
+- ``loop``: several parts in a loop, ``v``: two in a V, ``both_ways``: one of each direction.
+- ``own``: what the schedule's planner assigns.
+"""
 Vector = tuple[int, ...]
 Vectors = Callable[[Problem, Allocation, str], Iterable[Vector]]
 
@@ -59,22 +63,27 @@ def _execution(problem: Problem, allocation: Allocation, policy: str) -> Iterabl
 
 
 def _advances(problem: Problem, allocation: Allocation, policy: str) -> Iterable[Vector]:
-    found = [in_flight(allocation, delta) for delta in deltas(len(allocation.stages))]
-    return dict.fromkeys([*found, everything(allocation)])
+    vectors = [in_flight(allocation, delta) for delta in deltas(len(allocation.stages))]
+    return dict.fromkeys([*vectors, everything(allocation)])
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
     """A schedule. ``build(problem, allocation, **parameters)`` makes its orders, or its pattern without a flush.
 
-    ``build`` raises ``UnsupportedRequest`` for stages that it does not order; no plan then has it for them.
-    ``split``: backwards are two operations, for inputs and for weights. ``tried_with``: planners that try it, by
-    default where they lay out its ``parts``; all others in ``auto`` and on request.
-    ``in_flight``: for each order worth simulating, by policy, a lower bound on each stage's in-flight micro-batches,
-    to check memory before the order is built; ``by_vector``: ``build`` takes them as ``warmup``; ``fewer``: where
-    memory is short, orders with fewer are tried as well. ``orders_of``: another schedule that has the same orders.
-    ``parameters``: each of their choices is tried. ``trained``: the order that other trainers run under this name;
-    ``grouped``: it takes a number of micro-batches as ``group``.
+    - ``build`` raises ``UnsupportedRequest`` for stages that it does not order; then no plan runs them under this
+      schedule.
+    - ``split``: backwards are two operations, for inputs and for weights.
+    - ``tried_with``: planners that try it, by default where they lay out its ``parts``; all others in ``auto`` and on
+      request.
+    - ``in_flight``: for each order worth simulating, by policy, a lower bound on each stage's in-flight micro-batches,
+      to check memory before the order is built.
+    - ``by_vector``: ``build`` takes them as ``warmup``.
+    - ``fewer``: where memory is short, orders with fewer are tried as well.
+    - ``orders_of``: another schedule that has the same orders.
+    - ``parameters``: each of their choices is tried.
+    - ``trained``: the order that other trainers run under this name.
+    - ``grouped``: it takes a number of micro-batches as ``group``.
     """
 
     name: str
@@ -104,10 +113,10 @@ class ScheduleRow:
         return self.in_flight is all_of_them
 
     def orders(self, problem: Problem, allocation: Allocation, **parameters: object) -> Orders:
-        """Return what ``build`` makes of a schedule with a flush."""
-        made = self.build(problem, allocation, **parameters)
-        assert isinstance(made, Orders)
-        return made
+        """Return the orders that ``build`` makes of a schedule with a flush."""
+        schedule = self.build(problem, allocation, **parameters)
+        assert isinstance(schedule, Orders)
+        return schedule
 
     def trained_in_flight(self, stages: int, number: int) -> Vector:
         """Return the micro-batches surely in flight on each stage of one pipeline, as other trainers run it."""

@@ -1,12 +1,12 @@
 """Chimera: pipelines in opposite directions over the same devices (Li and Hoefler, SC 2021; ALGORITHMS 7.7).
 
-Symbols: D -> groups of devices, one per stage; N -> micro-batches; f -> half the pipelines: f of them go down the
-groups and f go up. Each micro-batch goes through one of the pipelines.
+Symbols: D is the number of groups of devices, one per stage; N is the number of micro-batches. f is half the number of
+pipelines: f of them go down the groups and f go up. Each micro-batch goes through one of the pipelines.
 
 The order is laid out at unit times, F = B = 1: whenever a device is free it starts a ready operation, backward before
 forward, then of the highest stage, then of the first pipeline; micro-batches of a stage in turn. A forward on stage s
 starts only while fewer than D - s of its pipeline, and than D / 2f, are in flight there. The paper gives figures
-instead of such a rule; this one has their spans, 2 N + D / f - 2 units wherever D divides N: bubbles of D / f - 2, for
+instead of such a rule. This rule has their spans, 2 N + D / f - 2 units wherever D divides N: bubbles of D / f - 2, for
 N > D too, where the paper lets a basic unit of D micro-batches begin in the bubbles of the one before. At most D
 micro-batches are in flight on a device, for f = 1 from D / 2 + 1 on the last ones.
 """
@@ -47,13 +47,13 @@ def chimera(problem: Problem, allocation: Allocation) -> Orders:
     of_group: list[list[int]] = [[] for _ in groups]
     for number, line in enumerate(lines):
         of_group[groups[allocation.stages[line.stage].devices]].append(number)
-    for own in of_group:
-        own.sort(key=lambda k: (lines[k].kind == FORWARD, -lines[k].place, lines[k].pipeline))
+    for numbers in of_group:
+        numbers.sort(key=lambda k: (lines[k].kind == FORWARD, -lines[k].place, lines[k].pipeline))
     ready = [line.number if line.kind == FORWARD and line.place == 0 else 0 for line in lines]
     done = [0] * len(lines)
     rows: list[list[tuple[int, int, int]]] = [[] for _ in groups]
     while any(done[k] < line.number for k, line in enumerate(lines)):
-        chosen = [next((k for k in own if _starts(lines, ready, done, k)), None) for own in of_group]
+        chosen = [next((k for k in numbers if _starts(lines, ready, done, k)), None) for numbers in of_group]
         started = [(g, k) for g, k in enumerate(chosen) if k is not None]
         for g, k in started:
             line = lines[k]
@@ -62,18 +62,18 @@ def chimera(problem: Problem, allocation: Allocation) -> Orders:
         for _g, k in started:
             if (after := _after(allocation, lines[k])) is not None:
                 ready[after] += 1
-    made = (np.asarray(row, dtype=np.int32).reshape(-1, 3) for row in rows)
-    return Orders("chimera", tuple(Row(devices, row) for devices, row in zip(groups, made, strict=True)))
+    operations = (np.asarray(row, dtype=np.int32).reshape(-1, 3) for row in rows)
+    return Orders("chimera", tuple(Row(devices, row) for devices, row in zip(groups, operations, strict=True)))
 
 
 def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
     """Return the groups of devices with their numbers, in the order of the first pipeline's stages."""
     groups = {stage.devices: g for g, stage in enumerate(allocation.pipelines[0].stages)}
-    held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    by_pipeline = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
     devices = [device for group in groups for device in group]
     turns = any(stage.dispatch != "rows" and stage.replicas > 1 for stage in allocation.stages)
-    same = all(len(each) == len(groups) and set(each) == set(groups) for each in held)
-    if len(held) < 2 or turns or not same or len(set(devices)) < len(devices):
+    same = all(len(each) == len(groups) and set(each) == set(groups) for each in by_pipeline)
+    if len(by_pipeline) < 2 or turns or not same or len(set(devices)) < len(devices):
         raise UnsupportedRequest(
             "schedule 'chimera' needs two pipelines or more that each have one stage on every one of the same groups "
             "of devices, replicas sharing rows",
@@ -83,14 +83,14 @@ def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
 
 
 def _lines(allocation: Allocation) -> list[_Line]:
-    """Return the lines; that of stage s and a kind has the number 2 s + kind."""
+    """Return the lines; the line of stage s and a kind has the number 2 s + kind."""
     depth, count = len(allocation.pipelines[0].stages), len(allocation.pipelines)
-    found = []
+    lines = []
     for s, q in enumerate(allocation.pipeline_of):
         batches, place = allocation.micro_batches(s), s - q * depth
         most = max(1, min(depth - place, depth // count))
-        found += [_Line(kind, s, place, q, batches.start, len(batches), most) for kind in (FORWARD, BACKWARD)]
-    return found
+        lines += [_Line(kind, s, place, q, batches.start, len(batches), most) for kind in (FORWARD, BACKWARD)]
+    return lines
 
 
 def _starts(lines: list[_Line], ready: list[int], done: list[int], k: int) -> bool:

@@ -1,7 +1,7 @@
 """DAPPLE's early-backward schedule (section III-B, V-C; ALGORITHMS 2.6): K forwards, then B and F in turn.
 
-Symbols: K_i -> ``warmup[i]``; D_i -> ``micro_batches_that_fit``; P_A, P_B -> policies ``A`` and ``B``;
-ACR -> ``activation_communication_ratio``.
+Symbols: K_i is ``warmup[i]``, D_i is ``micro_batches_that_fit``, P_A and P_B are policies ``A`` and ``B``, ACR is
+``activation_communication_ratio``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACR_THRESHOLD = 0.08
 
 
 def early_backward(problem: Problem, allocation: Allocation, *, warmup: Sequence[int] | None = None) -> Orders:
-    """Stage i runs ``warmup[i]`` forwards, then strictly alternates backward and forward.
+    """Return orders in which stage i runs ``warmup[i]`` forwards, then strictly alternates backward and forward.
 
     ``warmup`` counts in-flight micro-batches of the stage over all its round-robin replicas; None means policy A.
     Raises ``InvalidPlan`` where a stage would wait for more forwards than the stage before it sends (a deadlock).

@@ -11,7 +11,7 @@ from penstock.solvers.schedules.support.rows import flushed_rows
 
 
 def gpipe(problem: Problem, allocation: Allocation, *, backward: Literal["fifo", "lifo"] = "fifo") -> Orders:
-    """Every stage runs the forwards of all micro-batches, then their backwards.
+    """Return orders in which every stage runs the forwards of all micro-batches, then their backwards.
 
     ``backward``: the backwards run from the first micro-batch (``fifo``) or from the last, as torchgpipe's
     autograd graph does (``lifo``).

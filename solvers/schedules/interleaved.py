@@ -2,7 +2,7 @@
 
 Megatron-LM (Narayanan et al., SC 2021), section 2.2.2, ALGORITHMS 7.5: p ranks, v chunks, micro-batches in groups of
 p. Breadth first (Lamy-Poirier, MLSys 2023; WPipe A.4, ALGORITHMS 5.7): all micro-batches through each chunk in turn.
-For equal times, F and B those of all of a rank's chunks together, both take M (F + B) + (p - 1) (F + B) / v.
+For equal times, both take M (F + B) + (p - 1) (F + B) / v, where F and B are of all of a rank's chunks together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from penstock.solvers.schedules.support.chunks import Ranks, looped
 
 
 def interleaved(problem: Problem, allocation: Allocation, group: int | None = None) -> Orders:
-    """Rank r runs 2 (p - r - 1) + (v - 1) g forwards of its chunks, then a forward and a backward in turn.
+    """Return interleaved 1F1B orders.
 
-    Micro-batches go in groups of g, p by default, through all chunks of a rank, backwards from the last
-    chunk on; the last group may be smaller. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or
-    more on each rank, and for groups of less than p while there are p micro-batches.
+    Rank r runs 2 (p - r - 1) + (v - 1) g forwards of its chunks, then a forward and a backward in turn. Micro-batches
+    go in groups of g, p by default, through all chunks of a rank, backwards from the last chunk on; the last group may
+    be smaller. Raises ``UnsupportedRequest`` for stages that are not in a loop, two or more on each rank, and for
+    groups of less than p while there are p micro-batches.
     """
     ranks = looped(allocation, "interleaved", least=2)
     p, v, number = len(ranks.stages), len(ranks.stages[0]), allocation.num_micro_batches
@@ -66,7 +67,7 @@ def _in_groups(chunks: Sequence[int], number: int, group: int) -> list[tuple[int
 
 
 def looped_bfs(problem: Problem, allocation: Allocation) -> Orders:
-    """Every rank runs all forwards chunk by chunk, then all backwards from its last chunk on.
+    """Return orders in which every rank runs all forwards chunk by chunk, then all backwards from its last chunk on.
 
     Raises ``UnsupportedRequest`` for stages that are not in a loop.
     """
@@ -75,7 +76,7 @@ def looped_bfs(problem: Problem, allocation: Allocation) -> Orders:
 
 
 def looped_bfs_lifo(problem: Problem, allocation: Allocation) -> Orders:
-    """Return ``looped_bfs`` with each chunk's backwards from the last micro-batch on, as PyTorch has it.
+    """Return ``looped_bfs`` with each chunk's backwards from the last micro-batch on, as in PyTorch.
 
     Raises ``UnsupportedRequest`` for stages that are not in a loop.
     """

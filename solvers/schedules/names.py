@@ -1,4 +1,4 @@
-"""The schedules' names in papers and trainers, for users who ask for one by another name."""
+"""The schedules' names in papers and trainers, for users who name one differently."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ CALLED_ELSEWHERE = {
     "zbv": "zb-v",
     "zbvzerobubble": "zb-v",
 }
-"""Other names in small letters without marks, and ours."""
+"""A dict from other names, in small letters without punctuation, to the names here."""
 
 
-def remedy_for(name: str, known: Iterable[str]) -> str | None:
-    """Return the question which ``known`` schedule was meant: one with this name elsewhere, or with a similar name."""
-    names = list(known)
-    own = CALLED_ELSEWHERE.get("".join(letter for letter in name.lower() if letter.isalnum()))
-    if own in names:
-        return f"did you mean {own!r}? It is what {name} is called here"
+def remedy_for(name: str, schedules: Iterable[str]) -> str | None:
+    """Return a question that suggests one of the ``schedules``, or None.
+
+    It is the schedule that has this name elsewhere, or a similar name.
+    """
+    names = list(schedules)
+    schedule = CALLED_ELSEWHERE.get("".join(letter for letter in name.lower() if letter.isalnum()))
+    if schedule in names:
+        return f"did you mean {schedule!r}? It is what {name} is called here"
     return meant(name.lower(), names)

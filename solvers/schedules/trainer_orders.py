@@ -1,4 +1,4 @@
-"""The orders that other trainers run, by our names (``within``)."""
+"""The orders that other trainers run, by the names here (``within``)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.catalogue import SCHEDULES
 
 TRAINED = tuple(row.name for row in SCHEDULES.values() if row.trained is not None)
-"""Schedules that other trainers run."""
+"""The schedules that other trainers run."""
 ONE_STAGE = tuple(name for name in TRAINED if SCHEDULES[name].parts in ("any", "line"))
-"""Orders with one stage on each rank."""
+"""The orders with one stage on each rank."""
 IN_A_V = tuple(name for name in TRAINED if SCHEDULES[name].parts == "v")
-"""With two, stage 2 p - 1 - r on the rank of stage r. All others have two or more, in a loop."""
+"""The orders with two stages on each rank, stage 2 p - 1 - r on the rank of stage r.
+
+All others have two or more, in a loop.
+"""
 
 
 def order_of(problem: Problem, allocation: Allocation, name: str, group: int | None = None) -> Orders:
-    """Return the order that trainers run under one of our names; 1F1B with S - i forwards, regardless of memory.
+    """Return the order that trainers run under one of the names here; 1F1B with S - i forwards, regardless of memory.
 
     ``group``: micro-batches that ``interleaved`` takes together. Raises UnsupportedRequest where the stages do not
     allow it.

@@ -2,10 +2,10 @@
 
 ZB-V: Qi et al., ICLR 2024 (ALGORITHMS 7.6). V-half and V-min: Qi et al., "Pipeline parallelism with controllable
 memory", NeurIPS 2024: a *building block*, the operations of one micro-batch at unit times, is repeated every 6 units,
-and what fills and drains the pipeline moves together (``reordering``).
-Its *offsets* say how many units later each operation runs on the next rank that the micro-batch reaches; a chunk keeps
-its activations from F to W of the block, so small offsets keep little and large ones hide the transfers.
-For equal times the offsets 1 keep about 1/3 of what 1F1B keeps, V-half's about 1/2, those of ZB-V the same.
+and what fills and drains the pipeline moves together (``reordering``). Its *offsets* say how many units later each
+operation runs on the next rank that the micro-batch reaches. A chunk keeps its activations from F to W of the block, so
+small offsets keep little and large ones hide the transfers. For equal times the offsets 1 keep about 1/3 of what 1F1B
+keeps, V-half's offsets about 1/2, and ZB-V's the same as 1F1B.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.solvers.schedules.support.reordering import PERIOD, reordered, wei
 
 
 class Offsets(NamedTuple):
-    """Units from rank to rank: forwards down and up, gradients down and up."""
+    """The units from rank to rank: forwards down and up, gradients down and up."""
 
     forward_down: int
     forward_up: int
@@ -102,9 +102,9 @@ def v_min(problem: Problem, allocation: Allocation) -> Orders:
 def repeated(ranks: Ranks, name: str, offsets: Offsets, number: int) -> Orders:
     """Return the building block repeated for each micro-batch, reordered at both ends of the step."""
     rows = []
-    for own, chunks in zip(_repeated(len(ranks.stages), offsets, number), ranks.stages, strict=True):
-        row = own.copy()
-        row[:, 1] = np.asarray(chunks, dtype=np.int32)[own[:, 1]]
+    for operations, chunks in zip(_repeated(len(ranks.stages), offsets, number), ranks.stages, strict=True):
+        row = operations.copy()
+        row[:, 1] = np.asarray(chunks, dtype=np.int32)[operations[:, 1]]
         rows.append(row)
     return ranks.orders(name, rows)
 
@@ -114,10 +114,10 @@ def _repeated(p: int, offsets: Offsets, number: int) -> tuple[np.ndarray, ...]:
     """Return each rank's operations: (kind, 0 for the chunk on the way down or 1, micro-batch)."""
     operations = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0), (WEIGHT, 1), (WEIGHT, 0))
     rows = []
-    for own in reordered(building_block(p, offsets), number):
+    for of_rank in reordered(building_block(p, offsets), number):
         timed = sorted(
             (unit, kind, chunk, m)
-            for units, (kind, chunk) in zip((*own, *weight_units(own)), operations, strict=True)
+            for units, (kind, chunk) in zip((*of_rank, *weight_units(of_rank)), operations, strict=True)
             for m, unit in enumerate(units)
         )
         rows.append(np.asarray(timed, dtype=np.int32).reshape(-1, 4)[:, 1:])
@@ -127,13 +127,13 @@ def _repeated(p: int, offsets: Offsets, number: int) -> tuple[np.ndarray, ...]:
 def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, int, int]]:
     """Return when each rank runs F down, F up, I of the upper chunk, I of the lower, W of the upper, W of the lower.
 
-    The waits at the three turns ensure that no rank runs two operations in one of the 6 units of a period; among such
-    waits those that keep least are taken, then the shortest. These are the authors': for V-half (0, 0, 1), and
+    The waits at the three turns ensure that no rank runs two operations in one of the 6 units of a period. Among such
+    waits, waits that keep least win, then the shortest. These are the authors': for V-half (0, 0, 1), and
     (0, 3, 1) for even p; for V-min (0, 0, 0), and (0, 2, 0) where 3 divides p.
     """
     down, up, back, home = offsets
     reach = p - 1
-    found = []
+    blocks = []
     for wait in product(range(PERIOD), repeat=3):
         second = down * reach + 1 + wait[0]
         third = second + up * reach + 1 + wait[1]
@@ -143,10 +143,10 @@ def building_block(p: int, offsets: Offsets) -> list[tuple[int, int, int, int, i
         ]
         if all(len({t % PERIOD for t in each}) == 4 for each in starts):
             block = [(*each, *_weights(each)) for each in starts]
-            found.append((max(_most_kept(each) for each in block), sum(wait), block))
-    if not found:
+            blocks.append((max(_most_kept(each) for each in block), sum(wait), block))
+    if not blocks:
         raise AssertionError(f"offsets {offsets} leave no room in a period")
-    return min(found)[2]
+    return min(blocks)[2]
 
 
 def _most_kept(block: tuple[int, int, int, int, int, int]) -> int:

@@ -30,7 +30,7 @@ def proposals(schedule: str, by: Option[By], setting: Setting, options: Mapping[
 
 
 def stage_counts(problem: Problem, options: Mapping[str, object]) -> list[int]:
-    """Return the numbers of stages to try, the most first; beyond ``MAX_TRIED`` thinned evenly, 1 and all kept."""
+    """Return the numbers of stages to try, the most first; above ``MAX_TRIED`` numbers, evenly thinned."""
     most = min(problem.num_devices, problem.num_blocks)
     number = STAGES.of(options)
     check_depth(problem, "stages", number, most)

@@ -1,8 +1,8 @@
 """The simplest lines of stages of a request, and every line that keeps its pins where these are few enough to list.
 
-A *line* is one pipeline's stages on devices of their own. Of a small request all lines are listed
-(``grid/enumeration.py``); of a larger one those that are cut exactly where the pins demand it, or at every border of a
-pin, each piece on its share of the devices, as one stage or as several even ones.
+A *line* is one pipeline's stages on separate devices. Of a small request all lines are listed
+(``grid/enumeration.py``). Of a larger request, lines are cut exactly where the pins demand it, or at every border of a
+pin; each piece is on its share of the devices, as one stage or as several even ones.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from penstock.solvers.model.pins import allowed_devices, broken_pin, fewest_piec
 from penstock.solvers.model.problem import Problem
 
 MOST_COUNTED = 64
-"""Devices of requests whose lines are counted."""
+"""Limit on the devices of requests whose lines are counted."""
 MOST_DEALT = 32
-"""Lines of a larger one that are made for each way to cut it."""
+"""Limit on the lines of a larger request that are built for each way to cut it."""
 EVEN = (1, 2, 4)
-"""Stages of a piece of a larger line; also one for each of its devices."""
+"""The numbers of stages of a piece of a larger line; one stage for each of its devices is tried too."""
 
 Line = tuple[Stage, ...]
 Piece = tuple[int, int]
 
 
 def simple_lines(problem: Problem, batch: Batch, replicas: int) -> list[Line]:
-    """One stage on each number of devices, and even stages of each number, on one device each and on equal shares.
+    """Return one stage on each number of devices, and even stages of each number on single devices and on equal shares.
 
-    At most ``replicas`` to a stage. The largest number has one block of layers in each stage, if there are as many
-    devices. Of many numbers some are taken. Pins are not looked at.
+    A stage has at most ``replicas`` devices. The largest number has one block of layers in each stage, if there are as
+    many devices. Of many numbers some are taken. Pins are ignored.
     """
     order = [device for node in problem.nodes() for device in node]
     most = min(len(order), problem.num_blocks)
-    found: list[Line] = []
+    lines: list[Line] = []
     for number in _some(most):
         bounds = [*(stage.first for stage in block_partition(problem, batch, number).stages), problem.num_layers]
         widest = min(replicas, len(order) // number)
         for width in _some(widest) if number == 1 else sorted({1, widest}):
-            found.append(stages_on(side_by_side(order[: number * width], width), bounds))
-    return found
+            lines.append(stages_on(side_by_side(order[: number * width], width), bounds))
+    return lines
 
 
 def _some(most: int) -> Sequence[int]:
-    """From 1 on all numbers, or the even ones and the last."""
+    """Return all numbers from 1 on, or the even ones and the last."""
     return range(1, most + 1) if most <= MOST_DEALT else (*EVEN, most)
 
 
 def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int, folds: int = 1) -> list[Line]:
     """Return lines that keep the pins and may fit, at most ``replicas`` to a stage.
 
-    All of them where at most ``most`` are to be listed, so that no line fits if there is none. ``folds``: stages of a
-    place, N apart in a line on N places; of a large request only lines with one are made.
+    If at most ``most`` lines exist, all are returned, so an empty list proves that no line fits. ``folds``: stages of a
+    place, N apart in a line on N places; for a large request only lines with one stage to a place are built.
     """
     space = Space(problem, (batch,))
     are_few = problem.num_devices <= MOST_COUNTED and space.count() <= most
@@ -71,12 +71,15 @@ def kept_lines(problem: Problem, batch: Batch, replicas: int, most: int, folds: 
 
 
 def may_fit(problem: Problem, batch: Batch, line: Line) -> bool:
-    """Whether each device has room for its stage and one micro-batch, without buffers; recomputing if it may."""
+    """Return whether each device has enough memory for its stage and one micro-batch, without buffers.
+
+    Stages recompute if they may.
+    """
     return all(needed_bytes(problem, stage, batch.most_rows) <= free_bytes(problem, stage.devices) for stage in line)
 
 
 def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:
-    """Computation of a micro-batch in the stage that takes longest, then in all of them; lines encode nothing."""
+    """Return the computation of a micro-batch in the longest stage, then in all stages; lines have no codecs."""
     kinds = {problem.devices[device].kind for stage in line for device in stage.devices}
     shares = {stage_rows(stage, batch.most_rows) for stage in line}
     if len(kinds) == len(shares) == 1:
@@ -89,7 +92,7 @@ def largest_ns(problem: Problem, batch: Batch, line: Line) -> tuple[int, int]:
 
 
 def _listed(space: Space, replicas: int, folds: int) -> Iterator[Line]:
-    """Every line on every number of places, each of which holds ``folds`` stages."""
+    """Yield every line on every number of places, each of which holds ``folds`` stages."""
     for places in range(1, min(space.most_stages, (len(space.cuts) + 1) // folds) + 1):
         cuts = space.partitions(folds * places)
         for placement in space.placements(places):
@@ -107,7 +110,7 @@ def _dealt_out(problem: Problem, replicas: int) -> Iterator[Line]:
         devices = _shared_out(problem, pieces) if pieces else None
         if devices is None:
             continue
-        ways = [_splits(problem, piece, own) for piece, own in zip(pieces, devices, strict=True)]
+        ways = [_splits(problem, piece, of_piece) for piece, of_piece in zip(pieces, devices, strict=True)]
         alike = [[way[min(k, len(way) - 1)] for way in ways] for k in range(max(map(len, ways)))]
         every = product(*ways) if np.prod([len(way) for way in ways], dtype=float) <= MOST_DEALT else alike
         for chosen in every:
@@ -115,7 +118,7 @@ def _dealt_out(problem: Problem, replicas: int) -> Iterator[Line]:
 
 
 def _evened(problem: Problem, number: int) -> Iterator[Piece]:
-    """Yield a number of pieces, the longest as short as can be, each of which some device may hold."""
+    """Yield a number of pieces that some device may hold, the longest as short as possible."""
     unlike = {tuple(device in pin.devices for pin in problem.pins): device for device in range(problem.num_devices)}
     ends = np.max([last_ends(problem, (device,)) for device in unlike.values()], axis=0)
     times = [np.diff(problem.sample_ns)] * number
@@ -124,7 +127,7 @@ def _evened(problem: Problem, number: int) -> Iterator[Piece]:
 
 
 def _bordered(problem: Problem) -> Iterator[Piece]:
-    """The layers cut at every border of a pin where they may be cut."""
+    """Yield the pieces between the borders of pins at which the layers may be cut."""
     borders = {pin.first for pin in problem.pins} | {pin.last + 1 for pin in problem.pins}
     cuts = [at for at in sorted(borders) if 0 < at < problem.num_layers and problem.cuttable[at - 1]]
     edges = [0, *cuts, problem.num_layers]
@@ -132,38 +135,44 @@ def _bordered(problem: Problem) -> Iterator[Piece]:
 
 
 def _shared_out(problem: Problem, pieces: Sequence[Piece]) -> list[list[int]] | None:
-    """Devices for each piece: one each, then one by one to the piece with most work per device that may have it."""
+    """Return the devices of each piece, or None if a piece gets none.
+
+    Each piece gets one device; each further device goes to the piece with most work per device that may have it.
+    """
     allowed = [allowed_devices(problem, first, last) for first, last in pieces]
-    first = matching({number: sorted(own) for number, own in enumerate(allowed)})
+    first = matching({number: sorted(devices) for number, devices in enumerate(allowed)})
     if first is None:
         return None
-    held = [[first[number]] for number in range(len(pieces))]
+    shares = [[first[number]] for number in range(len(pieces))]
     total = problem.sample_ns
     work = [int(total[last + 1] - total[begin]) for begin, last in pieces]
-    for device in sorted(set(range(problem.num_devices)) - {own[0] for own in held}):
-        open_pieces = [number for number, own in enumerate(allowed) if device in own]
+    for device in sorted(set(range(problem.num_devices)) - {devices[0] for devices in shares}):
+        open_pieces = [number for number, devices in enumerate(allowed) if device in devices]
         if open_pieces:
-            held[max(open_pieces, key=lambda n: (Fraction(work[n], len(held[n])), -n))].append(device)
-    return [sorted(own) for own in held]
+            shares[max(open_pieces, key=lambda n: (Fraction(work[n], len(shares[n])), -n))].append(device)
+    return [sorted(devices) for devices in shares]
 
 
 def _splits(problem: Problem, piece: Piece, devices: list[int]) -> list[Line]:
-    """A piece as one stage on its devices, and as several that share its work, or its parameters, and its devices."""
+    """Return a piece as one stage on its devices, and as several stages.
+
+    Several stages share its work, or its parameters, and its devices.
+    """
     first, last = piece
     cuttable = problem.cuttable[first:last]
     work = problem.costs(problem.devices[devices[0]].kind, 1).passes_ns
     size = static_sums(problem).parameters
     most = min(len(devices), int(cuttable.sum()) + 1)
-    found = []
+    lines = []
     for number in sorted({min(number, most) for number in (*EVEN, most)}):
         for prefix in (work, size):
             bounds = smallest_largest(np.diff(prefix[first : last + 2]), number, cuttable)
             edges = pairwise(len(devices) * s // number for s in range(number + 1))
             shares = (tuple(devices[low:high]) for low, high in edges)
-            found.append(stages_on(shares, [first + bound for bound in bounds]))
-    return list(dict.fromkeys(found))
+            lines.append(stages_on(shares, [first + bound for bound in bounds]))
+    return list(dict.fromkeys(lines))
 
 
 def _narrowed(line: Line, replicas: int) -> Iterator[Stage]:
-    """The stages with as many replicas as the micro-batches feed."""
+    """Yield the stages with as many replicas as the micro-batches feed."""
     yield from (Stage(stage.first, stage.last, stage.devices[:replicas]) for stage in line)

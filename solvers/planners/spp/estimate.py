@@ -1,8 +1,8 @@
 """The expected time of a plan: the longest of its stages and channels with the round trip of a micro-batch.
 
-The first micro-batch has to come through the stages before, and the last one's gradient to go back through them, while
-the stage's own all-reduce runs (SPP section III-B2: it overlaps all that the stages before still do). Decides only
-which plans are judged, and in which order.
+The first micro-batch has to pass the stages before, and the last micro-batch's gradient has to go back through them,
+while the stage's all-reduce runs (SPP section III-B2: it overlaps all that the stages before still do). The estimate
+only decides which plans are simulated, and in which order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from penstock.solvers.model.problem import Problem
 
 
 def estimate_ns(problem: Problem, allocation: Allocation) -> int:
-    """Return the longest of all stages n: the way to n, its work, and the longer of the way back and its all-reduce."""
+    """Return the longest time of any stage or channel.
+
+    For stage n: the way to n, its work, and the longer of the way back and its all-reduce.
+    """
     rows = most_rows(problem, allocation)
     number_of = allocation.num_micro_batches
     there, back, longest = 0, 0, 0
@@ -36,7 +39,7 @@ def estimate_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def channel_ns(problem: Problem, allocation: Allocation, number: int, rows: int) -> int:
-    """Return c^f + c^b of the channel after a stage, for a micro-batch of ``rows``; 0 after the last."""
+    """Return c^f + c^b of the channel after a stage, for a micro-batch of ``rows``; 0 after the last stage."""
     after = allocation.next(number)
     if after is None:
         return 0

@@ -1,12 +1,12 @@
 """Recursive device ordering: neighbours in the order share the fastest links (SPP section IV-B1, Algorithm 2).
 
 Cut the graph of bandwidths where it is weakest, order both sides, put them side by side. The paper leaves two things
-open (R-12). Which of the minimum cuts: the one that ``stoer_wagner_kernel`` finds, ties by fewer devices, then by
-lexicographic numbers; of a disconnected graph the smallest component. Which side comes first: ``id``, the one with
-the smallest device number, or ``bandwidth``, each side turned round where that widens the joint.
+open (R-12). Which of the minimum cuts: the cut of ``stoer_wagner_kernel``, ties by fewer devices, then by
+lexicographic numbers; for a disconnected graph the smallest component. Which side comes first: ``id``, the side with
+the smallest device number, or ``bandwidth``, where each side is reversed if that widens the joint.
 
-Interchangeable devices are one vertex: the weight of a cut is concave in how many of them are on
-one side, so a minimum cut has them all on one side or takes away a single one. O(T^4 / 12) steps for T sets.
+Interchangeable devices are one vertex: the weight of a cut is concave in their number on one side, so a minimum cut
+has them all on one side or takes away a single one. O(T^4 / 12) steps for T sets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUM_BITS = 60
 
 
 class DeviceSet(NamedTuple):
-    """Devices that nothing tells apart, ascending; their row in the graph."""
+    """Devices with equal connections, ascending, and their row in the graph."""
 
     row: int
     devices: tuple[int, ...]
@@ -43,7 +43,7 @@ class Graph(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A cut's weight, and the side with fewer devices: how many, which sets whole, or one device of one set."""
+    """A cut's weight and the side with fewer devices: their number, and whole sets or one device of a set."""
 
     weight: int
     size: int
@@ -51,7 +51,10 @@ class Cut(NamedTuple):
 
 
 def device_order(graph: Graph, orientation: Orientation = "id") -> tuple[int, ...]:
-    """All devices in one line, by recursive minimum cuts (Algorithm 2; an explicit stack replaces the recursion)."""
+    """Return all devices in one line, by recursive minimum cuts (Algorithm 2).
+
+    An explicit stack replaces the recursion.
+    """
     row_of = {device: each.row for each in graph.sets for device in each.devices}
     waiting: list[tuple[DeviceSet, ...] | None] = [graph.sets]
     ready: list[tuple[int, ...]] = []
@@ -70,7 +73,10 @@ def device_order(graph: Graph, orientation: Orientation = "id") -> tuple[int, ..
 def _joined(
     graph: Graph, row_of: dict[int, int], left: tuple[int, ...], right: tuple[int, ...], orientation: Orientation
 ) -> tuple[int, ...]:
-    """R-12: as they are, or turned so that the two devices at the joint have the most bandwidth."""
+    """Join two lines as they are or reversed (R-12).
+
+    With ``bandwidth``, the two devices at the joint have the most bandwidth.
+    """
     if orientation == "id":
         return left + right
     ways = product((left, left[::-1]), (right, right[::-1]))
@@ -79,7 +85,7 @@ def _joined(
 
 
 def halves(graph: Graph, part: tuple[DeviceSet, ...]) -> tuple[tuple[DeviceSet, ...], tuple[DeviceSet, ...]]:
-    """The two sides of a minimum cut of at least two sets, the one with the smallest device first."""
+    """Return the two sides of a minimum cut of at least two sets, the side with the smallest device first."""
     best = min([_between_sets(graph, part), *_single_devices(graph, part)])
     chosen = set(best.devices)
     sides = []
@@ -91,7 +97,7 @@ def halves(graph: Graph, part: tuple[DeviceSet, ...]) -> tuple[tuple[DeviceSet, 
 
 
 def _between_sets(graph: Graph, part: tuple[DeviceSet, ...]) -> Cut:
-    """The minimum cut that splits no set."""
+    """Return the minimum cut that splits no set."""
     rows = np.asarray([each.row for each in part])
     count = np.asarray([len(each.devices) for each in part], dtype=np.int64)
     weight = graph.between[np.ix_(rows, rows)] * np.outer(count, count)
@@ -105,9 +111,12 @@ def _between_sets(graph: Graph, part: tuple[DeviceSet, ...]) -> Cut:
 
 
 def _smallest_component(weight: np.ndarray, count: np.ndarray) -> np.ndarray | None:
-    """The component with the fewest devices, ties to the first, as a mask; None when the graph is connected."""
+    """Return the component with the fewest devices, as a mask; None when the graph is connected.
+
+    Ties go to the first.
+    """
     left = np.ones(len(count), dtype=bool)
-    found: list[np.ndarray] = []
+    components: list[np.ndarray] = []
     while left.any():
         reached = np.zeros_like(left)
         front = np.zeros_like(left)
@@ -115,13 +124,13 @@ def _smallest_component(weight: np.ndarray, count: np.ndarray) -> np.ndarray | N
         while front.any():
             reached |= front
             front = (weight[front] > 0).any(axis=0) & ~reached
-        found.append(reached)
+        components.append(reached)
         left &= ~reached
-    return None if len(found) == 1 else min(found, key=lambda mask: int(count[mask].sum()))
+    return None if len(components) == 1 else min(components, key=lambda mask: int(count[mask].sum()))
 
 
 def _single_devices(graph: Graph, part: tuple[DeviceSet, ...]) -> list[Cut]:
-    """The cuts that take away one device of a set of several."""
+    """Return the cuts that take away one device of a set of several."""
     several = [each for each in part if len(each.devices) > 1]
     if not several:
         return []
@@ -132,13 +141,16 @@ def _single_devices(graph: Graph, part: tuple[DeviceSet, ...]) -> list[Cut]:
 
 
 def graph_of(problem: Problem) -> Graph:
-    """The problem's devices as a graph; of the two directions between devices the slower one counts."""
+    """Return the problem's devices as a graph; of the two directions between devices the slower one counts."""
     groups, between = _groups(problem)
     return merged(_scaled(between, problem.num_devices), groups)
 
 
 def dense_bandwidths(problem: Problem) -> np.ndarray:
-    """Bytes per second between any two devices, the slower direction, (V, V) int64; 0 where nothing connects them."""
+    """Return the bytes per second between any two devices in the slower direction, (V, V) int64.
+
+    0 where nothing connects them.
+    """
     groups, between = _groups(problem)
     row = np.empty(problem.num_devices, dtype=np.int64)
     for number, group in enumerate(groups):
@@ -147,7 +159,10 @@ def dense_bandwidths(problem: Problem) -> np.ndarray:
 
 
 def _groups(problem: Problem) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """Nodes where their devices share one way out, else single devices; bandwidths between them and inside."""
+    """Return groups of devices, and the bandwidths between and inside them.
+
+    A group is a node where its devices share one network card, otherwise a single device.
+    """
     network = problem.network
     if network.matrix_bytes_per_s is None and not any(network.has_own_nic):
         groups = sorted(group for group in problem.nodes() if group)

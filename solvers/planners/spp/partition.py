@@ -2,10 +2,10 @@
 
 SPP section IV-B2, Algorithm 4: W(xi) is the least, over partitions of the layers into xi stages on consecutive devices
 of the order, of the time that the slowest stage (its all-reduce included) or channel works in a step. The paper's
-recursion minimises it for each xi and r; here one sweep of ``prm_kernel`` answers for a threshold which xi are
-possible, and thresholds are searched: every plan read from a sweep lowers W(xi) to the integer that it takes, every
-sweep without xi raises its floor. The smallest W is always exact; the others are, too, unless the sweeps allowed run
-out (``SWEEP_WORK``): then each is within 1/1024 of its floor, or as far as those sweeps came.
+recursion minimises it for each xi and r. Here one sweep of ``prm_kernel`` decides for a threshold which xi are
+possible, and thresholds are searched. Every plan read from a sweep lowers W(xi) to the integer that the plan takes;
+every sweep without xi raises its floor. The smallest W is always exact. The others are exact too, unless the allowed
+sweeps (``SWEEP_WORK``) run out: then each is within 1/1024 of its floor, or as close as those sweeps brought it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.planners.spp.prm_kernel import LONGEST_NS, WORD, ChainArrays, Masks, possible, trace
 
 SWEEP_WORK = 2 * 10**9
-"""Steps of all sweeps of one search; a sweep counts V R L for each word of its table."""
+"""Limit on the steps of all sweeps of one search; a sweep counts V R L for each word of its table."""
 EXACT_WORK = SWEEP_WORK // 4
-"""Steps from which on gaps of less than 1/``FINE`` are left as they are."""
+"""The steps after which gaps of less than 1/``FINE`` are left as they are."""
 FINE = 1024
 MAX_TABLE_BYTES = 2**29
 
@@ -41,7 +41,7 @@ Parts = tuple[ReplicatedPart, ...]
 
 @dataclass
 class Partition:
-    """The best known for one number of stages; no partition takes ``floor_ns`` or less."""
+    """The best plans so far for one number of stages; no partition takes ``floor_ns`` or less."""
 
     value_ns: int
     floor_ns: int
@@ -54,12 +54,15 @@ class Partition:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing can be better."""
+        """True if nothing can be better."""
         return self.floor_ns >= self.value_ns - 1
 
 
 def pruned_replicas(problem: Problem) -> tuple[int, ...]:
-    """1 to 8, multiples of 8 up to 64 and of 64 beyond, the sizes of nodes and the whole cluster (SOLVERS E)."""
+    """Return replica counts to try: 1 to 8, multiples of 8 up to 64 and multiples of 64 beyond.
+
+    The sizes of nodes and of the whole cluster are among them (SOLVERS E).
+    """
     devices = problem.num_devices
     sizes = {len(node) for node in problem.nodes()}
     chosen = {*range(1, 9), *range(8, 65, 8), *range(64, devices + 1, 64), *sizes, devices}
@@ -67,7 +70,7 @@ def pruned_replicas(problem: Problem) -> tuple[int, ...]:
 
 
 def stages_that_fit(layers: int, devices: int, replica_counts: int) -> int:
-    """Numbers of stages whose table stays within ``MAX_TABLE_BYTES``; at least one word of them."""
+    """Return the number of stages whose table stays within ``MAX_TABLE_BYTES``; at least one word of them."""
     words = max(1, MAX_TABLE_BYTES // (8 * devices * replica_counts * (layers + 1)))
     return min(layers, devices, WORD * words)
 
@@ -78,7 +81,7 @@ class ThresholdSearch:
 
     chain: ChainArrays
     most_stages: int
-    found: dict[int, Partition] = field(default_factory=dict)
+    partitions: dict[int, Partition] = field(default_factory=dict)
     work: int = 0
 
     def __post_init__(self) -> None:
@@ -101,18 +104,21 @@ class ThresholdSearch:
         self._floor = np.full(self.most_stages + 1, -1, dtype=np.int64)
 
     def run(self, limit_ns: int, worth: Callable[[Parts], int]) -> dict[int, Partition]:
-        """W of every number of stages, as far as it is at most ``limit_ns`` and what the best plan is ``worth``."""
+        """Return W for each number of stages.
+
+        Numbers whose W exceeds ``limit_ns`` or the ``worth`` of the best plan are omitted.
+        """
         limit_ns = min(limit_ns, self._last_ns())
         if not self._first(limit_ns):
             return {}
         self._smallest()
-        self._probe(min(limit_ns, *(worth(p.parts[0]) for p in self.found.values())))
+        self._probe(min(limit_ns, *(worth(p.parts[0]) for p in self.partitions.values())))
         self._settle(FINE, SWEEP_WORK)
         self._settle(1, EXACT_WORK)
-        return dict(sorted(self.found.items()))
+        return dict(sorted(self.partitions.items()))
 
     def _first(self, limit_ns: int) -> bool:
-        """Find any plan: thresholds from the evenly shared work upwards, each a quarter above the one before."""
+        """Search for any plan: thresholds from the evenly shared work upwards, each a quarter above the one before."""
         devices = self.chain.stage_of.shape[0]
         threshold = max(1, int(self.chain.least_ns[-1]) // devices)
         while threshold < limit_ns:
@@ -122,7 +128,7 @@ class ThresholdSearch:
         return self._probe(limit_ns)
 
     def _last_ns(self) -> int:
-        """A threshold that excludes nothing that connected devices can run."""
+        """Return a threshold that excludes nothing that connected devices can run."""
         chain = self.chain
         stage = int(chain.spent_ns[..., -1].max() + chain.lag_ns.max())
         rates = chain.rate[np.isfinite(chain.rate)]
@@ -130,16 +136,16 @@ class ThresholdSearch:
         return min(LONGEST_NS, max(stage, int(min(channel, LONGEST_NS)) + 1))
 
     def _probe(self, threshold: int) -> bool:
-        """One sweep: read the plans that it shows, raise the floors of the others."""
+        """Run one sweep: read the plans that it shows, raise the floors of the other numbers of stages."""
         words = possible(self.chain, self._masks, threshold)
         self.work += self._step * words
         shown = self._shown(words)
         for xi in range(1, self.most_stages + 1):
             if xi not in shown:
                 self._floor[xi] = max(self._floor[xi], threshold)
-            elif xi not in self.found or threshold < self.found[xi].value_ns:
+            elif xi not in self.partitions or threshold < self.partitions[xi].value_ns:
                 self._read(xi, threshold)
-        for xi, partition in self.found.items():
+        for xi, partition in self.partitions.items():
             partition.floor_ns = int(self._floor[xi])
         return bool(shown)
 
@@ -148,18 +154,18 @@ class ThresholdSearch:
         return {WORD * w + k + 1 for w in range(words) for k in range(WORD) if int(masks[w]) >> k & 1}
 
     def _read(self, xi: int, threshold: int) -> None:
-        """Both plans of ``trace``, the one with the smaller W first."""
+        """Read both plans of ``trace`` and store them, the plan with the smaller W first."""
         plans = [np.empty((xi, 4), dtype=np.int64) for _ in range(2)]
         values = [int(trace(self.chain, self._masks, threshold, xi, late == 1, plans[late])) for late in range(2)]
         if values[1] < values[0]:
             plans.reverse()
-        self.found[xi] = Partition(min(values), int(self._floor[xi]), tuple(plans))
+        self.partitions[xi] = Partition(min(values), int(self._floor[xi]), tuple(plans))
 
     def _smallest(self) -> None:
-        """The smallest W of all, exactly: halving, and every other time one below the best plan."""
+        """Search the smallest W of all, exactly: halve the gap, and every other time try one below the best plan."""
         downwards = False
         while True:
-            value = min(p.value_ns for p in self.found.values())
+            value = min(p.value_ns for p in self.partitions.values())
             floor = min(int(f) for f in self._floor[1:])
             if floor >= value - 1:
                 return
@@ -170,8 +176,8 @@ class ThresholdSearch:
         """Narrow the widest gap until all are below 1/``fine`` of their values (1: closed), or the work runs out."""
         downwards = False
         while self.work < work:
-            _, xi = max((self._gap(p) / p.value_ns, -xi) for xi, p in self.found.items())
-            partition = self.found[-xi]
+            _, xi = max((self._gap(p) / p.value_ns, -xi) for xi, p in self.partitions.items())
+            partition = self.partitions[-xi]
             gap = self._gap(partition)
             if gap == 0 or (fine > 1 and gap * fine <= partition.value_ns):
                 return
@@ -179,7 +185,7 @@ class ThresholdSearch:
             self._probe(partition.value_ns - 1 if downwards else partition.value_ns - 1 - gap // 2)
 
     def _gap(self, partition: Partition) -> int:
-        """By how much the value may still fall."""
+        """Return how much the value may still fall."""
         return partition.value_ns - 1 - partition.floor_ns
 
 
@@ -189,9 +195,9 @@ def search(
     limit_ns: int = LONGEST_NS,
     worth: Callable[[Parts], int] = lambda _parts: LONGEST_NS,
 ) -> dict[int, Partition]:
-    """PRM for all xi: W and its plans for every number of stages, in their order.
+    """Run PRM for all xi: return W and its plans for every number of stages, in their order.
 
-    Left out are those with W above ``limit_ns``, or above what the plans with the smallest W are ``worth``: since no
+    Numbers are omitted if W is above ``limit_ns``, or above the ``worth`` of the plans with the smallest W. Since no
     step is shorter than its slowest stage or channel, they cannot win.
     """
     return ThresholdSearch(chain, most_stages).run(limit_ns, worth)

@@ -1,10 +1,15 @@
 """SPP: order the devices, partition for every number of stages, execute, keep the best (Algorithm 3; ALGORITHMS 3.4).
 
-Beyond the paper: every number of micro-batches that the request allows; both orders and their reversals, since the
-paper says of no cut which side comes first; replica counts are pruned; devices may be left over; memory (O-2): what
-does not fit is partitioned again with stages that hold the micro-batches which P_A keeps in flight, from the last
-stage to the first, so that their number is known; and the judge chooses between SPP's order, DAPPLE's and GPipe's.
-``paper`` is the paper's own system: one order of the devices, all replica counts, all devices, PE alone.
+Beyond the paper:
+
+- Every number of micro-batches that the request allows is tried.
+- Both orders and their reversals are tried, since the paper says of no cut which side comes first.
+- Replica counts are pruned, and devices may be left over.
+- Memory (O-2): what does not fit is partitioned again with stages that hold the micro-batches which P_A keeps in
+  flight, from the last stage to the first, so that their number is known.
+- The simulator chooses between SPP's order, DAPPLE's and GPipe's.
+
+``paper`` is the paper's system: one order of the devices, all replica counts, all devices, PE alone.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ AFTERWARDS = 48
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """The best plans of every number of micro-batches as they are found, then the next best of all of them."""
+    """Yield the best plans of each number of micro-batches at once, then the next best plans of all numbers."""
     problem = setting.problem
     paper = PAPER.of(options)
     lines = list(_orders(problem, paper))
@@ -42,30 +47,30 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
     best = LONGEST_NS
     for batch in sorted(candidates(problem, dapple_replicas(problem)), key=lambda b: _promise(problem, b)):
         plans = _plans(problem, lines, batch, paper, best)
-        best = min([best, *(found.estimate_ns for found in plans if _limits(problem, found))])
+        best = min([best, *(plan.estimate_ns for plan in plans if _limits(problem, plan))])
         for each in _by_pins(problem, plans):
-            for found in each[:AT_ONCE]:
-                yield from _proposed(problem, found.allocation, paper)
+            for plan in each[:AT_ONCE]:
+                yield from _proposed(problem, plan.allocation, paper)
             left += each[AT_ONCE:]
-    for found in sorted(left, key=_rank)[:AFTERWARDS]:
-        yield from _proposed(problem, found.allocation, paper)
+    for plan in sorted(left, key=_rank)[:AFTERWARDS]:
+        yield from _proposed(problem, plan.allocation, paper)
     if best == LONGEST_NS:
         yield from (_proposal(problem, allocation, paper) for allocation in thinnest(problem))
 
 
-def _limits(problem: Problem, found: RatedPlan) -> bool:
-    """Whether slower plans are not worth finding: it fits, on devices that the pins allow."""
-    return found.fits and broken_pin(problem, found.allocation) is None
+def _limits(problem: Problem, plan: RatedPlan) -> bool:
+    """Return whether a plan limits the search for slower ones: it fits, on devices that the pins allow."""
+    return plan.fits and broken_pin(problem, plan.allocation) is None
 
 
 def _by_pins(problem: Problem, plans: list[RatedPlan]) -> list[list[RatedPlan]]:
-    """Those that keep the pins, and those whose devices have to change places for it."""
-    kept = [found for found in plans if broken_pin(problem, found.allocation) is None]
-    return [kept, [found for found in plans if found not in kept]] if problem.pins else [plans]
+    """Split plans into plans that keep the pins and plans whose devices have to be exchanged for it."""
+    kept = [plan for plan in plans if broken_pin(problem, plan.allocation) is None]
+    return [kept, [plan for plan in plans if plan not in kept]] if problem.pins else [plans]
 
 
-def _rank(found: RatedPlan) -> tuple[bool, int]:
-    return not found.fits, found.estimate_ns
+def _rank(plan: RatedPlan) -> tuple[bool, int]:
+    return not plan.fits, plan.estimate_ns
 
 
 def _proposal(problem: Problem, allocation: Allocation, paper: bool) -> Proposal:
@@ -73,7 +78,7 @@ def _proposal(problem: Problem, allocation: Allocation, paper: bool) -> Proposal
 
 
 def _proposed(problem: Problem, allocation: Allocation, paper: bool) -> Iterator[Proposal]:
-    """Yield a plan under SPP's and DAPPLE's orders, then under GPipe's; as the paper has it, under SPP's alone."""
+    """Yield a plan under SPP's and DAPPLE's orders, then under GPipe's; in the paper's system, under SPP's alone."""
     proposal = _proposal(problem, allocation, paper)
     yield proposal
     if len(allocation.stages) > 1 and not paper:
@@ -81,9 +86,10 @@ def _proposed(problem: Problem, allocation: Allocation, paper: bool) -> Iterator
 
 
 def _orders(problem: Problem, paper: bool) -> Iterator[Windows]:
-    """Yield the device orders to partition along, each once; orders on which nothing differs count as one.
+    """Yield the device orders to partition along, each once; orders without a difference count as one.
 
-    With pins also the first one, and that of the layers which pins name, with stages that keep them.
+    With pins, also yield two orders with stages that keep them: the first order, and the order of the layers that pins
+    name.
     """
     graph = graph_of(problem)
     orders = [device_order(graph, name) for name in (ORIENTATIONS[:1] if paper else ORIENTATIONS)]
@@ -111,18 +117,21 @@ def _appearance(problem: Problem, bandwidth: np.ndarray, order: tuple[int, ...])
 
 
 def _plans(problem: Problem, lines: Iterable[Windows], batch: Batch, paper: bool, best: int) -> list[RatedPlan]:
-    """Return plans of every number of stages on every order, those that fit first, then the most promising."""
+    """Return plans of every number of stages on every order: plans that fit first, then by estimate."""
     counts = tuple(range(1, problem.num_devices + 1)) if paper else pruned_replicas(problem)
     plans: dict[Allocation, RatedPlan] = {}
     for line in lines:
-        for found in partitioned(problem, line, batch, counts, unused=not paper, best_ns=best):
-            plans.setdefault(found.allocation, found)
-        best = min([best, *(found.estimate_ns for found in plans.values() if _limits(problem, found))])
+        for plan in partitioned(problem, line, batch, counts, unused=not paper, best_ns=best):
+            plans.setdefault(plan.allocation, plan)
+        best = min([best, *(plan.estimate_ns for plan in plans.values() if _limits(problem, plan))])
     return sorted(plans.values(), key=_rank)
 
 
 def _promise(problem: Problem, batch: Batch) -> tuple[int, int]:
-    """A batch's promise: its work shared evenly, and the way of one micro-batch through the longest layer's share."""
+    """Return a batch's sort key: the smaller, the more promising.
+
+    It is the batch's work shared evenly, and the time of one micro-batch through the longest layer's share.
+    """
     costs = problem.costs(problem.devices[0].kind, batch.most_rows)
     whole = int(costs.forward_ns[-1] + costs.backward_ns[-1])
     fill = whole // max(1, min(batch.least_rows, problem.num_devices))

@@ -1,4 +1,4 @@
-"""The plans that PRM finds along one order of the devices, and whether memory holds what they keep in flight (O-2)."""
+"""The plans of PRM along one order of the devices, and whether they fit in memory with P_A's micro-batches (O-2)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penstock.solvers.planners.spp.partition import Parts, ReplicatedPart, searc
 from penstock.solvers.planners.spp.tables import Depth, Windows, chain_of
 
 WORTH_JUDGING = 8
-"""Plans up to 1/8 above the best estimate known are of interest: that far the judge may turn the order round."""
+"""The plans up to 1/8 above the best estimate are simulated: so far the simulator may reverse their order."""
 FEW_STAGES = 8
 
 
 class RatedPlan(NamedTuple):
-    """A plan with what it is expected to take, and whether its stages hold what P_A keeps in flight."""
+    """A plan with its expected time, and whether its stages hold what P_A keeps in flight."""
 
     estimate_ns: int
     allocation: Allocation
@@ -29,10 +29,10 @@ class RatedPlan(NamedTuple):
 def partitioned(
     problem: Problem, line: Windows, batch: Batch, replicas: Sequence[int], *, unused: bool = True, best_ns: int
 ) -> list[RatedPlan]:
-    """Run PRM without regard to memory; if its best plan is short of it, with stages that fit, then with any that do.
+    """Run PRM without regard to memory; if its best plan does not fit, with stages that fit, then with any that do.
 
-    ``best_ns``: the best estimate known. W counts all of an all-reduce, so one stage on
-    all devices is taken whatever its W where all-reduces overlap.
+    ``best_ns``: the best estimate so far. W counts all of an all-reduce, so one stage on all devices is taken whatever
+    its W where all-reduces overlap.
     """
     fed = [r for r in replicas if r <= batch.replicas_fed(problem.min_slice)]
     if not fed:
@@ -50,8 +50,8 @@ def partitioned(
         chain = chain_of(problem, line, batch, fed, most, unused=unused, depths=depths)
         for partition in search(chain, most, _limit(best_ns), worth).values():
             plans += [found_of(problem, line, batch, parts) for parts in partition.parts]
-        ahead = plans if depths else sorted(plans, key=lambda found: found.estimate_ns)[:1]
-        if any(found.fits for found in ahead):
+        ahead = plans if depths else sorted(plans, key=lambda plan: plan.estimate_ns)[:1]
+        if any(plan.fits for plan in ahead):
             break
     return plans
 
@@ -61,13 +61,16 @@ def _limit(best_ns: int) -> int:
 
 
 def _depths(most: int, batch: Batch) -> tuple[Depth, ...]:
-    """P_A's micro-batches in flight by the stages that follow; beyond ``FEW_STAGES`` by powers of two, rounded up."""
+    """Return P_A's micro-batches in flight by the number of stages that follow.
+
+    Beyond ``FEW_STAGES`` stages they are given for powers of two, rounded up.
+    """
     ends = [*range(min(FEW_STAGES, most)), *(FEW_STAGES << e for e in range(max(0, most // FEW_STAGES).bit_length()))]
     return tuple(Depth(end, min(end + 1, batch.num_micro_batches)) for end in ends)
 
 
 def found_of(problem: Problem, line: Windows, batch: Batch, parts: Parts) -> RatedPlan:
-    """Parts as stages on the devices of the order."""
+    """Return parts as stages on the devices of the order."""
     stages, place = [], 0
     for part in parts:
         first, last = part.first, part.end - 1
@@ -77,7 +80,7 @@ def found_of(problem: Problem, line: Windows, batch: Batch, parts: Parts) -> Rat
         place += part.replicas
     allocation = single_pipeline(tuple(stages), batch.num_micro_batches)
     wanted = (min(len(stages) - n, batch.num_micro_batches) for n in range(len(stages)))
-    held = (micro_batches_that_fit(problem, stage, batch.most_rows) for stage in stages)
+    capacities = (micro_batches_that_fit(problem, stage, batch.most_rows) for stage in stages)
     return RatedPlan(
-        estimate_ns(problem, allocation), allocation, all(h >= w for h, w in zip(held, wanted, strict=True))
+        estimate_ns(problem, allocation), allocation, all(h >= w for h, w in zip(capacities, wanted, strict=True))
     )

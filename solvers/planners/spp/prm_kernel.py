@@ -2,8 +2,8 @@
 
 SPP section IV-B2 and Algorithm 4, for a threshold instead of a minimum, and from the last stage to the first (O-2):
 ``table[w, i, a, l]`` has bit k of word w set when layers l … L - 1 can run as 64 w + k + 1 stages on devices i … of the
-order, the first of them on ``replicas[a]`` devices, with no stage and no channel over the threshold. A stage's number
-of stages after it is thus known, and with it how many micro-batches it keeps in flight.
+order, the first of them on ``replicas[a]`` devices, with no stage and no channel over the threshold. So the number of
+stages after a stage is known, and with it how many micro-batches the stage keeps in flight.
 
 For given devices a stage may begin at l and end at any place up to ``reach``, so its successors are a range, whose
 masks are joined by two overlapping powers of two (``spread``). Cuts that no choice of the next replicas makes too slow
@@ -25,20 +25,23 @@ from penstock.solvers.costs.infinity import NEVER_NS
 
 WORD = 64
 LONGEST_NS = 2**51
-"""No threshold is above this: a step of 26 days, so that times times devices stay within 64 bits."""
+"""The largest threshold: a step of 26 days, so that times times devices stay within 64 bits."""
 
 
 @Fields.register
 class ChainArrays(NamedTuple):
     """L layers, V devices in order, R replica counts, C classes of stage devices, K ways to run, G depths.
 
-    ``stage_of`` (V, R): class of the devices from i on, -1 where there are none; ``spent_ns`` (K, C, L + 1) and
-    ``lag_ns`` (C,): layers [l, x) take ``spent[x] - spent[l] + lag`` a step; ``fits`` (K, G, C, L + 1): the last end
-    that memory allows; ``depth_bits`` (G, words): the stage counts of each depth. ``moved`` (L + 1,): bytes that cross
-    before a layer a step, float64; ``rate`` (V, R, R) ns per byte and ``hop_ns`` (V, R, R) ns a step between a stage
-    and the next, ``worst_rate`` and ``worst_hop_ns`` (V, R) their largest. ``cut`` (L + 1,): where a stage may begin.
-    ``least_ns`` (L + 1,): what the layers before take at least, in ns times devices. ``unused``: devices may be left
-    over at the end.
+    - ``stage_of`` (V, R): class of the devices from i on, -1 where too few devices follow.
+    - ``spent_ns`` (K, C, L + 1) and ``lag_ns`` (C,): layers [l, x) take ``spent[x] - spent[l] + lag`` a step.
+    - ``fits`` (K, G, C, L + 1): the last end that memory allows; ``depth_bits`` (G, words): the stage counts of each
+      depth.
+    - ``moved`` (L + 1,): bytes that cross before a layer a step, float64.
+    - ``rate`` (V, R, R) ns per byte and ``hop_ns`` (V, R, R) ns a step between a stage and the next; ``worst_rate`` and
+      ``worst_hop_ns`` (V, R) their largest.
+    - ``cut`` (L + 1,): where a stage may begin; ``least_ns`` (L + 1,): the least time of the layers before, in ns times
+      devices.
+    - ``unused``: devices may be left over at the end.
     """
 
     replicas: np.ndarray
@@ -59,11 +62,13 @@ class ChainArrays(NamedTuple):
 
 @Fields.register
 class Masks(NamedTuple):
-    """What a sweep fills: ``table`` (words, V, R, L + 1), its scratch, and ``reach`` (G, C, L + 1) of its threshold.
+    """The arrays that a sweep fills: ``table`` (words, V, R, L + 1), its scratch, and ``reach`` (G, C, L + 1).
 
-    ``widest`` (C,): the most ends that a stage of the class may choose from; ``power`` (L + 2,): floor(log2) of a size;
-    ``begin`` (V, 2): the first and last layer at which a stage may begin on each device, so that the work before and
-    after it has room; ``band`` (words, V, 2): the layers that are not zero in the table, as the last sweep left it.
+    - ``widest`` (C,): the most ends that a stage of the class may choose from.
+    - ``power`` (L + 2,): floor(log2) of a size.
+    - ``begin`` (V, 2): the first and last layer at which a stage may begin on each device, so that the work before and
+      after it has enough time.
+    - ``band`` (words, V, 2): the layers that are not zero in the table, as the last sweep left it.
     """
 
     table: np.ndarray
@@ -79,7 +84,7 @@ class Masks(NamedTuple):
 
 @compiled
 def possible(chain: ChainArrays, masks: Masks, most_ns: int) -> int:
-    """Fill the table for a threshold; how many of its words may hold bits."""
+    """Fill the table for a threshold; return how many of its words may hold bits."""
     return _possible(chain, masks, most_ns)
 
 
@@ -95,7 +100,10 @@ def _possible(chain: ChainArrays, masks: Masks, most_ns: int) -> int:
 
 @loop
 def _fill_reach(chain: ChainArrays, reach: np.ndarray, widest: np.ndarray, most_ns: int) -> None:
-    """The last end of a stage that begins at each layer: under the threshold and within memory, some way to run."""
+    """Fill the last end of a stage that begins at each layer.
+
+    The stage is under the threshold and within memory in some way to run.
+    """
     ways, classes, places = chain.spent_ns.shape
     widest[:] = 0
     for g in range(reach.shape[0]):
@@ -126,7 +134,10 @@ def _fill_begin(least_ns: np.ndarray, begin: np.ndarray, most_ns: int) -> None:
 
 @loop
 def _sweep(chain: ChainArrays, masks: Masks, most_ns: int, w: int) -> bool:
-    """One word of the table; whether a next word is needed. A stage has a device and a layer at least."""
+    """Fill one word of the table; return whether a next word is needed.
+
+    A stage has at least one device and one layer.
+    """
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
     more = False
@@ -160,7 +171,7 @@ def _sweep(chain: ChainArrays, masks: Masks, most_ns: int, w: int) -> bool:
 def _stages(
     chain: ChainArrays, masks: Masks, w: int, i: int, a: int, low: int, high: int, first: int, last: int, ends: bool
 ) -> bool:
-    """The masks of a first stage on ``replicas[a]`` devices from i; ``ends``: it may be the only one."""
+    """Fill the masks of a first stage on ``replicas[a]`` devices from i; ``ends``: it may be the only stage."""
     c = chain.stage_of[i, a]
     row, carry = masks.table[w, i, a], masks.carry[i, a]
     one = np.uint64(1)
@@ -197,7 +208,10 @@ def _before(
     last: int,
     allowed: int,
 ) -> None:
-    """One stage more than what follows: the union over a stage's ends from ``first`` to its ``reach``, shifted."""
+    """Add masks of one more stage than what follows.
+
+    A mask is the union over a stage's ends from ``first`` to its ``reach``, shifted.
+    """
     one = np.uint64(1)
     for at in range(low, high + 1):
         begin, end = max(first, at + 1), min(last, reach[at])
@@ -217,7 +231,7 @@ def _carry(
     first: int,
     last: int,
 ) -> bool:
-    """What ``_before`` shifts out of the word."""
+    """Fill the bits that ``_before`` shifts out of the word."""
     more = False
     for at in range(low, high + 1):
         begin, end = max(first, at + 1), min(last, reach[at])
@@ -230,7 +244,10 @@ def _carry(
 
 @inner
 def _successors(chain: ChainArrays, masks: Masks, most_ns: int, w: int, i: int, a: int, first: int, last: int) -> None:
-    """Stage counts after each cut in ``first`` … ``last``, in row 0 of ``spread``; row t joins 2^t of them."""
+    """Fill row 0 of ``spread`` with the stage counts after each cut in ``first`` … ``last``.
+
+    Row t joins 2^t of them.
+    """
     j = i + chain.replicas[a]
     rate, hop_ns = chain.worst_rate[i, a], chain.worst_hop_ns[i, a]
     _join(masks.spread[0, first : last + 1], masks.joined[j, first : last + 1], masks.joined[j, first : last + 1])
@@ -264,7 +281,10 @@ def _join(out: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
 
 @inner
 def channel_ns(chain: ChainArrays, i: int, a: int, q: int, x: int) -> int:
-    """What a step sends over the cut before layer x, from a stage at device i to the next on ``replicas[q]``."""
+    """Return the time in ns that a step sends over the cut before layer x.
+
+    The cut is between a stage at device i and the next on ``replicas[q]``.
+    """
     if chain.moved[x] == 0.0:
         return 0
     spent = chain.moved[x] * chain.rate[i, a, q]
@@ -273,7 +293,7 @@ def channel_ns(chain: ChainArrays, i: int, a: int, q: int, x: int) -> int:
 
 @compiled
 def trace(chain: ChainArrays, masks: Masks, most_ns: int, num_stages: int, late: bool, out: np.ndarray) -> int:
-    """Read one plan of ``num_stages`` stages out of the table; what its slowest stage or channel takes.
+    """Read one plan of ``num_stages`` stages out of the table; return the time of its slowest stage or channel.
 
     ``out`` (num_stages, 4): first layer, end, replica count, way to run. At each stage the fewest replicas, then the
     earliest end (``late``: the latest), then the fewest replicas of the next stage.
@@ -320,7 +340,7 @@ def _has(masks: Masks, i: int, a: int, at: int, stages: int) -> bool:
 def _next(
     chain: ChainArrays, masks: Masks, most_ns: int, i: int, a: int, at: int, reach: int, stages: int, late: bool
 ) -> tuple[int, int]:
-    """Where the stage from layer l ends, and the replicas (as an index) of the next of ``stages`` stages."""
+    """Return where the stage from layer ``at`` ends, and the index of the replicas of the next of ``stages`` stages."""
     j = i + chain.replicas[a]
     last = min(reach, chain.least_ns.size - 2)
     for step in range(last - at):

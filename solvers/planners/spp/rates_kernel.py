@@ -1,4 +1,4 @@
-"""What a byte takes between neighbouring windows of a device order, for PRM's kernel (SPP's b_{r', r}, Algorithm 4)."""
+"""Time per byte between neighbouring windows of a device order, for PRM's kernel (SPP's b_{r', r}, Algorithm 4)."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -14,9 +14,10 @@ from penstock.solvers.costs.tables.transfer_kernel import transfer_rate
 
 @compiled
 def adjacent_rates(bandwidth: np.ndarray, replicas: np.ndarray, spread: bool, rate: np.ndarray) -> None:
-    """1e9 over the narrowest bandwidth between neighbouring windows of the order; ``spread``: over all k k' links.
+    """Fill in 1e9 over the narrowest bandwidth between neighbouring windows of the order.
 
-    ``bandwidth`` (V, V) int64 in the order; ``rate`` (V, R, R) float64, infinite where it stays untouched. O(V^3).
+    ``spread``: over all k k' links. ``bandwidth`` (V, V) int64 in the order; ``rate`` (V, R, R) float64, infinite where
+    it stays untouched. O(V^3).
     """
     devices = bandwidth.shape[0]
     for j in range(1, devices):
@@ -49,9 +50,9 @@ def sliced_rates(
     rate: np.ndarray,
     lag_ns: np.ndarray,
 ) -> None:
-    """ns per byte and latency between neighbouring windows of the order, as ``transfer_rate`` has them.
+    """Fill in ns per byte and latency between neighbouring windows of the order, as ``transfer_rate`` computes them.
 
-    DAPPLE's rule (mode 3) is not the same in both directions: there it is the mean of both.
+    DAPPLE's rule (mode 3) differs between the two directions: there the rate is the mean of both.
     """
     load = np.zeros(len(routes.bandwidth), dtype=np.int64)
     touched = np.zeros(len(routes.bandwidth), dtype=np.int64)

@@ -11,15 +11,15 @@ import numpy as np
 
 from penstock.solvers.compiled.decorators import compiled, loop
 
-TAKEN = -(2**62)
+OFFSET = -(2**62)
 
 
 @compiled
 def minimum_cut(weight: np.ndarray, count: np.ndarray) -> tuple[int, np.ndarray]:
-    """The cut's weight, and its smaller side as a mask over the n >= 2 vertices; O(n^3).
+    """Return the weight of the minimum cut, and its smaller side as a mask over the n >= 2 vertices; O(n^3).
 
     ``weight``: (n, n) symmetric int64 with zeros on the diagonal, destroyed; ``count``: how many devices a vertex
-    stands for. The search starts at vertex 0. Among the n - 1 cuts of the phases ties go to the side with fewer
+    represents. The search starts at vertex 0. Among the n - 1 cuts of the phases ties go to the side with fewer
     devices, then to the lexicographically smaller vertices.
     """
     n = len(count)
@@ -32,14 +32,14 @@ def minimum_cut(weight: np.ndarray, count: np.ndarray) -> tuple[int, np.ndarray]
 def _cut(
     weight: np.ndarray, count: np.ndarray, slot: np.ndarray, pull: np.ndarray, side: np.ndarray, best: np.ndarray
 ) -> int:
-    """Phases until one vertex is left. ``slot[v]``: the row that vertex v has been merged into."""
+    """Run phases until one vertex is left. ``slot[v]``: the row that vertex v has been merged into."""
     devices = 0
     for v in range(len(count)):
         devices += count[v]
     value, fewest = -1, 0
     for left in range(len(count), 1, -1):
         before, last = _phase(weight, pull, left)
-        cut = pull[last] - TAKEN
+        cut = pull[last] - OFFSET
         if value < 0 or cut <= value:
             size = _side(slot, count, last, devices, side)
             if value < 0 or cut < value or size < fewest or (size == fewest and _comes_first(side, best)):
@@ -52,23 +52,24 @@ def _cut(
 
 @loop
 def _phase(weight: np.ndarray, pull: np.ndarray, left: int) -> tuple[int, int]:
-    """Vertices in the order of how strongly those before pull; the last two. Of the last, ``pull`` keeps its cut.
+    """Order vertices by how strongly the vertices before pull them; return the last two.
 
-    Taken vertices are ``TAKEN`` below zero, so that both inner loops run over all of the row without a branch.
+    ``pull`` keeps the cut of the last. Ordered vertices are lowered by ``OFFSET``, so that both inner loops run over
+    all of the row without a branch.
     """
     for v in range(left):
         pull[v] = weight[0, v]
-    pull[0] = TAKEN
+    pull[0] = OFFSET
     before, last = 0, 0
     for _step in range(left - 1):
-        most = TAKEN
+        most = OFFSET
         for v in range(left):
             most = max(most, pull[v])
         chosen = 0
         while pull[chosen] != most:
             chosen += 1
         before, last = last, chosen
-        pull[chosen] += TAKEN
+        pull[chosen] += OFFSET
         for v in range(left):
             pull[v] += weight[chosen, v]
     return before, last
@@ -76,7 +77,10 @@ def _phase(weight: np.ndarray, pull: np.ndarray, left: int) -> tuple[int, int]:
 
 @loop
 def _side(slot: np.ndarray, count: np.ndarray, last: int, devices: int, side: np.ndarray) -> int:
-    """Writes the smaller of the two sides, of equal ones that with vertex 0; how many devices it has."""
+    """Write the smaller of the two sides, of equal sides the one with vertex 0.
+
+    Returns its number of devices.
+    """
     size = 0
     for v in range(len(slot)):
         side[v] = slot[v] == last

@@ -1,10 +1,10 @@
 """A problem on one order of its devices as the arrays of PRM's kernel (SPP section IV-B2, symbols of Table I).
 
 p_l^f + p_l^b and the all-reduce A of eq. (1) become one prefix sum per class of stage devices, in ns a step; the
-b_{r', r} of neighbouring stages a rate per pair of windows. Times are those of ``costs`` under the request's
+b_{r', r} of neighbouring stages become a rate per pair of windows. Times are taken from ``costs`` under the request's
 rules: the paper's private network (``transfer: spp``), or row slices over shared links (``nic``). Devices of several
-kinds run every layer as fast as the slowest kind among a stage's replicas. Within 2 ns a stage: an all-reduce's ns are
-rounded up per prefix.
+kinds run every layer as fast as the slowest kind among a stage's replicas. The sums are exact within 2 ns a stage: an
+all-reduce's ns are rounded up per prefix.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ MODES = {"nic": 0, "spp": 1, "madpipe": 2, "dapple": 3}
 
 
 class Depth(NamedTuple):
-    """Stages with at most ``stages_after`` stages after them keep ``in_flight`` micro-batches."""
+    """A rule: stages with at most ``stages_after`` stages after them keep ``in_flight`` micro-batches."""
 
     stages_after: int
     in_flight: int
 
 
 class Windows(NamedTuple):
-    """What depends on the order only.
+    """The tables that depend on the order only.
 
-    ``bandwidth`` (V, V) in the order; how many devices of each node and of each kind stand before a place, (V + 1, N)
-    and (V + 1, kinds); the nodes' classes; ``reductions``: all-reduces as ns per byte and ns, as they become known.
-    ``keeping``: stages lie where the pins allow it; else devices change places afterwards.
+    - ``bandwidth`` (V, V) in the order.
+    - ``nodes_before`` (V + 1, N) and ``kinds_before`` (V + 1, kinds): how many devices of each node and of each kind
+      stand before a place.
+    - ``node_class``: the nodes' classes.
+    - ``reductions``: all-reduces as ns per byte and ns, filled as they are needed.
+    - ``keeping``: stages lie where the pins allow it; otherwise devices are exchanged afterwards.
     """
 
     order: tuple[int, ...]
@@ -55,7 +58,7 @@ class Windows(NamedTuple):
 
 
 def windows(problem: Problem, order: Sequence[int], keeping: bool = False) -> Windows:
-    """The order's part of the tables."""
+    """Build the order's part of the tables."""
     index = np.asarray(order)
     kinds = tuple(sorted({device.kind for device in problem.devices}))
     node = [problem.devices[d].node for d in order]
@@ -73,7 +76,7 @@ def windows(problem: Problem, order: Sequence[int], keeping: bool = False) -> Wi
 
 
 def _counted(numbers: list[int], width: int) -> np.ndarray:
-    """How often each number stands before each place."""
+    """Return how often each number stands before each place."""
     table = np.zeros((len(numbers) + 1, width), dtype=np.int64)
     table[np.arange(1, len(numbers) + 1), numbers] = 1
     return np.cumsum(table, axis=0)
@@ -89,7 +92,10 @@ def chain_of(
     unused: bool,
     depths: Sequence[Depth] = (),
 ) -> ChainArrays:
-    """The kernel's arrays. ``depths``: micro-batches that stages hold in flight; none: memory is ignored."""
+    """Build the kernel's arrays.
+
+    ``depths``: micro-batches that stages hold in flight; if empty, memory is ignored.
+    """
     counts = np.asarray(replicas, dtype=np.int64)
     devices = problem.num_devices
     classes: dict[tuple[object, ...], int] = {}
@@ -137,7 +143,7 @@ def chain_of(
 
 
 def _windows(devices: int, counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """(first place, index of the replica count, replica count) of every window of the order."""
+    """Yield (first place, index of the replica count, replica count) of every window of the order."""
     for i in range(devices):
         for a, r in enumerate(counts.tolist()):
             if i + r <= devices:
@@ -145,13 +151,16 @@ def _windows(devices: int, counts: np.ndarray) -> Iterator[tuple[int, int, int]]
 
 
 def _largest(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(V, R): the largest entry over the next stage's replica counts that there are devices for."""
+    """Return the largest entry over the possible replica counts of the next stage, (V, R)."""
     place = np.arange(len(table))[:, None, None] + counts[None, :, None] + counts[None, None, :]
     return np.asarray(np.where(place <= len(table), table, 0).max(axis=2))
 
 
 def _work(problem: Problem, batch: Batch, kinds: Sequence[str], replicas: int, both: bool) -> np.ndarray:
-    """Prefix sums (ways, L + 1) of what the layers compute in a step; ``both``: with recomputation as a second way."""
+    """Return the prefix sums (ways, L + 1) of the computation of the layers in a step.
+
+    ``both``: with recomputation as a second way.
+    """
     total = np.zeros((2, problem.num_layers + 1), dtype=np.int64)
     for rows, count in row_classes(problem.global_batch_size, batch.num_micro_batches):
         sums = layer_sums(problem, kinds, largest_slice(rows, replicas))
@@ -160,21 +169,24 @@ def _work(problem: Problem, batch: Batch, kinds: Sequence[str], replicas: int, b
 
 
 def _reduction(problem: Problem, line: Windows, first: int, replicas: int) -> Affine:
-    """The all-reduce of a window of the order.
+    """Return the all-reduce of a window of the order.
 
-    Windows with equally many devices on nodes of the same classes cost the same where nodes share their ways out.
+    Windows with equally many devices on nodes of the same classes cost the same where a node's devices share its cards.
     """
     key: object = (first, replicas)
     if problem.network.matrix_bytes_per_s is None and not any(problem.network.has_own_nic):
-        held = line.nodes_before[first + replicas] - line.nodes_before[first]
-        key = np.sort((held * len(held) + line.node_class)[held > 0]).tobytes()
+        per_node = line.nodes_before[first + replicas] - line.nodes_before[first]
+        key = np.sort((per_node * len(per_node) + line.node_class)[per_node > 0]).tobytes()
     if key not in line.reductions:
         line.reductions[key] = affine_all_reduce(problem, line.order[first : first + replicas])
     return line.reductions[key]
 
 
 def _rates(problem: Problem, line: Windows, batch: Batch, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(V, R, R) ns per byte, infinite without a way, and ns a step between every two neighbouring windows."""
+    """Return ns per byte and ns a step between every two neighbouring windows, (V, R, R) each.
+
+    The rate is infinite where nothing connects them.
+    """
     shape = (problem.num_devices, len(counts), len(counts))
     rate, lag_ns = np.full(shape, np.inf), np.zeros(shape, dtype=np.int64)
     mode = "nic" if problem.rules.shared else problem.rules.transfer
@@ -189,7 +201,10 @@ def _rates(problem: Problem, line: Windows, batch: Batch, counts: np.ndarray) ->
 
 
 def _moved(problem: Problem) -> np.ndarray:
-    """(L - 1,) float64: bytes over each cut in a step, what a channel carries: both directions, or the larger one."""
+    """Return the bytes over each cut in a step, (L - 1,) float64.
+
+    A channel carries both directions, or only the larger one counts.
+    """
     if not problem.rules.shared and problem.rules.channel == "none":
         return np.zeros(problem.num_layers - 1)
     join = np.add if _one_at_a_time(problem) else np.maximum
@@ -197,7 +212,7 @@ def _moved(problem: Problem) -> np.ndarray:
 
 
 def _one_at_a_time(problem: Problem) -> bool:
-    """Whether the two directions of a channel exclude each other (c^f + c^b in Lemma 1)."""
+    """Return whether the two directions of a channel exclude each other (c^f + c^b in Lemma 1)."""
     if not problem.rules.shared:
         return problem.rules.channel == "half"
     network = problem.network
@@ -209,7 +224,10 @@ def _one_at_a_time(problem: Problem) -> bool:
 
 
 def _depth_bits(most_stages: int, depths: Sequence[Depth]) -> np.ndarray:
-    """(G, words) uint64: bit k of word w is set for the depth of a stage with 64 w + k stages after it."""
+    """Return bits of the depths, (G, words) uint64.
+
+    Bit k of word w is set for the depth of a stage with 64 w + k stages after it.
+    """
     words = -(-most_stages // WORD)
     ends = [depth.stages_after + 1 for depth in depths] or [most_stages]
     bits = np.zeros((len(ends), words), dtype=np.uint64)
@@ -224,7 +242,10 @@ def _depth_bits(most_stages: int, depths: Sequence[Depth]) -> np.ndarray:
 def _fits(
     problem: Problem, batch: Batch, kinds: Sequence[str], replicas: int, room: int, depths: Sequence[Depth], ways: int
 ) -> np.ndarray:
-    """(ways, G, L + 1): the last end of a stage from each layer so that it and all shorter ones hold the depth."""
+    """Return the last end of a stage from each layer, (ways, G, L + 1).
+
+    The stage and all shorter stages hold the depth.
+    """
     size = problem.num_layers + 1
     if not depths:
         return np.full((ways, 1, size), size - 1, dtype=np.int64)
@@ -234,8 +255,8 @@ def _fits(
     table = StageTable(problem, kinds, largest_slice(batch.most_rows, replicas), ends, replicas)
     for k in range(ways):
         again = problem.recompute == "always" or k == 1
-        held, each = table.held_bytes(again), table.flight_bytes(again)
+        resident, each = table.held_bytes(again), table.flight_bytes(again)
         for g, depth in enumerate(depths):
-            over = later & (held + depth.in_flight * each > room)
+            over = later & (resident + depth.in_flight * each > room)
             fits[k, g] = np.where(over.any(axis=1), np.argmax(over, axis=1) - 1, size - 1)
     return fits

@@ -2,9 +2,9 @@
 
 All stages have the same number of replicas, ranks count through the devices stage after stage, all micro-batches are
 equal, and the order is one of the trainer's. Shapes (ranks, replicas, parts on each rank, micro-batches) are tried by
-what they take at least; each is cut so that the busiest rank has little to do, recomputes no more than memory asks for,
-and the best ones are cut again as long as the judge finds that better. Where a shape has few cuts, all of them are
-judged, and where the cluster is small, so are all orders of its nodes.
+the least time that they take. Each is cut so that the busiest rank has little to do, and recomputes no more than memory
+needs. The best shapes are cut again as long as the simulator finds that better. Where a shape has few cuts, all of them
+are simulated; where the cluster is small, so are all orders of its nodes.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ TRANSFORMER = Option(
 )
 OPTIONS = (TRANSFORMER,)
 SMALL = 4
-"""Devices of a cluster all of whose worlds are tried."""
+"""Limit on the devices of a cluster all of whose worlds are tried."""
 MOST_CHUNKS = 12
 LEAST_SHAPES, EFFORT = 16, 320
-"""Of each schedule, the least number of shapes that are judged, and of plans that end it."""
+"""Limits for each schedule: the least number of shapes that are simulated, and the plans after which it ends."""
 AS_A_PLAN = 2000
-"""Passes of a micro-batch through a stage that cost as much as a plan more."""
+"""The number of passes of a micro-batch through a stage that cost as much as one more plan."""
 EVERY = 150
-"""Cuts of a shape that are all judged."""
+"""Limit on the cuts of a shape that are all simulated."""
 MOVED, MOVES = 3, 90
-"""Of each schedule, the shapes that are cut again, and the effort for each."""
+"""Limits for each schedule: the shapes that are cut again, and the effort for each."""
 
 
 class RankShape(NamedTuple):
-    """Rank r is on ``places[r]``; ``rank_of``: the rank of each part, ``chunks`` of them on each.
+    """A shape: rank r is on ``places[r]``; ``rank_of``: the rank of each part, ``chunks`` of them on each rank.
 
-    ``expected_ns``: what an even cut takes, more or less; no cut takes less than ``least_ns``.
+    ``expected_ns``: the approximate time of an even cut; no cut takes less than ``least_ns``.
     """
 
     expected_ns: int
@@ -74,7 +74,7 @@ class RankShape(NamedTuple):
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
+    """Yield ever better plans of each schedule. Raises ``UnsupportedRequest`` without a target, and for codecs."""
     problem = setting.problem
     if problem.within is None:
         raise UnsupportedRequest(
@@ -89,9 +89,11 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
 
 
 class ShapeSearch:
-    """The plans of one schedule; ``best`` so far, and of every shape; ``nearest``: proposals that do not fit.
+    """The plans of one schedule.
 
-    ``unpinned``: the last one that breaks a pin. Ranks are numbered through nodes, so devices cannot be exchanged.
+    ``best``: the best plan so far; ``trials``: the best plan of every shape; ``nearest``: the number of proposals that
+    do not fit. ``unpinned``: the last plan that breaks a pin. Ranks are numbered through nodes, so devices cannot be
+    exchanged.
     """
 
     def __init__(self, setting: Setting, within: Within, schedule: str) -> None:
@@ -102,19 +104,19 @@ class ShapeSearch:
         cuts.setflags(write=False)
         self.cut = replace(problem, cuttable=cuts)
         self.best: JudgedPlan | None = None
-        self.found: list[tuple[int, RankShape, JudgedPlan]] = []
+        self.trials: list[tuple[int, RankShape, JudgedPlan]] = []
         self.effort = 0.0
         self.nearest = 0
         self.unpinned: Allocation | None = None
 
     def run(self) -> Iterator[Proposal]:
-        """The best plan after every shape; of one that does not fit, its nearest attempt."""
+        """Yield the best plan after every shape; if no plan fits, yield a shape's nearest attempt."""
         for number, shape in enumerate(sorted(self._shapes())):
             if self.deadline.passed or (number >= LEAST_SHAPES and self.effort > EFFORT):
                 break
             if self.best is None or shape.least_ns < self.best.value_ns:
                 yield from self._tried(shape, self._cuts(shape))
-        for _value, shape, trial in sorted(self.found, key=lambda each: each[0])[:MOVED]:
+        for _value, shape, trial in sorted(self.trials, key=lambda each: each[0])[:MOVED]:
             yield from self._moved(shape, trial)
 
     def _tried(self, shape: RankShape, allocations: Iterable[Allocation]) -> Iterator[Proposal]:
@@ -136,7 +138,7 @@ class ShapeSearch:
             elif trial is not None:
                 best = trial
         if best is not None:
-            self.found.append((best.value_ns, shape, replace(best, simulated=None)))
+            self.trials.append((best.value_ns, shape, replace(best, simulated=None)))
             yield from self._better(best)
 
     def _better(self, trial: JudgedPlan) -> Iterator[Proposal]:
@@ -149,33 +151,33 @@ class ShapeSearch:
         return in_order(self.problem, allocation, self._order(allocation))
 
     def _fitted(self, allocation: Allocation, below_ns: int) -> JudgedPlan | Allocation | None:
-        """Return the quickest plan that fits, if it is quick enough; the leanest one where none fits.
+        """Return the quickest plan that fits, if it is quick enough; the leanest plan where none fits.
 
-        More layers one by one take more time and less memory, so the first number that fits is searched by halves.
-        Where layers are recomputed, single modules of every stage are tried instead.
+        Recomputing more layers one by one takes more time and less memory, so the first number that fits is searched by
+        halves. Where layers are recomputed, single modules of every stage are tried instead.
         """
         ways = [way for way in self.within.ways(allocation.stages) if self._allowed(way)]
         tried = [recomputing(self.within, allocation, way) for way in ways]
         single = [plan for way, plan in zip(ways, tried, strict=True) if way.method != "uniform"]
-        found: JudgedPlan | None = None
+        trials: JudgedPlan | None = None
         least, most = 0, len(single) - 1
         while least <= most:
-            middle = least if found is None and least == 0 else (least + most) // 2
+            middle = least if trials is None and least == 0 else (least + most) // 2
             outcome = self._judged(single[middle], below_ns)
             if outcome.plan is not None:
-                found, most = outcome.plan, middle - 1
+                trials, most = outcome.plan, middle - 1
             elif outcome.short is None:  # too slow, and more recomputation would be slower
-                return found
+                return trials
             else:
                 least = middle + 1
-        for plan in tried[len(single) :] if found is None else ():
+        for plan in tried[len(single) :] if trials is None else ():
             outcome = self._judged(plan, below_ns)
             if outcome.plan is not None or outcome.short is None:
-                found = outcome.plan
+                trials = outcome.plan
                 break
-        if found is None or any(stage.recomputes for stage in found.allocation.stages):
-            found = self._modules_instead(allocation, below_ns if found is None else found.value_ns) or found
-        return found or (tried[-1] if tried else None)
+        if trials is None or any(stage.recomputes for stage in trials.allocation.stages):
+            trials = self._modules_instead(allocation, below_ns if trials is None else trials.value_ns) or trials
+        return trials or (tried[-1] if tried else None)
 
     def _modules_instead(self, plain: Allocation, below_ns: int) -> JudgedPlan | None:
         """Return the quickest plan that recomputes the same modules in every stage."""
@@ -186,7 +188,10 @@ class ShapeSearch:
         return best
 
     def _judged(self, plan: Allocation, below_ns: int) -> Judged:
-        """The judge's opinion, which is spared where the micro-batches that are in flight for certain do not fit."""
+        """Simulate a plan and return the outcome.
+
+        Nothing is simulated where the micro-batches that are certainly in flight do not fit.
+        """
         count, number = len(plan.stages), plan.num_micro_batches
         short = shortage_of(self.problem, plan, self.row.trained_in_flight(count, number))
         if short is not None:
@@ -214,13 +219,16 @@ class ShapeSearch:
                     yield RankShape(*self._times_ns(places, chunks, batch), places, chunks, rank_of, batch)
 
     def _chunks(self, ranks: int, blocks: int, micro_batches: int) -> Iterable[int]:
-        found = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
+        trials = chunks_of(self.schedule, min(MOST_CHUNKS, blocks // ranks))
         if self.row.grouped and self.within.group(ranks, micro_batches) is None:
             return ()
-        return found if ranks > 1 or 1 in found else ()
+        return trials if ranks > 1 or 1 in trials else ()
 
     def _times_ns(self, places: Places, chunks: int, batch: Batch) -> tuple[int, int]:
-        """All layers' work shared evenly by the ranks: with filling, draining and the all-reduce, and without."""
+        """Return all layers' work shared evenly by the ranks, in ns.
+
+        First with filling, draining and the all-reduce, then without.
+        """
         rows = batch.most_rows // len(places[0])
         whole = least_pass_ns(self.problem, chain.from_iterable(places), rows)
         ranks, number = len(places), batch.num_micro_batches
@@ -229,7 +237,10 @@ class ShapeSearch:
         return filled + all_reduce_ns(self.problem, size, places[0]), whole * number // ranks
 
     def _cuts(self, shape: RankShape) -> Iterator[Allocation]:
-        """The even cut by time and by parameters, or all of them where they are few; one that keeps the pins."""
+        """Yield the even cut by time, the even cut by parameters, and a cut that keeps the pins.
+
+        Where the cuts are few, yield all of them.
+        """
         parts = len(shape.rank_of)
         places = [int(i) for i in np.flatnonzero(self.cut.cuttable)]
         if comb(len(places), parts - 1) <= EVERY:
@@ -277,24 +288,25 @@ class ShapeSearch:
 
 
 def recomputing(within: Within, allocation: Allocation, how: Recomputing) -> Allocation:
-    """The allocation with all stages recomputing that way."""
+    """Return the allocation with all stages recomputing that way."""
     return allocation.having(replace(stage, recompute=within.segments(stage, how)) for stage in allocation.stages)
 
 
 def worlds(problem: Problem) -> list[tuple[int, ...]]:
-    """Devices in the order of ranks: of each node the first ones, in their order.
+    """Return lists of devices in the order of ranks: of each node the first ones, in their order.
 
-    In a small cluster all of these; else whole nodes: all, some less, half, and so on; where nodes differ, also with
-    the quickest first and last; with pins in every order of a few nodes, else in that of the layers that they name.
+    In a small cluster all such lists. Otherwise whole nodes: all, some less, half, and so on. Where nodes differ, also
+    with the quickest first and last. With pins, the nodes are also in every order if they are few, otherwise in the
+    order of the layers that the pins name.
     """
     nodes = problem.nodes()
     if problem.num_devices <= SMALL:
-        found = []
+        rank_orders = []
         for count in range(1, len(nodes) + 1):
             for chosen in permutations(nodes, count):
                 for sizes in product(*(range(1, len(node) + 1) for node in chosen)):
-                    found.append(tuple(d for node, size in zip(chosen, sizes, strict=True) for d in node[:size]))
-        return found
+                    rank_orders.append(tuple(d for node, size in zip(chosen, sizes, strict=True) for d in node[:size]))
+        return rank_orders
     if len(nodes) == 1:
         return [nodes[0][:count] for count in _fewer(len(nodes[0]))]
     orders = [nodes]
@@ -304,8 +316,8 @@ def worlds(problem: Problem) -> list[tuple[int, ...]]:
     if problem.pins:
         by_layers = tuple(sorted(nodes, key=lambda node: sum(centre(problem, device) for device in node) / len(node)))
         orders += [by_layers] if len(nodes) > SMALL else [*permutations(nodes)]
-    found = [tuple(d for node in order[:count] for d in node) for order in orders for count in _fewer(len(nodes))]
-    return list(dict.fromkeys([*found, *(nodes[0][:count] for count in _fewer(len(nodes[0])))]))
+    rank_orders = [tuple(d for node in order[:count] for d in node) for order in orders for count in _fewer(len(nodes))]
+    return list(dict.fromkeys([*rank_orders, *(nodes[0][:count] for count in _fewer(len(nodes[0])))]))
 
 
 def _forward_ns(problem: Problem, node: Sequence[int]) -> int:
@@ -313,10 +325,10 @@ def _forward_ns(problem: Problem, node: Sequence[int]) -> int:
 
 
 def _fewer(count: int) -> list[int]:
-    """All, up to three less, and halves."""
-    found = {number for number in range(count, count - 4, -1) if number > 0}
+    """Return all, up to three less, and halves."""
+    numbers = {number for number in range(count, count - 4, -1) if number > 0}
     half = count // 2
     while half:
-        found.add(half)
+        numbers.add(half)
         half //= 2
-    return sorted(found, reverse=True)
+    return sorted(numbers, reverse=True)

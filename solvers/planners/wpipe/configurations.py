@@ -1,9 +1,9 @@
 """WPipe's search over recomputation × (d:w) × layouts × M (equation 3), and the paper's climb (section 3.4, R-26).
 
-Every point is cut into parts and priced by the throughput model; which of them are judged, and first, follows from
-that. The paper's climb changes d:w by one divisor at a time: with the time of model parallelism, four activations or
-gradients per micro-batch and link in WPipe and two in PipeDream-2BW, against the time of data parallelism, the
-all-reduce of S_m / d bytes over w devices, both per period and device.
+Every point is cut into parts and priced by the throughput model. The price decides which points are simulated, and in
+which order. The paper's climb changes d:w by one divisor at a time. It compares the time of model parallelism (four
+activations or gradients per micro-batch and link in WPipe and two in PipeDream-2BW) with the time of data parallelism
+(the all-reduce of S_m / d bytes over w devices), both per period and device.
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ MAX_PAIRS = 16
 MAX_BATCHES = 6
 MAX_IMPROVED = 4
 MAX_OPERATIONS = 4096
-"""M × parts of a period: without a flush more micro-batches save no idle time, but take the judge longer."""
+"""Limit on M × parts of a period.
+
+Without a flush more micro-batches save no idle time, but take longer to simulate.
+"""
 MOST_JUDGED = 2**16
-"""M × parts of a period whose unrolled run, a dozen periods and more, keeps within ``MAX_OPERATIONS`` of programs."""
+"""Limit on M × parts of a period that can be simulated.
+
+Its unrolled run, a dozen periods and more, keeps within ``MAX_OPERATIONS`` of programs.
+"""
 ANY_BATCH = Batch(0, 0, 0)
 WORTH_EVENING = 4
 """Loads are evened where a device may run ahead by a quarter of a period."""
 WORTH_CUTTING = 8
-"""Shapes whose work alone takes 1/8 longer than the best promise so far are passed over."""
+"""Shapes whose work alone takes 1/8 longer than the best estimate so far are skipped."""
 
 
 class Wanted(NamedTuple):
@@ -52,35 +58,38 @@ class Wanted(NamedTuple):
 
 
 def exhaustive(problem: Problem, wanted: Wanted) -> list[RatedCut]:
-    """Every configuration, the most promising of those that fit first, then the others by what they lack."""
-    found: list[RatedCut] = []
+    """Return every configuration, the most promising that fit first, then the others by the memory they lack."""
+    rated: list[RatedCut] = []
     for pair in pairs(problem, wanted):
-        fitting = [each.period_ns for each in found if each.missing_bytes <= 0]
+        fitting = [each.period_ns for each in rated if each.missing_bytes <= 0]
         limit_ns = min(fitting, default=NEVER_NS)
-        found += _configurations(problem, wanted, *pair, limit_ns + limit_ns // WORTH_CUTTING)
-    return _ranked(found, problem)
+        rated += _configurations(problem, wanted, *pair, limit_ns + limit_ns // WORTH_CUTTING)
+    return _ranked(rated, problem)
 
 
 def climb(problem: Problem, wanted: Wanted) -> list[RatedCut]:
-    """The configurations of the d:w where the paper's rule comes to rest, or of the nearest deeper one that fits."""
+    """Return the configurations of the d:w where the paper's rule comes to rest.
+
+    If none fits, return the configurations of the nearest deeper d:w that fits too.
+    """
     every = [(d, w) for d, w in pairs(problem, wanted) if d * w == problem.num_devices]
     every = sorted(pair for pair in every if _batches(problem, *pair, "A"))
     if not every:
         return []
     at = resting_place(problem, wanted, every)
-    found: list[RatedCut] = []
+    rated: list[RatedCut] = []
     for depth, width in every[at:] + every[:at][::-1]:
-        found += _configurations(problem, wanted, depth, width)
-        if any(each.missing_bytes <= 0 for each in found):
+        rated += _configurations(problem, wanted, depth, width)
+        if any(each.missing_bytes <= 0 for each in rated):
             break
-    return sorted(found, key=rank)
+    return sorted(rated, key=rank)
 
 
 def resting_place(problem: Problem, wanted: Wanted, every: list[tuple[int, int]]) -> int:
-    """Which d:w of ``every`` (by rising d) the climb ends at, beginning in the middle.
+    """Return the index of the d:w of ``every`` (by rising d) at which the climb ends, from the middle on.
 
-    d:w falls while model parallelism takes longer, else rises; where it would turn back, the smaller larger of the
-    two times decides.
+    d:w falls while model parallelism takes longer, otherwise rises. Where it would turn back, the d:w with the smaller
+    maximum of the two times wins.
     """
     at = len(every) // 2
     costs = [_parallelism_ns(problem, wanted, *pair) for pair in every]
@@ -94,10 +103,11 @@ def resting_place(problem: Problem, wanted: Wanted, every: list[tuple[int, int]]
 
 
 def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
-    """(d, w) with d × w ≤ V: for each depth the largest width and the divisors of V, those that use most devices first.
+    """Return (d, w) with d × w ≤ V: for each depth the largest width and the divisors of V.
 
-    Raises ``UnsupportedRequest`` where the chain has too few blocks for the groups or the named micro-batch sizes too
-    few micro-batches for the depth asked for, ``InvalidDocument`` for a depth that chain or cluster do not allow.
+    Pairs that use most devices come first. Raises ``UnsupportedRequest`` where the chain has too few blocks for the
+    groups or the named micro-batch sizes too few micro-batches for the requested depth, ``InvalidDocument`` for a depth
+    that chain or cluster do not allow.
     """
     total = problem.num_devices
     deepest = min(total, problem.num_blocks // wanted.groups)
@@ -108,15 +118,15 @@ def pairs(problem: Problem, wanted: Wanted) -> list[tuple[int, int]]:
         )
     check_depth(problem, "depth", wanted.depth, deepest)
     _refuse_shallow_batches(problem, wanted)
-    found = []
+    every = []
     for depth in [wanted.depth] if wanted.depth else range(1, deepest + 1):
         most = total // depth
-        found += [(depth, w) for w in range(1, most + 1) if w == most or total % w == 0]
-    return sorted(found, key=lambda pair: (-pair[0] * pair[1], pair[0]))[:MAX_PAIRS]
+        every += [(depth, w) for w in range(1, most + 1) if w == most or total % w == 0]
+    return sorted(every, key=lambda pair: (-pair[0] * pair[1], pair[0]))[:MAX_PAIRS]
 
 
 def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
-    """Raise ``UnsupportedRequest`` where no named micro-batch size gives the depth asked for M ≥ N (ALGORITHMS 5.1)."""
+    """Raise ``UnsupportedRequest`` where no micro-batch size gives the requested depth M ≥ N (ALGORITHMS 5.1)."""
     if not wanted.depth or not problem.micro_batch_sizes:
         return
     most = max(batch_of(problem, size).num_micro_batches for size in problem.micro_batch_sizes)
@@ -132,13 +142,13 @@ def _refuse_shallow_batches(problem: Problem, wanted: Wanted) -> None:
 def _configurations(
     problem: Problem, wanted: Wanted, depth: int, width: int, limit_ns: int = NEVER_NS
 ) -> Iterator[RatedCut]:
-    found = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
+    alternatives = [(layout, Links(problem, layout.places)) for layout in layouts(problem, depth, width, wanted.layout)]
     for policy in wanted.policies if depth > 1 else wanted.policies[:1]:
         for batch in _short(_batches(problem, depth, width, policy), wanted.groups * depth):
-            if found and _work_ns(problem, batch, found[0][0]) > limit_ns:
+            if alternatives and _work_ns(problem, batch, alternatives[0][0]) > limit_ns:
                 continue
             cuts: dict[object, tuple[int, ...]] = {}
-            for layout, links in found:
+            for layout, links in alternatives:
                 yield from _recomputing(problem, wanted, batch, policy, layout, links, cuts)
 
 
@@ -151,7 +161,10 @@ def _recomputing(
     links: Links,
     cuts: dict[object, tuple[int, ...]],
 ) -> Iterator[RatedCut]:
-    """The least recomputation that fits; all that there is where none does. Alike places are cut once (``cuts``)."""
+    """Yield the least recomputation that fits; if none fits, yield all levels.
+
+    Places that are alike are cut once (``cuts``).
+    """
     places = layout.places
     alike = tuple(tuple(sorted({_like(problem, d) for d in devices})) for devices in places)
     for recompute in _levels(problem, wanted):
@@ -160,15 +173,15 @@ def _recomputing(
         for even in (False, True) if shape.slack * WORTH_EVENING >= batch.num_micro_batches else (False,):
             if (shape, alike, even) not in cuts:
                 cuts[shape, alike, even] = cut(problem, shape, places, even=even)
-            found = priced(problem, shape, layout.name, places, cuts[shape, alike, even], links)
-            fits |= found.buffers_missing_bytes <= 0
-            yield found
+            rated = priced(problem, shape, layout.name, places, cuts[shape, alike, even], links)
+            fits |= rated.buffers_missing_bytes <= 0
+            yield rated
         if fits:
             return
 
 
 def _levels(problem: Problem, wanted: Wanted) -> tuple[tuple[bool, ...], ...]:
-    """Which groups recompute: group 0 first, which holds most; the paper recomputes all or nothing."""
+    """Return which groups recompute: group 0 first, which holds most; the paper recomputes all or nothing."""
     most = wanted.groups
     some = range(most + 1) if wanted.by_group else (0, most)
     every = tuple((True,) * n + (False,) * (most - n) for n in some)
@@ -176,13 +189,13 @@ def _levels(problem: Problem, wanted: Wanted) -> tuple[tuple[bool, ...], ...]:
 
 
 def _short(batches: list[Batch], parts: int) -> list[Batch]:
-    """The steps with few operations, and of those that can be judged at all the one that needs least memory."""
+    """Return the steps with few operations, and of all that can be simulated the one with the least memory."""
     possible = [b for b in batches if b.num_micro_batches * parts <= MOST_JUDGED]
     return [b for b in possible if b.num_micro_batches * parts <= MAX_OPERATIONS or b == possible[-1]]
 
 
 def _work_ns(problem: Problem, batch: Batch, layout: Layout) -> int:
-    """All the work of a global batch spread evenly over the places, by the fastest kind."""
+    """Return all the work of a global batch spread evenly over the places, by the fastest kind."""
     share = largest_slice(batch.most_rows, len(layout.places[0]))
     whole_ns = least_pass_ns(problem, chain.from_iterable(layout.places), share)
     return batch.num_micro_batches * whole_ns // len(layout.places)
@@ -193,7 +206,7 @@ def _like(problem: Problem, device: int) -> tuple[str, int]:
 
 
 def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[Batch]:
-    """Numbers of micro-batches that feed the replicas and the depth; the least of them too."""
+    """Return numbers of micro-batches that feed the replicas and the depth; the least of them too."""
     least = least_micro_batches(depth, policy)
     every = set(candidates(problem, (width,)))
     if not problem.micro_batch_sizes and problem.global_batch_size >= least:
@@ -202,18 +215,18 @@ def _batches(problem: Problem, depth: int, width: int, policy: WarmUp) -> list[B
     return fed if problem.micro_batch_sizes else evenly(fed, MAX_BATCHES)
 
 
-def _ranked(found: list[RatedCut], problem: Problem) -> list[RatedCut]:
-    """Return the configurations by estimate, also the best of the first few kinds of shapes with improved cuts."""
-    found = sorted(found, key=rank)
+def _ranked(configurations: list[RatedCut], problem: Problem) -> list[RatedCut]:
+    """Return the configurations by estimate, and the best of the first few kinds of shapes with improved cuts."""
+    configurations = sorted(configurations, key=rank)
     kinds: dict[tuple[object, ...], RatedCut] = {}
-    for each in found:
+    for each in configurations:
         kinds.setdefault((each.shape._replace(batch=ANY_BATCH), each.layout), each)
     better = [improved_cuts(problem, each) for each in list(kinds.values())[:MAX_IMPROVED]]
-    return sorted({rank(each): each for each in found + better}.values(), key=rank)
+    return sorted({rank(each): each for each in configurations + better}.values(), key=rank)
 
 
 def _parallelism_ns(problem: Problem, wanted: Wanted, depth: int, width: int) -> tuple[int, int]:
-    """(T_mp, T_dp) of R-26 in layout A, with the smallest M and the mean boundary."""
+    """Return (T_mp, T_dp) of R-26 in layout A, with the smallest M and the mean boundary."""
     places = layouts(problem, depth, width, "A")[0].places
     batch = _batches(problem, depth, width, "A")[0]
     network = problem.network

@@ -1,7 +1,7 @@
-"""The most promising configurations with their cuts moved one place at a time, as long as their promise gets better.
+"""The most promising configurations with their cuts moved one place at a time, while their estimate improves.
 
-The parts come from times and bytes of layers alone; the throughput model knows all-reduces and transfers as well, and
-the memory estimate the tensors at the cuts.
+The parts come from times and bytes of layers alone. The throughput model also counts all-reduces and transfers, and
+the memory estimate counts the tensors at the cuts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_MOVES = 160
 
 
 class RatedCut(NamedTuple):
-    """A configuration with its promise.
+    """A configuration with its estimate.
 
-    ``missing_bytes``: what its tightest place lacks for certain (at most 0: it may fit); ``buffers_missing_bytes``:
+    ``missing_bytes``: what its tightest place certainly lacks (at most 0: it may fit); ``buffers_missing_bytes``:
     what it may lack with every buffer (at most 0: it fits).
     """
 
@@ -38,25 +38,28 @@ class RatedCut(NamedTuple):
 def priced(
     problem: Problem, shape: Shape, layout: str, places: Places, bounds: tuple[int, ...], links: Links
 ) -> RatedCut:
-    """A configuration with what it promises and needs."""
+    """Return a configuration with its estimated time and memory."""
     allocation = allocation_of(shape, bounds, places)
     least, most = (max(missing_bytes(problem, shape, bounds, places, careful)) for careful in (False, True))
     return RatedCut(period_ns(problem, shape, allocation, links), least, most, shape, layout, allocation)
 
 
-def rank(found: RatedCut) -> tuple[object, ...]:
-    """What fits before what does not, the faster before the slower; of equals fewer devices first, then by cuts."""
-    used = found.shape.depth * found.shape.width
-    starts = tuple(stage.first for stage in found.allocation.stages)
-    return max(0, found.missing_bytes), found.period_ns, used, found.shape, found.layout, starts
+def rank(rated: RatedCut) -> tuple[object, ...]:
+    """Return a sort key: what fits before what does not, the faster before the slower.
+
+    Ties go to fewer devices, then by cuts.
+    """
+    used = rated.shape.depth * rated.shape.width
+    starts = tuple(stage.first for stage in rated.allocation.stages)
+    return max(0, rated.missing_bytes), rated.period_ns, used, rated.shape, rated.layout, starts
 
 
-def improved_cuts(problem: Problem, found: RatedCut) -> RatedCut:
-    """Return the configuration after local search: the first better move is taken, at most ``MAX_MOVES`` are tried."""
-    stages = found.allocation.stages
-    places = tuple(stage.devices for stage in stages[: found.shape.depth])
+def improved_cuts(problem: Problem, start: RatedCut) -> RatedCut:
+    """Return the configuration after local search: take the first better move, try at most ``MAX_MOVES``."""
+    stages = start.allocation.stages
+    places = tuple(stage.devices for stage in stages[: start.shape.depth])
     links = Links(problem, places)
-    best, left = found, MAX_MOVES
+    best, left = start, MAX_MOVES
     moved = True
     while moved and left > 0:
         moved = False
@@ -71,8 +74,8 @@ def improved_cuts(problem: Problem, found: RatedCut) -> RatedCut:
     return best
 
 
-def _needs(found: RatedCut) -> tuple[int, int, int]:
-    return max(0, found.missing_bytes), max(0, found.buffers_missing_bytes), found.period_ns
+def _needs(rated: RatedCut) -> tuple[int, int, int]:
+    return max(0, rated.missing_bytes), max(0, rated.buffers_missing_bytes), rated.period_ns
 
 
 def _moves(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, ...]]:

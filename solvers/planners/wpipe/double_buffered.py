@@ -18,7 +18,7 @@ __all__ = ["OPTIONS", "proposals"]
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Yield the configurations that promise most."""
+    """Yield the most promising configurations."""
     problem = setting.problem
     for each in configurations(problem, options, groups=1):
         depth = [each.shape.ahead(i) for i in range(each.shape.depth)]

@@ -1,16 +1,16 @@
 """Parts of the model for pipelines whose devices hold one part of each group (ALGORITHMS 5.2).
 
-With two groups a period lasts about M (x + y), x and y the longest part of either group: the devices run M slots of one
-group, then M of the other, and 1F1B keeps them in step. So x + y is what is made small: for each place where the halves
-may meet, the smallest longest part of either half by dynamic programming; where two parts that fall on one device do
-not fit together, x and y are raised until they do.
+With two groups a period lasts about M (x + y), where x and y are the longest part of either group: the devices run M
+slots of one group, then M of the other, and 1F1B keeps them in step. So the search minimises x + y: for each place
+where the halves may meet, the smallest longest part of either half by dynamic programming. Where two parts that fall on
+one device do not fit together, x and y are raised until they do.
 
-Where the warm-up lets devices run ahead of each other by a good part of a period (small M, warm-up B), what counts is
-the load of a device, x_i + y_i: ``even_partition`` makes the largest of them small.
+Where the warm-up lets devices run ahead of each other by a good part of a period (small M, warm-up B), the load of a
+device counts, x_i + y_i: ``even_partition`` minimises the largest load.
 
-One group is PipeDream-2BW's case: the smallest longest part. Pairs are found exactly with up to ``EXACT_PLACES`` places
-to cut; beyond that only the most promising meeting places, a few levels of x and a few ends of parts are followed, and
-of long chains places at even distances in addition to those of the halves.
+One group is PipeDream-2BW's case: the smallest longest part. Pairs are exact with up to ``EXACT_PLACES`` places to cut.
+Beyond that only the most promising meeting places, a few levels of x and a few ends of parts are followed. Long chains
+are cut at places at even distances and at the places of the halves.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_LEVELS = 4
 WIDTH = 4
 MAX_PLACES = 96
 PRECISION = 256
-"""Beyond ``EXACT_PLACES`` places the largest load is found to within this fraction."""
+"""The precision of the largest load beyond ``EXACT_PLACES`` places, as a fraction."""
 
 
 def partition(demands: tuple[Demand, ...], room_bytes: np.ndarray) -> list[int] | None:
-    """Places between the parts, 0 and P - 1 included; part p is device p mod N's, of group p div N. None: none fits.
+    """Return the places between the parts, 0 and P - 1 included, or None if no parts fit.
 
-    ``room_bytes`` (C, N): what the parts of a device may need together. Ties: groups as even as can be, the earliest
-    meeting place.
+    Part p belongs to device p mod N and to group p div N. ``room_bytes`` (C, N): free memory of a device for its parts
+    together. Ties: groups as even as can be, the earliest meeting place.
     """
     if len(demands) == 1:
         return memory_cut(demands[0], room_bytes)
@@ -51,22 +51,22 @@ def _two_groups(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[i
             break
         if _fits(first, second, room_bytes, half):
             return half.upper + half.lower[1:]
-        found = _Pairing(first, second, room_bytes, half).raised(half.x_ns, half.y_ns, best_ns)
-        if found is not None:
-            best_ns, best = found
+        improved = _Pairing(first, second, room_bytes, half).raised(half.x_ns, half.y_ns, best_ns)
+        if improved is not None:
+            best_ns, best = improved
     return best
 
 
 def even_partition(first: Demand, second: Demand, room_bytes: np.ndarray) -> list[int] | None:
-    """The places as in ``partition`` that make the largest load of a device small. None: none fits."""
+    """Return the places, as in ``partition``, that minimise the largest load of a device; None if no parts fit."""
     loads = Demand(first.time_ns, np.concatenate((first.bytes, first.time_ns[None])))
     others = Demand(second.time_ns, np.concatenate((second.bytes, second.time_ns[None])))
     free = np.concatenate((room_bytes, np.full_like(room_bytes[:1], NEVER_NS)))
     best_ns, best = int(first.time_ns[:, -1].max()) + 1, None
     for half in _halves(first, second, room_bytes):
-        found = _Pairing(loads, others, free, half).evened(best_ns)
-        if found is not None:
-            best_ns, best = found
+        improved = _Pairing(loads, others, free, half).evened(best_ns)
+        if improved is not None:
+            best_ns, best = improved
     return best
 
 
@@ -81,7 +81,10 @@ class _Half(NamedTuple):
 
 
 def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_Half]:
-    """Every meeting place, or the most promising ones of a long chain: by x + y, then the most even."""
+    """Yield every meeting place; for a long chain only the most promising ones.
+
+    They are ordered by x + y, then the most even first.
+    """
     places = first.time_ns.shape[1]
     ahead = longest_parts(first, room_bytes)
     after = longest_parts(_mirrored(second), room_bytes[:, ::-1])
@@ -94,7 +97,7 @@ def _halves(first: Demand, second: Demand, room_bytes: np.ndarray) -> Iterator[_
 
 
 def _mirrored(demand: Demand) -> Demand:
-    """The same group from its last layer and last device on."""
+    """Return the same group from its last layer and last device on."""
     time_ns = demand.time_ns[:, -1:] - demand.time_ns
     size = demand.bytes[:, :, -1:] - demand.bytes
     return Demand(time_ns[::-1, ::-1], size[:, ::-1, ::-1])
@@ -102,13 +105,13 @@ def _mirrored(demand: Demand) -> Demand:
 
 def _fits(first: Demand, second: Demand, room_bytes: np.ndarray, half: _Half) -> bool:
     devices = np.arange(len(half.upper) - 1)
-    held = first.bytes[:, devices, half.upper[1:]] - first.bytes[:, devices, half.upper[:-1]]
-    held = held + second.bytes[:, devices, half.lower[1:]] - second.bytes[:, devices, half.lower[:-1]]
-    return bool((held <= room_bytes).all())
+    resident = first.bytes[:, devices, half.upper[1:]] - first.bytes[:, devices, half.upper[:-1]]
+    resident = resident + second.bytes[:, devices, half.lower[1:]] - second.bytes[:, devices, half.lower[:-1]]
+    return bool((resident <= room_bytes).all())
 
 
 class _Pairing:
-    """Searches for parts that fit together in pairs, by bisection over what ``partition_kernel.pair_parts`` decides."""
+    """A search for parts that fit together in pairs, by bisection over what ``partition_kernel.pair_parts`` decides."""
 
     def __init__(self, first: Demand, second: Demand, room: np.ndarray, half: _Half) -> None:
         kept = _kept_places(first.time_ns.shape[1], half)
@@ -121,7 +124,10 @@ class _Pairing:
         self._room = room.copy()
 
     def raised(self, x_ns: int, y_ns: int, limit_ns: int) -> tuple[int, list[int]] | None:
-        """The smallest sum of longest parts, at least these, below ``limit_ns`` that fit together, and the places."""
+        """Return the smallest sum of longest parts that fit together, and the places.
+
+        The parts are at least these long and their sum is below ``limit_ns``.
+        """
         firsts, seconds = _lengths(self._arrays[0]), _lengths(self._arrays[2])
         firsts = firsts[firsts >= x_ns]
         if not self._exact and len(firsts) > MAX_LEVELS:
@@ -146,7 +152,10 @@ class _Pairing:
         return best
 
     def evened(self, limit_ns: int) -> tuple[int, list[int]] | None:
-        """The smallest largest load below ``limit_ns``; loads are the last kind of what a device has room for."""
+        """Return the smallest largest load below ``limit_ns``, and the places.
+
+        Loads are the last kind of resource that a device has.
+        """
         low, high = 0, limit_ns - 1
         if not self._loaded(high):
             return None
@@ -181,7 +190,7 @@ class _Pairing:
         )
 
     def _trace(self) -> list[int]:
-        """The places that the last search found, in the numbers of the whole chain."""
+        """Return the places of the last search, in the numbers of the whole chain."""
         count, places = self._came_from.shape[0] - 1, self._came_from.shape[1]
         a, b = self._middle, places - 1
         upper, lower = [a], [b]
@@ -193,7 +202,10 @@ class _Pairing:
 
 
 def _kept_places(places: int, half: _Half) -> np.ndarray:
-    """All places of a short chain; of a long one those of the halves, and ``MAX_PLACES`` at even distances."""
+    """Return all places of a short chain.
+
+    For a long chain, return the places of the halves and ``MAX_PLACES`` at even distances.
+    """
     if places <= MAX_PLACES:
         return np.arange(places)
     evenly = np.linspace(0, places - 1, MAX_PLACES).astype(np.int64)
@@ -201,6 +213,6 @@ def _kept_places(places: int, half: _Half) -> np.ndarray:
 
 
 def _lengths(time_ns: np.ndarray) -> np.ndarray:
-    """Every length that a part may have on some device, ascending."""
+    """Return every length that a part may have on some device, ascending."""
     rows = np.unique(time_ns, axis=0)
     return np.unique(rows[:, None, :] - rows[:, :, None])

@@ -22,13 +22,13 @@ def pair_parts(
     width: int,
     came_from: np.ndarray,
 ) -> bool:
-    """Whether N devices can share places [0, middle) and [middle, P - 1], device i taking the i-th part of each.
+    """Return whether N devices can share places [0, middle) and [middle, P - 1].
 
-    ``first_ns``, ``second_ns`` (N, P): prefix sums of what the layers before each place take on each device;
-    ``first_bytes``, ``second_bytes`` (C, N, P) and ``room_bytes`` (C, N): C kinds of bytes that both parts of a device
-    share. State (a, b) after i devices: where their last parts end. ``came_from`` (N + 1, P, P), int32, gets the state
-    a P + b before each reached one, -1 elsewhere. ``width``: ends of the second part, the furthest, that are followed
-    for each end of the first; P makes the answer exact.
+    Device i takes the i-th part of each. ``first_ns``, ``second_ns`` (N, P): prefix sums of the time of the layers
+    before each place on each device. ``first_bytes``, ``second_bytes`` (C, N, P) and ``room_bytes`` (C, N): C kinds of
+    bytes that both parts of a device share. State (a, b) after i devices: where their last parts end. ``came_from`` (N
+    + 1, P, P), int32, gets the state a P + b before each reached one, -1 elsewhere. ``width``: the number of ends of
+    the second part, the furthest, that are followed for each end of the first; P makes the search exact.
     """
     count, places = first_ns.shape
     kinds = room_bytes.shape[0]

@@ -26,7 +26,7 @@ SHORT = 3
 
 
 def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
-    """Yield the configurations that promise most; none of layers that stay together, which one stage runs."""
+    """Yield the most promising configurations; none if all layers stay together, since one stage runs them."""
     problem = setting.problem
     if not problem.cuttable.any() and unlimited(OPTIONS, options):
         return
@@ -36,22 +36,28 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
 
 
 def configurations(problem: Problem, options: Mapping[str, object], groups: int) -> Iterator[RatedCut]:
-    """Yield the configurations to judge; the paper climbs, with its warm-up, and recomputes everything or nothing."""
+    """Yield the configurations to simulate.
+
+    The paper climbs, with its warm-up, and recomputes everything or nothing.
+    """
     depth = DEPTH.of(options)
     if PAPER.of(options):
-        found = climb(problem, Wanted(groups, ("A",), depth=depth, by_group=False))
+        rated = climb(problem, Wanted(groups, ("A",), depth=depth, by_group=False))
     else:
-        found = exhaustive(problem, Wanted(groups, ("A", "B"), depth=depth))
-    yield from worth_judging(keeping(problem, found))
+        rated = exhaustive(problem, Wanted(groups, ("A", "B"), depth=depth))
+    yield from worth_judging(keeping(problem, rated))
 
 
-def keeping(problem: Problem, found: list[RatedCut]) -> list[RatedCut]:
-    """The same on devices that keep the pins, some of them cut again; without those that cannot keep them."""
+def keeping(problem: Problem, rated: list[RatedCut]) -> list[RatedCut]:
+    """Return the configurations on devices that keep the pins, some of them cut again.
+
+    Configurations that cannot keep them are left out.
+    """
     if not problem.pins:
-        return found
+        return rated
     kept: dict[Allocation, RatedCut] = {}
     links = lru_cache(maxsize=None)(lambda places: Links(problem, places))
-    for each in found:
+    for each in rated:
         stages, depth = each.allocation.stages, each.shape.depth
         with suppress(UnsupportedRequest):
             rank_of = [s % depth for s in range(len(stages))]
@@ -63,12 +69,13 @@ def keeping(problem: Problem, found: list[RatedCut]) -> list[RatedCut]:
     return sorted(kept.values(), key=rank)
 
 
-def worth_judging(found: list[RatedCut]) -> Iterator[RatedCut]:
-    """The most promising that may fit, and some that fit for certain; else those that lack least, for a reason.
+def worth_judging(rated: list[RatedCut]) -> Iterator[RatedCut]:
+    """Yield the most promising configurations that may fit, and some that certainly fit.
 
-    After ``MAX_OPERATIONS`` in one period of all of them only the next that fits for certain.
+    If none may fit, yield the ones that lack least, so that the answer has a reason. After ``MAX_OPERATIONS`` in one
+    period of all of them, yield only the next that certainly fits.
     """
-    fitting = [each for each in found if each.missing_bytes <= 0] or found[:SHORT]
+    fitting = [each for each in rated if each.missing_bytes <= 0] or rated[:SHORT]
     left = MAX_OPERATIONS
     for number, each in enumerate(fitting):
         if left > 0 and number < MAX_JUDGED:

@@ -26,7 +26,7 @@ TIGHTENED = 3
 
 
 class Shape(NamedTuple):
-    """``recompute``: of each group, whether its stages keep their inputs only."""
+    """A shape; ``recompute``: whether the stages of each group keep their inputs only."""
 
     depth: int
     width: int
@@ -36,36 +36,40 @@ class Shape(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """2 for WPipe, 1 for PipeDream-2BW."""
+        """The number of groups: 2 for WPipe, 1 for PipeDream-2BW."""
         return len(self.recompute)
 
     def ahead(self, place: int) -> int:
-        """K: micro-batches of one group that a device begins before its first backward."""
+        """Return K, the number of micro-batches of one group that a device begins before its first backward."""
         wanted = warm_up(self.depth, place, self.policy)
         return wanted if self.groups == 2 else min(wanted, self.batch.num_micro_batches)
 
     @property
     def slack(self) -> int:
-        """Slots by which two groups' devices may run ahead of each other, at most a period's."""
+        """The slots by which two groups' devices may run ahead of each other, at most a period's."""
         return min(self.ahead(0) - self.depth + 1, self.batch.num_micro_batches) if self.groups == 2 else 0
 
     def peaks(self, place: int) -> tuple[tuple[int, ...], ...]:
-        """Micro-batches of each group in flight at each of a device's peaks."""
+        """Return the micro-batches of each group in flight at each of a device's peaks."""
         if self.groups == 2:
             return most_in_flight(self.depth, place, self.policy, self.batch.num_micro_batches)
         return ((self.ahead(place),),)
 
 
 def weight_copies(group: int) -> int:
-    """Group 0 and PipeDream-2BW's only group keep two versions, group 1 one (ALGORITHMS 5.1)."""
+    """Return the number of weight versions that a group keeps (ALGORITHMS 5.1).
+
+    Group 0 and PipeDream-2BW's only group keep two, group 1 keeps one.
+    """
     return 2 if group == 0 else 1
 
 
 def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -> tuple[int, ...]:
-    """The layers between the fastest parts that fit by an estimate with every buffer, else by one without, else at all.
+    """Return the layers between the fastest parts that fit.
 
-    ``even``: of two groups, those that load the devices evenly. What the partition cannot know (the tensors at the
-    cuts, tied weights) is taken from the room of the devices that lack it, a few times over.
+    They fit by an estimate with every buffer, otherwise by one without, otherwise not at all. ``even``: of two groups,
+    the parts that load the devices evenly. What the partition does not count (the tensors at the cuts, tied weights) is
+    subtracted from the free memory of the devices that lack it, a few times over.
     """
     demands = _demands(problem, shape, places)
     room = _room(problem, shape, places)
@@ -87,13 +91,16 @@ def cut(problem: Problem, shape: Shape, places: Places, *, even: bool = False) -
 
 
 def _hopeless(demands: tuple[Demand, ...], room: np.ndarray) -> bool:
-    """Whether all devices together lack room for all layers, each in the group and on the device that need least."""
+    """Return whether all devices together lack memory for all layers.
+
+    Each layer counts in the group and on the device that need least.
+    """
     least = np.min([np.diff(demand.bytes, axis=2).min(axis=1) for demand in demands], axis=0)
     return bool((least.sum(axis=1) > room.sum(axis=1)).any())
 
 
 def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allocation:
-    """One pipeline, part p on the devices of place p mod N."""
+    """Return one pipeline, part p on the devices of place p mod N."""
     plain = single_pipeline(stages_on(places * shape.groups, bounds), shape.batch.num_micro_batches)
     return plain.recomputing([part for part in range(len(plain.stages)) if shape.recompute[part // shape.depth]])
 
@@ -101,26 +108,26 @@ def allocation_of(shape: Shape, bounds: tuple[int, ...], places: Places) -> Allo
 def missing_bytes(
     problem: Problem, shape: Shape, bounds: tuple[int, ...], places: Places, careful: bool
 ) -> tuple[int, ...]:
-    """What each place lacks at its largest peak (R-25); below 0: what is left.
+    """Return the bytes that each place lacks at its largest peak (R-25); below 0: the bytes left.
 
-    ``careful`` counts every buffer that may be there together, else those that certainly are.
+    ``careful`` counts every buffer that may exist at once, otherwise only the buffers that certainly do.
     """
     stages = allocation_of(shape, bounds, places).stages
     rows = shape.batch.most_rows
     lacking = []
     for place, devices in enumerate(places):
-        own = [stages[group * shape.depth + place] for group in range(shape.groups)]
-        held = sum(
+        of_place = [stages[group * shape.depth + place] for group in range(shape.groups)]
+        resident = sum(
             static_bytes(problem, stage).total + (weight_copies(group) - 1) * weight_bytes(problem, stage)[1]
-            for group, stage in enumerate(own)
+            for group, stage in enumerate(of_place)
         )
-        each = [activation_bytes(problem, stage, rows) for stage in own]
-        held += max(sum(n * size for n, size in zip(peak, each, strict=True)) for peak in shape.peaks(place))
+        each = [activation_bytes(problem, stage, rows) for stage in of_place]
+        resident += max(sum(n * size for n, size in zip(peak, each, strict=True)) for peak in shape.peaks(place))
         if careful:
-            held += max(transient_bytes(problem, stage, rows) for stage in own)
+            resident += max(transient_bytes(problem, stage, rows) for stage in of_place)
         else:
-            held += max(stage_costs(problem, stage, rows).workspace_bytes for stage in own)
-        lacking.append(held - free_bytes(problem, devices))
+            resident += max(stage_costs(problem, stage, rows).workspace_bytes for stage in of_place)
+        lacking.append(resident - free_bytes(problem, devices))
     return tuple(lacking)
 
 
@@ -130,11 +137,14 @@ def _room(problem: Problem, shape: Shape, places: Places) -> np.ndarray:
 
 
 def _demands(problem: Problem, shape: Shape, places: Places) -> tuple[Demand, ...]:
-    """What the layers before each place to cut take on each device, its slowest kind's times."""
+    """Return the time and memory of the layers before each place to cut, on each device.
+
+    Times are of the slowest kind.
+    """
     where = cut_places(problem)
     share = largest_slice(shape.batch.most_rows, shape.width)
     moments = len(shape.peaks(0))
-    made = []
+    demands = []
     for group in range(shape.groups):
         again = shape.recompute[group]
         sums = static_sums(problem, shape.width)
@@ -149,5 +159,5 @@ def _demands(problem: Problem, shape: Shape, places: Places) -> tuple[Demand, ..
             stash = max((costs.kept_bytes for costs in each), key=lambda kept: int(kept[-1]))[where]
             for moment, peak in enumerate(shape.peaks(place)):
                 size[moment, place] = static + (min(peak[group], 1) if again else peak[group]) * stash
-        made.append(Demand(time_ns, size))
-    return tuple(made)
+        demands.append(Demand(time_ns, size))
+    return tuple(demands)

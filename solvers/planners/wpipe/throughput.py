@@ -1,10 +1,10 @@
-"""What a configuration promises: the throughput model of ALGORITHMS 5.4, by which proposals are ordered.
+"""The throughput model of ALGORITHMS 5.4: an estimate of a configuration's period, by which proposals are ordered.
 
-A period of M micro-batches takes M slots of every group. A slot takes at least what each device does in it, and what
-every cycle asks for: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that the
+A period of M micro-batches takes M slots of every group. A slot takes at least the work of each device in it, and the
+time of every cycle: a micro-batch's way from device i to device j and back, over the K_i - K_j + 1 slots that the
 warm-up leaves for it (with K = N - i nothing hides the transfers). The devices work in step but for the slots by which
 the warm-up lets them run ahead of each other, K - N + 1: for that number only the load of a device with both groups
-counts. What a group's all-reduce needs beyond the other group's slots, and the optimizer steps, come on top; shared
+counts. The part of a group's all-reduce beyond the other group's slots, and the optimizer steps, come on top; shared
 links and channels bound the whole. With one group there is no other to overlap with: as gradients have one buffer, the
 next backward waits for the all-reduce of the last.
 """
@@ -26,11 +26,11 @@ from penstock.solvers.model.problem import Problem, prefix_sums
 from penstock.solvers.planners.wpipe.shape import Shape
 
 Loads = dict[int, int]
-"""Time by link of a shared network, or private channel."""
+"""A dict from a link of a shared network, or a private channel, to its time."""
 
 
 class Links:
-    """The transfers between neighbouring places of a layout, and the rings of its replicas; each looked at once."""
+    """The transfers between neighbouring places of a layout, and the rings of its replicas; each is computed once."""
 
     def __init__(self, problem: Problem, places: Places) -> None:
         self._problem = problem
@@ -39,16 +39,16 @@ class Links:
         self._rings: dict[int, tuple[int, ...]] = {}
 
     def way(self, source: int, target: int) -> Affine | None:
-        """None where nothing has to travel."""
+        """Return the costs of a transfer between two places; None where nothing has to travel."""
         if (source, target) not in self._ways:
             sender, receiver = self._places[source], self._places[target]
             nothing = sender == receiver or not self._problem.forward_bytes.any()
-            known = None if nothing else affine_transfer(self._problem, sender, receiver, len(sender))
-            self._ways[source, target] = known
+            cost = None if nothing else affine_transfer(self._problem, sender, receiver, len(sender))
+            self._ways[source, target] = cost
         return self._ways[source, target]
 
     def ring(self, place: int) -> tuple[int, ...]:
-        """What the all-reduces of a place pass."""
+        """Return the resources that the all-reduces of a place use."""
         if place not in self._rings:
             shared = self._problem.rules.shared
             self._rings[place] = ring_resources(self._problem, self._places[place]) if shared else ()
@@ -56,7 +56,7 @@ class Links:
 
 
 def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Links) -> int:
-    """Time per global batch, by the model."""
+    """Return the time per global batch, by the model."""
     number = shape.batch.num_micro_batches
     costs = [stage_costs(problem, stage, shape.batch.most_rows) for stage in allocation.stages]
     loads: Loads = defaultdict(int)
@@ -74,7 +74,10 @@ def period_ns(problem: Problem, shape: Shape, allocation: Allocation, links: Lin
 
 
 def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, loads: Loads) -> list[int]:
-    """Transfers of a micro-batch to each next stage and back, together; each loads what it passes M times."""
+    """Return the transfers of a micro-batch to each next stage and back, together.
+
+    Each adds M times its duration to the loads of the resources on its way.
+    """
     rows, number = shape.batch.most_rows, shape.batch.num_micro_batches
     hops = []
     for s, stage in enumerate(allocation.stages[:-1]):
@@ -92,7 +95,7 @@ def _hops(problem: Problem, shape: Shape, allocation: Allocation, links: Links, 
 
 
 def _slot_ns(shape: Shape, costs: list[StageCosts], hops: list[int]) -> int:
-    """The slowest device, or the slowest cycle between two devices."""
+    """Return the time of the slowest device, or of the slowest cycle between two devices."""
     alone = max(cost.passes_ns for cost in costs)
     work = prefix_sums([cost.forward_ns + cost.backward_ns for cost in costs])
     way = prefix_sums(hops)
@@ -111,10 +114,10 @@ def _after_slots_ns(
     links: Links,
     loads: Loads,
 ) -> int:
-    """What all-reduce and step of a group add to a period.
+    """Return the time that all-reduce and step of a group add to a period.
 
-    With two groups M - K + 1 slots of the other come before the next gradients; with one the forward between two
-    backwards, and the last backward itself, which readies the buckets.
+    With two groups M - K + 1 slots of the other come before the next gradients. With one group it is the forward
+    between two backwards, and the last backward itself, which readies the buckets.
     """
     longest = 0
     number = shape.batch.num_micro_batches

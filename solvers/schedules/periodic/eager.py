@@ -5,7 +5,7 @@ turns: on each replica F_k is followed by B_{k - ahead}, ``ahead`` = depth - tur
 pipeline. PipeDream's depth is NOAM, ceil(machines from the stage on / machines of the stage) per replica, which is
 N - s for a straight pipeline.
 
-The pattern's period is the largest cycle ratio of the dependencies: a stage's own work, and for stages s <= t the
+The pattern's period is the largest cycle ratio of the dependencies: a stage's work, and for stages s <= t the
 round trip of a micro-batch from s to t over the micro-batches that s may have in flight in the meantime. Its starts
 are the earliest ones for that period; transfers wait for nothing but their channel's load.
 
@@ -62,11 +62,11 @@ def eager(
     update_rule: UpdateRule = "weight_stashing",
     depth: Sequence[int] | None = None,
 ) -> Pattern:
-    """Return the pattern with ``depth[s]`` in-flight micro-batches of stage s; None: NOAM's, as far as memory allows.
+    """Return the pattern with ``depth[s]`` in-flight micro-batches of stage s.
 
-    Depths are rounded up to whole turns. Raises ``InvalidPlan`` for depths that deadlock (``ahead`` grows along the
-    pipeline), that ask two weight versions for a third, or that begin a micro-batch before the only version that it may
-    use; ``UnsupportedRequest`` for several pipelines, and for
+    None: NOAM's depths, reduced where memory is short. Depths are rounded up to whole turns. Raises ``InvalidPlan`` for
+    depths that deadlock (``ahead`` grows along the pipeline), that ask two weight versions for a third, or that begin a
+    micro-batch before the only version that it may use. Raises ``UnsupportedRequest`` for several pipelines, and for
     devices that hold several stages.
     """
     if len(allocation.pipelines) > 1:
@@ -89,13 +89,13 @@ def eager(
 
 def noam(allocation: Allocation) -> tuple[int, ...]:
     """Return PipeDream's in-flight micro-batches (section 3.2): enough for one per replica from the stage on."""
-    found: list[int] = []
+    depths: list[int] = []
     after = 0
     for stage in reversed(allocation.stages):
         turns = _turns(stage)
         after += turns
-        found.append(-(-after // turns) * turns)
-    return tuple(found[::-1])
+        depths.append(-(-after // turns) * turns)
+    return tuple(depths[::-1])
 
 
 def fitted_depth(
@@ -106,15 +106,15 @@ def fitted_depth(
     At least one micro-batch per replica stays; the simulation checks whether it fits. Two weight versions allow
     forwards to be a global batch ahead (M >= in-flight - 1), a single one none.
     """
-    found: list[int] = []
+    depths: list[int] = []
     ahead = max(wanted) if update_rule == "weight_stashing" else allocation.num_micro_batches
     for number, (stage, want) in enumerate(zip(allocation.stages, wanted, strict=True)):
         turns = _turns(stage)
         ahead = 0 if _has_one_version(allocation, update_rule, number) else ahead
         rounds = min(want - 1, ahead) // turns
-        found.append(_held(problem, allocation, update_rule, number, (rounds + 1) * turns))
-        ahead = found[-1] - turns
-    return tuple(found)
+        depths.append(_depth_that_fits(problem, allocation, update_rule, number, (rounds + 1) * turns))
+        ahead = depths[-1] - turns
+    return tuple(depths)
 
 
 def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
@@ -122,9 +122,9 @@ def bytes_needed(problem: Problem, allocation: Allocation, update_rule: UpdateRu
     stage = allocation.stages[number]
     rows = most_rows(problem, allocation)
     trainable = weight_bytes(problem, stage)[1]
-    held = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
-    held += (weight_copies(update_rule, allocation, number, depth) - 1) * trainable
-    return held + -(-depth // _turns(stage)) * activation_bytes(problem, stage, rows)
+    resident = static_bytes(problem, stage).total + transient_bytes(problem, stage, rows)
+    resident += (weight_copies(update_rule, allocation, number, depth) - 1) * trainable
+    return resident + -(-depth // _turns(stage)) * activation_bytes(problem, stage, rows)
 
 
 def lacking_bytes(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, depth: int) -> int:
@@ -139,7 +139,7 @@ def turn_of(allocation: Allocation) -> int:
 
 
 def usual_depths(problem: Problem, allocation: Allocation, update_rule: UpdateRule) -> set[tuple[int, ...]]:
-    """Return NOAM's depths and multiples of them (``DEEPER``), as far as memory allows."""
+    """Return NOAM's depths and multiples of them (``DEEPER``), reduced where memory is short."""
     base = noam(allocation)
     return {fitted_depth(problem, allocation, update_rule, [each * half // 2 for each in base]) for half in DEEPER}
 
@@ -147,7 +147,7 @@ def usual_depths(problem: Problem, allocation: Allocation, update_rule: UpdateRu
 def shortest_depths(
     problem: Problem, allocation: Allocation, update_rule: UpdateRule, depths: Iterable[tuple[int, ...]]
 ) -> tuple[int, list[tuple[int, ...]]]:
-    """Return the shortest period of some depths, and those of the depths with it that are worth simulating.
+    """Return the shortest period of some depths, and the depths with that period that are worth simulating.
 
     These are the shallowest. Replicas that step together send their micro-batches in bursts, which the period does
     not model: for them also the deepest.
@@ -179,9 +179,9 @@ def stage_works(problem: Problem, allocation: Allocation, update_rule: UpdateRul
 def period_ns(works: Sequence[Work], depth: Sequence[int]) -> int:
     """Return the time per micro-batch of the steady state if transfers wait only for their channel's load."""
     best = 1
-    for s, own in enumerate(works):
-        best = max(best, own.channel_ns, -(-(own.forward_ns + own.backward_ns + own.step_ns) // own.turns))
-        around = own.step_ns
+    for s, work in enumerate(works):
+        best = max(best, work.channel_ns, -(-(work.forward_ns + work.backward_ns + work.step_ns) // work.turns))
+        around = work.step_ns
         for t in range(s, len(works)):
             around += works[t].forward_ns + works[t].backward_ns
             under_way = depth[s] - depth[t] + works[t].turns
@@ -212,7 +212,7 @@ def _earliest_starts(works: Sequence[Work], depth: Sequence[int], period: int) -
 
 
 def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> tuple[int, int, int]:
-    """Transfers of a micro-batch to and from the next stage, and what both load the busiest channel with."""
+    """Return the transfers of a micro-batch to and from the next stage, and their load on the busiest channel."""
     after = allocation.next(number)
     if after is None:
         return 0, 0, 0
@@ -227,7 +227,9 @@ def _edge(problem: Problem, allocation: Allocation, number: int, rows: int) -> t
     return out, back, 0 if free else out + back if together else max(out, back)
 
 
-def _held(problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int) -> int:
+def _depth_that_fits(
+    problem: Problem, allocation: Allocation, update_rule: UpdateRule, number: int, wanted: int
+) -> int:
     turns = _turns(allocation.stages[number])
     depth = wanted
     while depth > turns and lacking_bytes(problem, allocation, update_rule, number, depth) > 0:
@@ -251,15 +253,15 @@ def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, 
         )
     whole = [_whole(stage, depth) for stage, depth in zip(allocation.stages, vector, strict=True)]
     ahead = [depth - _turns(stage) for stage, depth in zip(allocation.stages, whole, strict=True)]
-    for number, (before, own) in enumerate(pairwise(ahead), 1):
-        if own > before:
+    for number, (before, after) in enumerate(pairwise(ahead), 1):
+        if after > before:
             raise InvalidPlan(
                 f"stage {number} keeps {whole[number]} micro-batches in flight, but stage {number - 1} sends too few "
                 "before it waits for a backward: a deadlock",
                 remedy=f"at most {before // _turns(allocation.stages[number]) + 1} per replica for stage {number}",
             )
-    for number, own in enumerate(ahead):
-        if own > 0 and _has_one_version(allocation, update_rule, number):
+    for number, each in enumerate(ahead):
+        if each > 0 and _has_one_version(allocation, update_rule, number):
             raise InvalidPlan(
                 f"stage {number} keeps {whole[number]} micro-batches in flight, but of the second half of the stages "
                 "there is one weight version: a micro-batch may begin when the global batch before it has ended",

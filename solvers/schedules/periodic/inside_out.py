@@ -1,4 +1,4 @@
-"""Inside-out: a periodic pattern for any allocation, one with a special processor too, by list scheduling.
+"""Inside-out: a periodic pattern for any allocation, also with a special processor, by list scheduling.
 
 Operations are placed modulo the period (Rau, *Iterative modulo scheduling*, MICRO 1994), from the last stage
 outwards: each forward as late, each backward as early as what is placed already allows, so that what a stage keeps
@@ -24,30 +24,30 @@ REFINEMENTS = 10
 
 
 class Starts(NamedTuple):
-    """When F and B of micro-batch 0 start on each stage."""
+    """The starts of F and B of micro-batch 0 on each stage."""
 
     forward_ns: list[int]
     backward_ns: list[int]
 
 
 def inside_out(problem: Problem, allocation: Allocation, *, period_ns: int | None = None) -> Pattern:
-    """Return a pattern of this period, or of the smallest one found. Raises ``InvalidPlan`` where none is found."""
+    """Return a pattern of this period, or of the smallest possible period of the search."""
     line = StageLine.of(problem, allocation)
-    found = smallest(line) if period_ns is None else at_period(line, period_ns)
-    if found is None:
+    pattern = smallest(line) if period_ns is None else at_period(line, period_ns)
+    if pattern is None:
         raise InvalidPlan(
             "no period was found at which every processor can keep its micro-batches"
             if period_ns is None
             else f"no pattern of period {period_ns} ns was found that fits in memory",
             remedy="a longer period, recomputation, smaller micro-batches, or a contiguous allocation",
         )
-    return found
+    return pattern
 
 
 def smallest(line: StageLine, below_ns: int | None = None) -> Pattern | None:
-    """The pattern of the smallest period found: first a ladder of periods, then bisection under its first success.
+    """Return the pattern of the smallest period that the search reaches.
 
-    ``below_ns``: only periods below this one are wanted.
+    It tries a ladder of periods, then bisects under its first success. ``below_ns``: only periods below this one count.
     """
     low, high = line.load_bound_ns(), line.alone_ns()
     most = high if below_ns is None else min(high, below_ns - 1)
@@ -94,7 +94,7 @@ def at_period(line: StageLine, period_ns: int) -> Pattern | None:
 
 @cache
 def _orders(size: int) -> tuple[tuple[bool, ...], ...]:
-    """Which stages place their backward before their forward: all, none, every second one, one half."""
+    """Return which stages place their backward before their forward: all, none, every second one, one half."""
     stages = range(size)
     return tuple(
         dict.fromkeys(
@@ -115,7 +115,7 @@ class _Reservations:
 
     def __init__(self, period_ns: int) -> None:
         self._period_ns = period_ns
-        self._taken: dict[Hashable, list[tuple[int, int]]] = {}
+        self._intervals: dict[Hashable, list[tuple[int, int]]] = {}
 
     def earliest(self, resource: Hashable, ready_ns: int, duration_ns: int) -> int | None:
         """Reserve and return the first start from ``ready_ns`` on with the resource free long enough each period."""
@@ -126,21 +126,21 @@ class _Reservations:
         return self._place(resource, due_ns - duration_ns, duration_ns, -1)
 
     def _place(self, resource: Hashable, start: int, duration: int, way: int) -> int | None:
-        taken = self._taken.setdefault(resource, [])
+        intervals = self._intervals.setdefault(resource, [])
         if duration == 0:
             return start
         first = start
         while abs(start - first) < self._period_ns:
-            step = self._to_free(taken, start, duration, way)
+            step = self._to_free(intervals, start, duration, way)
             if step == 0:
-                taken.append((start % self._period_ns, duration))
+                intervals.append((start % self._period_ns, duration))
                 return start
             start += way * step
         return None
 
-    def _to_free(self, taken: list[tuple[int, int]], start: int, duration: int, way: int) -> int:
-        """Return how far to move to leave the first conflicting reservation; 0 if there is none."""
-        for other, length in taken:
+    def _to_free(self, intervals: list[tuple[int, int]], start: int, duration: int, way: int) -> int:
+        """Return how far to move to leave the first conflicting reservation; 0 without a conflict."""
+        for other, length in intervals:
             after = (start - other) % self._period_ns
             if after < length or self._period_ns - after < duration:
                 if way > 0:
@@ -189,12 +189,12 @@ def fits(line: StageLine, period_ns: int, starts: Starts) -> bool:
     if any(count > line.most_in_flight for count in peak_in_flight(line, period_ns, starts)):
         return False
     for number, available in enumerate(line.available_bytes):
-        held = [s for s in range(line.size) if line.processor[s] == number]
-        always = sum(line.fixed_bytes[s] for s in held) + max(line.work_bytes[s] for s in held)
-        for now in (starts.forward_ns[s] for s in held):
+        stages = [s for s in range(line.size) if line.processor[s] == number]
+        always = sum(line.fixed_bytes[s] for s in stages) + max(line.work_bytes[s] for s in stages)
+        for now in (starts.forward_ns[s] for s in stages):
             kept = sum(
                 line.kept_bytes[s] * ((now - starts.forward_ns[s]) // period_ns - (now - ends[s]) // period_ns)
-                for s in held
+                for s in stages
             )
             if always + kept > available:
                 return False

@@ -6,7 +6,7 @@ keeps exactly g micro-batches. No pattern of period T keeps fewer on any stage (
 forwards run in sequence, then the backwards without idle time.
 
 R-17 (ALGORITHMS): after F on micro-batch i the next backward of a stage in group g is on i - g + 1, not on the
-printed i + g - 1; the shift of a backward is that of its group, h_B = h_F + g - 1.
+printed i + g - 1; the shift of a backward is its group's, h_B = h_F + g - 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "1f1b-star"
 
 
 def one_f_one_b_star(problem: Problem, allocation: Allocation, *, period_ns: int | None = None) -> Pattern:
-    """The 1F1B* pattern of a plan; without a period, of the smallest one that memory and two versions allow.
+    """Return the 1F1B* pattern of a plan; without a period, of the smallest period that memory and two versions allow.
 
     Raises ``InvalidPlan`` where a device holds several stages, or no period fits, or the period is below a load.
     """
@@ -62,13 +62,13 @@ def _chain(line: StageLine) -> list[tuple[int, int]]:
 
 def groups(loads: Sequence[int], period_ns: int) -> list[int]:
     """Return the group of each element of the chain, 1 for the last; every load is at most the period."""
-    number, filled, found = 1, 0, []
+    number, filled, numbers = 1, 0, []
     for load in reversed(loads):
         if filled + load > period_ns:
             number, filled = number + 1, 0
         filled += load
-        found.append(number)
-    return found[::-1]
+        numbers.append(number)
+    return numbers[::-1]
 
 
 def in_flight(line: StageLine, period_ns: int) -> list[int]:
@@ -90,7 +90,7 @@ def pattern(line: StageLine, period_ns: int) -> Pattern:
 
 
 def minimal_period_ns(line: StageLine) -> int | None:
-    """The smallest period at which every stage's g micro-batches fit, exactly; None when one does not fit at any.
+    """Return the smallest period at which every stage's g micro-batches fit, exactly; None when one fits at no period.
 
     g changes only at sums of consecutive loads and never grows with the period: binary search over these sums.
     """
@@ -100,8 +100,8 @@ def minimal_period_ns(line: StageLine) -> int | None:
     for first in range(len(loads)):
         sums.update(total for total in accumulate(loads[first:]) if total > longest)
     candidates = sorted(sums)
-    found = bisect_left(candidates, True, key=lambda period: fits(line, in_flight(line, period)))
-    return candidates[found] if found < len(candidates) else None
+    index = bisect_left(candidates, True, key=lambda period: fits(line, in_flight(line, period)))
+    return candidates[index] if index < len(candidates) else None
 
 
 def fits(line: StageLine, counts: Sequence[int]) -> bool:

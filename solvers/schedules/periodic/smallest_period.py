@@ -11,9 +11,9 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 
 
 def periodic_ilp(problem: Problem, allocation: Allocation, *, nodes: int = NODES) -> Pattern:
-    """Return the best pattern found within ``nodes`` of the search tree.
+    """Return the best pattern within ``nodes`` of the search tree.
 
-    Raises ``InvalidPlan`` where none exists, or none was found.
+    Raises ``InvalidPlan`` if none exists, or the search ends without one.
     """
     answer = solve(StageLine.of(problem, allocation), nodes=nodes, seed=problem.seed)
     if answer.pattern is not None:

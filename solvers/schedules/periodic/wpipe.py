@@ -29,10 +29,10 @@ WarmUp = Literal["A", "B"]
 
 
 def wpipe(problem: Problem, allocation: Allocation, *, policy: WarmUp = "A") -> Pattern:
-    """One update period: M micro-batches through both groups.
+    """Return one update period: M micro-batches through both groups.
 
-    The starts are those of a network without transfers in which every slot takes as long as the longest. A
-    recomputing part rebuilds its activations in an operation of its own right before the backward, which may wait
+    The starts are right for a network without transfers in which every slot takes as long as the longest. A
+    recomputing part rebuilds its activations in a separate operation right before the backward, which may wait
     for its gradient meanwhile (ALGORITHMS 5.6). Raises ``UnsupportedRequest`` for allocations that are not two groups
     on the same devices, and for fewer micro-batches than the warm-up needs.
     """
@@ -79,7 +79,10 @@ def warm_up(depth: int, place: int, policy: WarmUp) -> int:
 
 
 def least_micro_batches(depth: int, policy: WarmUp) -> int:
-    """M ≥ N without idle time, and M ≥ K - 1 for a single version of group 1 (ALGORITHMS 5.2)."""
+    """Return the least number of micro-batches (ALGORITHMS 5.2).
+
+    M ≥ N avoids idle time, and M ≥ K - 1 allows a single version of group 1.
+    """
     return max(depth, warm_up(depth, 0, policy) - 1)
 
 
@@ -101,9 +104,9 @@ def _depth(allocation: Allocation) -> int:
     """Return N. Each device of the first half of the stages also holds the stage N further on, and no other."""
     stages = allocation.stages
     half = len(stages) // 2
-    held = [stage.devices for stage in stages]
-    twice = len(stages) == 2 * half and held[:half] == held[half:]
-    distinct = len({d for devices in held[:half] for d in devices}) == sum(map(len, held[:half]))
+    places = [stage.devices for stage in stages]
+    twice = len(stages) == 2 * half and places[:half] == places[half:]
+    distinct = len({d for devices in places[:half] for d in devices}) == sum(map(len, places[:half]))
     if len(allocation.pipelines) != 1 or not twice or not distinct:
         raise UnsupportedRequest(
             "WPipe's order takes one pipeline of 2N stages, stage N + i on the same devices as stage i; "

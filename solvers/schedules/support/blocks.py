@@ -1,8 +1,8 @@
 """Building blocks for any times: one micro-batch's operations in a period that repeats (Qi et al., NeurIPS 2024).
 
-The paper's blocks (``v_shape``) are for equal times; here the operations of one micro-batch are placed one after the
+The paper's blocks (``v_shape``) are for equal times. Here the operations of one micro-batch are placed one after the
 other, each as early as its input and its device allow modulo the period, as modulo scheduling does (Rau, MICRO 1994):
-forwards, then gradients of inputs, at last gradients of weights in what is left of each device's period. Waits between
+forwards, then gradients of inputs, at last gradients of weights in the rest of each device's period. Waits between
 stages (``hop``) and at the ends of a V (``turns``) make a block longer, which keeps more and hides more. Times are the
 real ones with transfers, in a period from the busiest device's work on, or all equal, as in the paper.
 """
@@ -23,17 +23,17 @@ from penstock.solvers.schedules.support.chained import Chained
 UNIT_NS = 60
 """A unit of equal times; waits are parts of it."""
 HOPS = ((0, 0, 0, 0), (1, 0, 1, 0), (0, 1, 0, 1), (1, 1, 1, 1), (3, 1, 3, 1), (2, 1, 2, 1), (1, 3, 1, 3))
-"""Units more than the way itself between stages: forwards down and up, gradients down and up."""
+"""The units added to a transfer between stages: forwards down and up, gradients down and up."""
 TURNS = tuple(product(range(4), repeat=3))
-"""Units more at each of the three turns of a V."""
+"""The units added at each of the three turns of a V."""
 PERIODS = (100, 105, 110, 120)
-"""Percent of the busiest device's work."""
+"""The periods, in percent of the busiest device's work."""
 EVEN_KEPT, REAL_KEPT = 4, 2
-"""The shortest blocks of each hop (and period) that are tried."""
+"""The numbers of the shortest blocks of each hop (and period) that are tried."""
 
 
 class Block(NamedTuple):
-    """Start of F, I and W of each stage, (3, S), and the period; ``length_ns``: until the last one ends."""
+    """The starts of F, I and W of each stage, (3, S), and the period; ``length_ns``: until the last one ends."""
 
     length_ns: int
     period_ns: int
@@ -49,13 +49,13 @@ def v_blocks(chained: Chained, room: Sequence[int]) -> Iterator[Orders]:
     kinds += [(real, lags, busiest * percent // 100, REAL_KEPT) for percent in PERIODS]
     for times, ways, period_ns, most in kinds:
         for hop in HOPS:
-            found: dict[bytes, Block] = {}
+            distinct: dict[bytes, Block] = {}
             plain = [_chain(chained, times, ways, period_ns, hop, reverse) for reverse in (False, True)]
             for turns, reverse in product(TURNS, (False, True)):
                 block = _block(plain[reverse], times, period_ns, turns, reverse)
                 if block is not None:
-                    found.setdefault(block.start.tobytes(), block)
-            ranked = sorted(found.values(), key=lambda each: each.length_ns)
+                    distinct.setdefault(block.start.tobytes(), block)
+            ranked = sorted(distinct.values(), key=lambda each: each.length_ns)
             fitting = (block for block in ranked if _fits(chained, block, times, room))
             yield from (_repeated(chained, block) for block in islice(fitting, most))
 
@@ -69,7 +69,7 @@ def _lanes(chained: Chained) -> list[int]:
 def _chain(
     chained: Chained, times: np.ndarray, lags: np.ndarray, period_ns: int, hop: tuple[int, ...], reverse: bool
 ) -> OperationList:
-    """One micro-batch's operations without any wait at the turns; ``times`` (3, S) of F, I, W.
+    """Return one micro-batch's operations without any wait at the turns; ``times`` (3, S) of F, I, W.
 
     ``lags`` (2, S): on the way to each stage's forward and gradient. ``reverse``: weight gradients go down.
     """
@@ -98,10 +98,10 @@ def _block(
     start = place(plain._replace(lag_ns=lag_ns), period_ns, p)
     if (start == NOWHERE).any():
         return None
-    made = np.empty((3, count), dtype=np.int64)
-    made[0], made[1] = start[:count], start[2 * count - 1 : count - 1 : -1]
-    made[2] = start[2 * count :] if reverse else start[: 2 * count - 1 : -1]
-    return Block(int((made + times).max()), period_ns, made)
+    starts = np.empty((3, count), dtype=np.int64)
+    starts[0], starts[1] = start[:count], start[2 * count - 1 : count - 1 : -1]
+    starts[2] = start[2 * count :] if reverse else start[: 2 * count - 1 : -1]
+    return Block(int((starts + times).max()), period_ns, starts)
 
 
 def _fits(chained: Chained, block: Block, times: np.ndarray, room: Sequence[int]) -> bool:
@@ -119,9 +119,9 @@ def _fits(chained: Chained, block: Block, times: np.ndarray, room: Sequence[int]
 
 
 def _repeated(chained: Chained, block: Block) -> Orders:
-    """The block once for each micro-batch, operations in the order of their starts.
+    """Return the block once for each micro-batch, operations in the order of their starts.
 
-    Of operations that start at once, which take no time, forwards go down the stages and gradients up, as they need
+    Among operations that start at once and take no time, forwards go down the stages and gradients up, as they need
     each other.
     """
     number = chained.allocation.num_micro_batches

@@ -1,4 +1,4 @@
-"""One micro-batch's operations in a period that repeats: where each fits on its lane (``schedules.blocks``)."""
+"""One micro-batch's operations in a period that repeats: the place of each on its lane (``schedules.blocks``)."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -11,14 +11,14 @@ import numpy as np
 from penstock.solvers.compiled.decorators import compiled
 
 NOWHERE = -1
-"""Start of an operation that finds no room in the period."""
+"""The start of an operation for which the period has no free time."""
 
 
 class OperationList(NamedTuple):
     """Operations in the order in which they are placed, N of them, L lanes.
 
-    ``after`` (N,): the operation that each follows (-1: none), ``lag_ns`` how long after its end at the earliest;
-    ``lane``, ``duration_ns`` (N,).
+    ``after`` (N,): the operation that each follows (-1: none); ``lag_ns``: the least time after its end. ``lane``,
+    ``duration_ns`` (N,).
     """
 
     after: np.ndarray
@@ -29,22 +29,22 @@ class OperationList(NamedTuple):
 
 @compiled
 def place(chain: OperationList, period_ns: int, lanes: int) -> np.ndarray:
-    """The earliest start of each operation, no two of a lane at once modulo the period; (N,) int64.
+    """Return the earliest start of each operation, no two of a lane at once modulo the period; (N,) int64.
 
-    O(N × operations of a lane, squared); from an operation without room on nothing is placed.
+    O(N × operations of a lane, squared). From the first operation without a free time on, nothing is placed.
     """
     after, lag, lane, duration = chain
     count = len(lane)
     start = np.full(count, NOWHERE, dtype=np.int64)
-    held = np.zeros((lanes, count), dtype=np.int64)
+    operations_of = np.zeros((lanes, count), dtype=np.int64)
     size = np.zeros(lanes, dtype=np.int64)
     for op in range(count):
         t = lag[op]
         if after[op] >= 0:
             t += start[after[op]] + duration[after[op]]
-        last, own, k = t + period_ns, lane[op], 0
-        while k < size[own] and t < last:
-            other = held[own, k]
+        last, row, k = t + period_ns, lane[op], 0
+        while k < size[row] and t < last:
+            other = operations_of[row, k]
             apart = (t - start[other]) % period_ns
             if apart < duration[other]:
                 t += duration[other] - apart
@@ -57,6 +57,6 @@ def place(chain: OperationList, period_ns: int, lanes: int) -> np.ndarray:
         if t >= last or duration[op] > period_ns:
             break
         start[op] = t
-        held[own, size[own]] = op
-        size[own] += 1
+        operations_of[row, size[row]] = op
+        size[row] += 1
     return start

@@ -14,8 +14,8 @@ from penstock.solvers.schedules.support.recomputed import recomputed
 class CandidateSchedule(NamedTuple):
     """An order that is not built yet: the micro-batches that each stage keeps in flight say whether it can fit.
 
-    ``apart``: recomputations are operations of their own, which may run while a gradient is awaited. ``parameters``:
-    those of the schedule's row, with their values.
+    ``apart``: recomputations are separate operations, which may run while a gradient is awaited. ``parameters``: the
+    parameters of the schedule's row, with their values.
     """
 
     name: str
@@ -38,10 +38,11 @@ class CandidateSchedule(NamedTuple):
 def candidate_schedules(
     problem: Problem, allocation: Allocation, schedule: str, policy: str
 ) -> list[CandidateSchedule]:
-    """Return every candidate order of a schedule for an allocation, each once; none of one that needs a planner.
+    """Return every candidate order of a schedule for an allocation, each once; none of a schedule that needs a planner.
 
-    Where stages recompute, first with recomputations as operations of their own; these keep what they rebuild while
-    they wait, so then also within the backwards. Raises ``UnsupportedRequest`` for a schedule that does not exist.
+    Where stages recompute, orders with recomputations as separate operations come first. These keep what they rebuild
+    while they wait, so orders with recomputation within the backwards follow. Raises ``UnsupportedRequest`` for a
+    schedule that does not exist.
     """
     row = schedule_row(schedule)
     if not row.for_any_stages:

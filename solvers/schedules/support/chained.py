@@ -1,7 +1,7 @@
 """The operations of one flushed step, their dependencies, lags and memory: the input of list scheduling.
 
 Transfers are delays between operations. A micro-batch's stash and received input are kept from F to the end of its
-B, or W where the backward is split; what R rebuilds from R on.
+B, or W where the backward is split; what R rebuilds is kept from R on.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from penstock.solvers.schedules.support.chunks import Ranks, ranks_of
 from penstock.solvers.schedules.support.list_kernel import Jobs, run_list
 
 SHAKE = 0.15
-"""How much of its time an operation may gain or lose when orders are shaken."""
+"""The share of its time that an operation may gain or lose when orders are shaken."""
 Ranking = Sequence[tuple[int, int]]
-"""(kind, chunk of the rank), the preferred first."""
+"""Pairs (kind, chunk of the rank), the preferred first."""
 
 
 class Chained:
@@ -40,10 +40,13 @@ class Chained:
         self._number = allocation.num_micro_batches
         self._graph = StepGraph(problem, allocation)
         self._counts = [count for _rows, count in self._graph.classes]
-        self._arrays = cache(self._made)
+        self._arrays = cache(self._operation_arrays)
 
     def times(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of larger micro-batches: F, I and W of each stage, (3, S); ways to its forward and its gradient, (2, S)."""
+        """Return the times of larger micro-batches: F, I and W of each stage, (3, S).
+
+        Also returns the transfers to its forward and its gradient, (2, S).
+        """
         times = np.asarray([costs[0].durations_ns() for costs in self._graph.costs], dtype=np.int64)
         ways = np.zeros((2, len(times)), dtype=np.int64)
         for s in range(len(times)):
@@ -59,11 +62,11 @@ class Chained:
     def peak_bytes(self, orders: Orders) -> list[int]:
         """Return the peak bytes of each rank when it runs its row."""
         lists, _codes = self.lists(orders, (), [0] * len(orders.rows))
-        found = []
+        peaks = []
         for low, high in zip(lists.lane_start[:-1].tolist(), lists.lane_start[1:].tolist(), strict=True):
-            steps = np.stack((lists.taken[low:high], -lists.freed[low:high]), axis=1).ravel()
-            found.append(int(np.cumsum(steps).max(initial=0)))
-        return found
+            steps = np.stack((lists.need[low:high], -lists.freed[low:high]), axis=1).ravel()
+            peaks.append(int(np.cumsum(steps).max(initial=0)))
+        return peaks
 
     def fits(self, orders: Orders, room: Sequence[int]) -> bool:
         """Return whether every rank's row fits its memory budget."""
@@ -80,7 +83,7 @@ class Chained:
     def shaken(
         self, orders: Orders, room: Sequence[int], movers: tuple[int, ...], patience: int, rng: np.random.Generator
     ) -> Orders:
-        """Return the orders found with durations and lags perturbed by up to ``SHAKE``: another list that can run."""
+        """Return the orders for durations and lags perturbed by up to ``SHAKE``: another list that can run."""
         lists, codes = self.lists(orders, movers, room)
         longer = 1 + SHAKE * (2 * rng.random(len(codes)) - 1), 1 + SHAKE * (2 * rng.random(lists.lag_ns.shape) - 1)
         duration = (lists.duration_ns * longer[0]).astype(np.int64)
@@ -92,13 +95,13 @@ class Chained:
     ) -> tuple[int, Orders] | None:
         """Return split-backward orders that prefer (kind, chunk) pairs in this order; None where memory is short.
 
-        ``even``: as if all operations took the same time; ``ways``: whether transfers take their time, or none.
+        ``even``: as if all operations took the same time; ``ways``: whether transfers take time.
         """
         count, number = len(self.allocation.stages), self._number
         lines = [s * len(KINDS) + FORWARD for s in range(count)]  # where times are 0, as operations need each other
         lines += [s * len(KINDS) + kind for kind in (INPUT, WEIGHT) for s in reversed(range(count))]
         present = frozenset((kind, s) for s in range(count) for kind in (FORWARD, INPUT, WEIGHT))
-        duration, taken, freed, following, lag = self._arrays(present)
+        duration, need, freed, following, lag = self._arrays(present)
         if even:
             duration = np.where(duration > 0, duration.sum() // max(1, np.count_nonzero(duration)), 0)
         lane = np.full(count * len(KINDS), -1, dtype=np.int64)
@@ -112,7 +115,7 @@ class Chained:
         waits = np.bincount(following[following >= 0], minlength=len(duration)).astype(np.int64)
         jobs = Jobs(
             duration_ns=duration,
-            taken=taken,
+            need=need,
             freed=freed,
             following=following,
             lag_ns=lag if ways else np.zeros_like(lag),
@@ -148,7 +151,7 @@ class Chained:
         codes = (operations[:, 1] * len(KINDS) + kinds) * self._number + operations[:, 2]
         lines = np.flatnonzero(np.bincount(codes // self._number)).tolist()
         present = frozenset((line % len(KINDS), line // len(KINDS)) for line in lines)
-        duration, taken, freed, following, lag = self._arrays(present)
+        duration, need, freed, following, lag = self._arrays(present)
         place = np.full(len(duration), -1, dtype=np.int64)
         place[codes] = np.arange(len(codes))
         after = following[codes]
@@ -156,11 +159,11 @@ class Chained:
         waits = np.bincount(after[after >= 0], minlength=len(codes)).astype(np.int64)
         moves = np.zeros(len(KINDS), dtype=np.bool_)
         moves[list(movers)] = True
-        made = Jobs(
+        jobs = Jobs(
             lane_start=prefix_sums([len(part) for part in parts]),
             lane=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
             duration_ns=duration[codes],
-            taken=taken[codes],
+            need=need[codes],
             freed=freed[codes],
             following=after,
             lag_ns=lag[codes],
@@ -168,31 +171,31 @@ class Chained:
             movable=moves[kinds],
             room=np.asarray(room, dtype=np.int64),
         )
-        return made, codes
+        return jobs, codes
 
-    def _made(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
-        """Return durations, bytes taken and freed, successors and their lags, by number; ``present``: (kind, s)."""
+    def _operation_arrays(self, present: frozenset[tuple[int, int]]) -> tuple[np.ndarray, ...]:
+        """Return durations, needed and freed bytes, successors and their lags, by number; ``present``: (kind, s)."""
         size = len(self.allocation.stages) * len(KINDS)
         waiting = {(kind, s): self._after(kind, s, present) for kind, s in present}
         most = max(map(len, waiting.values()))
-        duration, taken, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
+        duration, need, freed = (np.zeros((size, self._number), dtype=np.int64) for _ in range(3))
         following = np.full((size, self._number, most), -1, dtype=np.int64)
         lag = np.zeros((size, self._number, most), dtype=np.int64)
         for kind, s in present:
             line = s * len(KINDS) + kind
             apart = (RECOMPUTE, s) in present
             spent = [self._spent(kind, s, c, apart) for c in range(len(self._counts))]
-            for array, column in zip((duration, taken, freed), zip(*spent, strict=True), strict=True):
+            for array, column in zip((duration, need, freed), zip(*spent, strict=True), strict=True):
                 array[line] = np.repeat(column, self._counts)
             for k, (after, direction) in enumerate(waiting[kind, s]):
                 following[line, :, k] = after * self._number + np.arange(self._number)
                 if direction is not None:
                     lag[line, :, k] = np.repeat(self._graph.lags_ns(s, direction), self._counts)
         flat = size * self._number
-        return duration.ravel(), taken.ravel(), freed.ravel(), following.reshape(flat, -1), lag.reshape(flat, -1)
+        return duration.ravel(), need.ravel(), freed.ravel(), following.reshape(flat, -1), lag.reshape(flat, -1)
 
     def _spent(self, kind: int, s: int, c: int, apart: bool) -> tuple[int, int, int]:
-        """Return the duration, the bytes taken at the start and those freed at the end of an operation."""
+        """Return the duration, the bytes needed from the start and the bytes freed at the end of an operation."""
         stage, cost, rows = self.allocation.stages[s], self._graph.costs[s][c], self._graph.classes[c][0]
         kept = activation_bytes(self.problem, stage, rows)
         again = stage_costs(self.problem, stage.plain, rows).kept_bytes - cost.kept_bytes if apart else 0
@@ -213,5 +216,5 @@ class Chained:
             lines = [(other * size + each, 1) for each in (INPUT, BACKWARD) if (each, other) in present]
         else:
             lines = []
-        own = {FORWARD: RECOMPUTE, INPUT: WEIGHT}.get(kind)
-        return [*lines, (s * size + own, None)] if (own, s) in present and own is not None else lines
+        follower = {FORWARD: RECOMPUTE, INPUT: WEIGHT}.get(kind)
+        return [*lines, (s * size + follower, None)] if (follower, s) in present and follower is not None else lines

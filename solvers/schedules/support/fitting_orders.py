@@ -1,7 +1,7 @@
-"""Candidate schedules of one allocation, timed by simulation: which of them fit in memory, and the best of those.
+"""Candidate schedules of one allocation, timed by simulation: which of them fit in memory, and the best of them.
 
 Where a schedule does not fit, it is tried with one micro-batch less in flight on the stage that lacks most memory
-(``lowered``). Planners' own searches, the neighbourhood search, the driver and explanations all judge this way.
+(``lowered``). Planners, the neighbourhood search, the driver and explanations all simulate this way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.solvers.schedules.early_backward import depths, fitted
 from penstock.solvers.schedules.support.candidates import CandidateSchedule, candidate_schedules
 
 Vector = tuple[int, ...]
-"""Micro-batches in flight on each stage."""
+"""The micro-batches in flight on each stage."""
 
 
 class Judged(NamedTuple):
@@ -53,7 +53,7 @@ def best_order(problem: Problem, allocation: Allocation, below_ns: int) -> Judge
 
 
 def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector], below_ns: int) -> Judged:
-    """Return the best early-backward order with one of these warm-ups, each lowered where memory lacks."""
+    """Return the best early-backward order with one of these warm-ups, each lowered where memory is short."""
     best: JudgedPlan | None = None
     least, seen = NEVER_NS, set[Vector]()
 
@@ -66,9 +66,9 @@ def best_of(problem: Problem, allocation: Allocation, vectors: Iterable[Vector],
         if short is not None:
             return short
         orders = CandidateSchedule("early-backward", warmup).orders(problem, allocation)
-        found = judged(problem, allocation, orders, below_ns if best is None else best.value_ns)
-        best, least = found.plan or best, min(least, found.value_ns)
-        return found.short
+        outcome = judged(problem, allocation, orders, below_ns if best is None else best.value_ns)
+        best, least = outcome.plan or best, min(least, outcome.value_ns)
+        return outcome.short
 
     for vector in vectors:
         lowered(problem, allocation, vector, attempt)
@@ -90,9 +90,9 @@ def lowered(
 ) -> Shortage | None:
     """Attempt a warm-up, then ever lower ones, until nothing is lacking; return what the last attempt lacked.
 
-    Each next one has one micro-batch less in flight on the stage that lacks memory, and no more on those after it.
-    ``attempt`` returns the shortage, or None to end. After ``patience`` attempts in a row that saved no memory
-    something else takes it, and the lowering ends; with 0 only the first is attempted.
+    Each next warm-up has one micro-batch less in flight on the stage that lacks memory, and no more on the stages after
+    it. ``attempt`` returns the shortage, or None to end. After ``patience`` attempts in a row that saved no memory,
+    something else needs it, and the lowering ends; with 0 only the first is attempted.
     """
     futile, least = 0, sys.maxsize
     while (short := attempt(warmup)) is not None:

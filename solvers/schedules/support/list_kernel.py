@@ -1,10 +1,10 @@
 """List scheduling: at the earliest time at which a lane is free it starts an operation, until nothing can start.
 
-Which one it starts is decided in one of two ways, and in both nothing waits for ever (``schedules.overtaking``).
+The operation to start is chosen in one of two ways, and in both nothing waits for ever (``schedules.overtaking``).
 
-Each lane may have a *list* that can run as it stands, of which it takes the first operation that is ready. What is
-taken from further back may not need memory that the operations before it will want, nor keep one of them waiting that
-is known to be ready soon; so the lists that remain can always run.
+Each lane may have a *list* that can run as it stands, of which it takes the first operation that is ready. An operation
+from further back may not use memory that the operations before it will need, nor delay an operation before it that
+will soon be ready. So the remaining lists can always run.
 
 Or each lane has a *ranking* of (stage, kind) pairs, and takes the first that is ready and has memory. Micro-batches go
 through each stage in order. A forward leaves the memory that one micro-batch needs on each later stage of its lane, so
@@ -25,7 +25,7 @@ from penstock.solvers.compiled.heap import pop, push
 from penstock.solvers.costs.infinity import NEVER_NS
 
 PARTS = 4
-"""``patience`` counts in quarters of an operation's duration."""
+"""The unit of ``patience``: quarters of an operation's duration."""
 HORIZON_NS = NEVER_NS // PARTS
 
 
@@ -33,17 +33,20 @@ HORIZON_NS = NEVER_NS // PARTS
 class Jobs(NamedTuple):
     """N operations on L lanes.
 
-    ``lane`` (N,); ``taken``, ``freed`` (N,): bytes at the start and at the end of each; ``following``, ``lag_ns``
-    (N, K): the operations that wait for it (-1: none), and how long after its end they may start; ``waits_for`` (N,):
-    how many it waits for itself; ``room`` (L,). Lists: the operations of lane l are those from ``lane_start[l]`` on;
-    ``movable`` (N,): whether it may overtake. Rankings, where ``number`` > 0: ``ranking`` (L, pairs), the preferred
-    ones first; micro-batch m of pair q is operation q ``number`` + m; ``kept`` by pair: the room that it leaves for
-    later stages.
+    - ``lane`` (N,); ``room`` (L,): the free memory.
+    - ``need``, ``freed`` (N,): bytes needed from the start and freed at the end of each operation.
+    - ``following``, ``lag_ns`` (N, K): the operations that wait for it (-1: none), and the least time after its end.
+    - ``waits_for`` (N,): the number of operations for which it waits.
+
+    Lists: the operations of lane l are the ones from ``lane_start[l]`` on; ``movable`` (N,): whether it may overtake.
+
+    Rankings, where ``number`` > 0: ``ranking`` (L, pairs), the preferred ones first. Micro-batch m of pair q is
+    operation q ``number`` + m; ``kept`` by pair: the memory that it leaves for later stages.
     """
 
     lane: np.ndarray
     duration_ns: np.ndarray
-    taken: np.ndarray
+    need: np.ndarray
     freed: np.ndarray
     following: np.ndarray
     lag_ns: np.ndarray
@@ -57,16 +60,20 @@ class Jobs(NamedTuple):
 
 
 class Desk(NamedTuple):
-    """What changes: how many others an operation is ``missing``, when it is ``ready``, its ``start``; when a lane is
-    ``free``, what its operations have ``held``; by lane where its list begins, or by pair how many are done (``at``);
-    what is ``following`` in lists; a heap of times and lanes, and how many entries it has.
+    """The state of a run.
+
+    - ``missing``: how many others an operation waits for; ``ready``: when it is ready; ``start``: when it starts.
+    - ``free``: when a lane is free; ``resident``: the bytes that its operations hold.
+    - ``at``: by lane, where its list begins, or by pair, how many operations are done.
+    - ``following``: the next operation in lists.
+    - ``times``, ``lanes``, ``size``: a heap of times and lanes, and its number of entries.
     """
 
     missing: np.ndarray
     ready: np.ndarray
     start: np.ndarray
     free: np.ndarray
-    held: np.ndarray
+    resident: np.ndarray
     at: np.ndarray
     following: np.ndarray
     times: np.ndarray
@@ -76,10 +83,10 @@ class Desk(NamedTuple):
 
 @compiled
 def run_list(jobs: Jobs, patience: int) -> np.ndarray:
-    """When each operation starts, -1 for what never does (rankings without enough room); (N,) int64.
+    """Return when each operation starts, -1 if it never does (rankings without enough memory); (N,) int64.
 
-    ``patience``: an operation runs before another that it overtakes, or that is preferred, only where that one is not
-    known to be ready within so many quarters of its duration.
+    ``patience``: an operation runs before another that it overtakes, or that is preferred, only where the other will
+    not be ready within so many quarters of its duration.
     """
     count, lanes = len(jobs.lane), len(jobs.room)
     entries = (1 + jobs.following.shape[1]) * count + lanes
@@ -113,7 +120,7 @@ def _run(jobs: Jobs, patience: int, desk: Desk) -> None:
         desk.start[op] = now
         end = now + jobs.duration_ns[op]
         desk.free[lane] = end
-        desk.held[lane] += jobs.taken[op] - jobs.freed[op]
+        desk.resident[lane] += jobs.need[op] - jobs.freed[op]
         _look_again(desk, end, lane)
         for k in range(jobs.following.shape[1]):
             other = jobs.following[op, k]
@@ -132,23 +139,23 @@ def _look_again(desk: Desk, time: int, lane: int) -> None:
 
 @inner
 def _first(jobs: Jobs, patience: int, desk: Desk, lane: int, now: int) -> int:
-    """Take the first operation of a lane's list that may start; -1: none."""
-    level, peak, soon = desk.held[lane], desk.held[lane], HORIZON_NS
+    """Take the first operation of a lane's list that may start, or -1."""
+    level, peak, soon = desk.resident[lane], desk.resident[lane], HORIZON_NS
     before, op = -1, desk.at[lane]
     while op < jobs.lane_start[lane + 1]:
-        known = desk.missing[op] == 0
-        if known and desk.ready[op] <= now:
+        has_inputs = desk.missing[op] == 0
+        if has_inputs and desk.ready[op] <= now:
             if before < 0:
                 desk.at[lane] = desk.following[op]
                 return op
-            fits = jobs.taken[op] == 0 or peak + jobs.taken[op] <= jobs.room[lane]
+            fits = jobs.need[op] == 0 or peak + jobs.need[op] <= jobs.room[lane]
             if jobs.movable[op] and fits and (soon - now) * PARTS >= jobs.duration_ns[op] * patience:
                 desk.following[before] = desk.following[op]
                 return op
-        level += jobs.taken[op]
+        level += jobs.need[op]
         peak = max(peak, level)
         level -= jobs.freed[op]
-        if known:
+        if has_inputs:
             soon = min(soon, max(desk.ready[op], now))
         before, op = op, desk.following[op]
     return -1
@@ -156,14 +163,14 @@ def _first(jobs: Jobs, patience: int, desk: Desk, lane: int, now: int) -> int:
 
 @inner
 def _preferred(jobs: Jobs, patience: int, desk: Desk, lane: int, now: int) -> int:
-    """Take the first operation of a lane's ranking that is ready and has room; -1: none."""
+    """Take the first operation of a lane's ranking that is ready and has memory, or -1."""
     soon = HORIZON_NS
     for k in range(jobs.ranking.shape[1]):
         q = jobs.ranking[lane, k]
         op = q * jobs.number + desk.at[q]
         if desk.at[q] == jobs.number or desk.missing[op] > 0:
             continue
-        if jobs.taken[op] > 0 and desk.held[lane] + jobs.taken[op] + jobs.kept[q] > jobs.room[lane]:
+        if jobs.need[op] > 0 and desk.resident[lane] + jobs.need[op] + jobs.kept[q] > jobs.room[lane]:
             continue
         if desk.ready[op] > now:
             soon = min(soon, desk.ready[op])

@@ -1,4 +1,4 @@
-"""How many micro-batches early backward keeps in flight on each stage: the vectors worth judging, by policy."""
+"""The micro-batches that early backward keeps in flight on each stage: vectors worth simulating, by policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.solvers.schedules import early_backward as early
 from penstock.solvers.schedules.pipeline_execution import execution_warmup
 
 SINGLE = {"A": early.policy_a, "B": early.policy_b, "acr": early.by_acr, "pe": execution_warmup}
-"""Policies of one vector."""
+"""The policies of one vector."""
 
 
 def vectors_of(problem: Problem, allocation: Allocation, policy: str) -> list[tuple[int, ...]]:

@@ -1,7 +1,7 @@
-"""Recomputation as an operation of its own, which can run while a gradient is awaited (WPipe, figure 13).
+"""Recomputation as a separate operation, which can run while a gradient is awaited (WPipe, figure 13).
 
 It is worth its time where two micro-batches or more of a stage wait for it. Where a micro-batch's gradient comes before
-the next forward, as on the last stage of 1F1B, none is awaited in which to hide it, and one stash is kept either way.
+the next forward, as on the last stage of 1F1B, no wait can hide it, and one stash is kept either way.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from penstock.solvers.model.schedule import Orders, Row
 def recomputed(allocation: Allocation, orders: Orders) -> Orders:
     """Return the orders with an R right before each B or I of the stages that recompute.
 
-    The R starts as soon as the device is free, the gradient or not: where the gradient is on its way, it costs nothing.
+    The R starts as soon as the device is free, even without the gradient: while the gradient is on its way, it costs no
+    time.
     """
     return replace(orders, rows=tuple(Row(row.devices, _with_again(allocation, row.operations)) for row in orders.rows))
 
 
 def recomputing(allocation: Allocation, orders: Orders | None) -> Allocation:
-    """The allocation with stages that recompute whole: where that is worth its time in these orders, or all of them."""
+    """Return the allocation with stages that recompute whole.
+
+    These are the stages for which that is worth its time in these orders, or without orders all stages.
+    """
     flying = in_flight(allocation, orders) if orders is not None else None
     wanted = [flying is None or flying[s] > 1 for s in range(len(allocation.stages))]
     plain = (replace(stage, recompute=()) for stage in allocation.stages)

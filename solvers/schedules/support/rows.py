@@ -1,4 +1,4 @@
-"""Rows of a schedule, built with numpy: one per distinct order, round-robin replicas each with their own share."""
+"""Rows of a schedule, built with numpy: one per distinct order; each round-robin replica has a separate share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.solvers.model.schedule import Row
 def flushed_rows(
     problem: Problem, allocation: Allocation, warmup: tuple[int, ...], *, last_first: bool = False
 ) -> tuple[Row, ...]:
-    """Each stage runs ``warmup`` forwards, then a backward and a forward in turn, then the remaining backwards.
+    """Return rows in which each stage runs ``warmup`` forwards, then a backward and a forward in turn.
 
-    A round-robin replica runs the stage's order restricted to its own micro-batches, which cannot deadlock where
-    the stage's order does not. ``last_first`` runs the backwards from the last micro-batch to the first, and needs
-    every forward in the warm-up.
+    The remaining backwards follow. A round-robin replica runs the stage's order restricted to its micro-batches, which
+    cannot deadlock where the stage's order does not. ``last_first`` runs the backwards from the last micro-batch to the
+    first, and needs every forward in the warm-up.
     """
     refuse_shared_devices(problem, allocation)
     rows: list[Row] = []
@@ -34,7 +34,10 @@ def flushed_rows(
 
 
 def _order(stage: int, first: int, count: int, warmup: int, last_first: bool) -> np.ndarray:
-    """(2 count, 3) int32: position of F_m is m in the warm-up, then every second one; B_b fills the gaps."""
+    """Return a stage's operations, (2 count, 3) int32.
+
+    The position of F_m is m in the warm-up, then every second one; B_b fills the gaps.
+    """
     k = min(warmup, count)
     numbers = np.arange(count)
     operations = np.empty((2 * count, 3), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""``StageLine``: an allocation as periodic schedules under two weight versions see it (MadPipe sections 3 and 4.1).
+"""``StageLine``: an allocation for periodic schedules under two weight versions (MadPipe sections 3 and 4.1).
 
-One pipeline; stages in order, each on a processor (a device, or replicas that share rows), a transfer each way
-between stages on different processors. Several stages may share a processor, the special one.
+One pipeline; stages in order, each on a processor (a device, or replicas that split each micro-batch), a transfer each
+way between stages on different processors. Several stages may share a processor, the special one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class StageLine:
 
     @property
     def size(self) -> int:
-        """Return S, the number of stages."""
+        """The number of stages S."""
         return len(self.forward_ns)
 
     @property
     def contiguous(self) -> bool:
-        """Return whether every stage has a processor of its own."""
+        """True if every stage has a separate processor."""
         return len(set(self.processor)) == self.size
 
     def load_bound_ns(self) -> int:
@@ -83,7 +83,7 @@ class StageLine:
         hops = [
             tuple(min(graph.lags_ns(s + way, way)[0], NEVER_NS // 4) for s in range(len(stages) - 1)) for way in (0, 1)
         ]
-        held = [static.total + weight_bytes(problem, s)[1] for static, s in zip(graph.static, stages, strict=True)]
+        resident = [static.total + weight_bytes(problem, s)[1] for static, s in zip(graph.static, stages, strict=True)]
         buffers = [buffer_bytes(problem, stage, rows, halves) for stage in stages]
         groups = list(dict.fromkeys(stage.devices for stage in stages))
         return cls(
@@ -92,7 +92,7 @@ class StageLine:
             hop_forward_ns=hops[0],
             hop_backward_ns=hops[1],
             processor=tuple(groups.index(stage.devices) for stage in stages),
-            fixed_bytes=tuple(map(sum, zip(held, buffers, strict=True))),
+            fixed_bytes=tuple(map(sum, zip(resident, buffers, strict=True))),
             kept_bytes=tuple(activation_bytes(problem, stage, rows) for stage in stages),
             work_bytes=tuple(c.workspace_bytes for c in costs),
             available_bytes=tuple(free_bytes(problem, group) for group in groups),

@@ -253,7 +253,7 @@ def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, 
     allocation = single_pipeline(tuple(Stage(s, s, (where(s),)) for s in range(stages)), number)
     orders = generator(problem, allocation)
     room = [max(Chained(problem, allocation).peak_bytes(orders))] * p
-    found = found_overtaking(problem, allocation, room_bytes=room, without=orders)
+    found = found_overtaking(problem, allocation, room_bytes=room, excluded=orders)
     texts = [row.operations.tobytes() for row in orders.rows]
     assert all([row.operations.tobytes() for row in each.orders.rows] != texts for each in found)
     best = min(simulate(problem, allocation, each.orders).time_per_global_batch_ns for each in found[:12])

@@ -18,16 +18,16 @@ from penstock.solvers.schedules.periodic.ilp.silence import silence
 from penstock.solvers.schedules.support.stage_line import StageLine
 
 OPTIMAL = pulp.LpSolutionOptimal
-FOUND = pulp.LpSolutionIntegerFeasible
+FEASIBLE = pulp.LpSolutionIntegerFeasible
 IMPOSSIBLE = pulp.LpSolutionInfeasible
 GAP = 1e-7
 TOLERANCE = 1e-9
-"""Of rho, at which a pattern counts as the best; of constraints."""
+"""Tolerances: of rho, at which a pattern counts as the best; of constraints."""
 
 
 @dataclass(eq=False)
 class Model:
-    """The patterns of a line whose period is between ``least_ns`` and ``longest_ns``.
+    """The patterns of a line whose period is between ``least_ns`` and ``upper_bound_ns``.
 
     ``room_bytes``: each processor's memory budget for in-flight micro-batches; stage s may keep ``most[s]`` of them.
     """
@@ -37,7 +37,7 @@ class Model:
     room_bytes: list[int]
     most: list[int]
     least_ns: int
-    longest_ns: int
+    upper_bound_ns: int
     lp: Any = field(default_factory=lambda: pulp.LpProblem("pattern", pulp.LpMaximize))
     counts: dict[tuple[int, int], Any] = field(default_factory=dict)
 
@@ -47,16 +47,16 @@ class Model:
         self.forward = [at[True, s] for s in range(self.line.size)]
         self.backward = [at[False, s] for s in range(self.line.size)]
         self.duration = [step.duration_ns / self.least_ns for step in self.path]
-        self.rho = self.lp.add_variable("rho", self.least_ns / self.longest_ns, 1)
+        self.rho = self.lp.add_variable("rho", self.least_ns / self.upper_bound_ns, 1)
         self.lp += self.rho
         self._starts()
-        for own in rivals(self.path):
-            self._one_at_a_time(own)
-            self._triangles(own)
+        for operations in rivals(self.path):
+            self._one_at_a_time(operations)
+            self._triangles(operations)
         self._memory()
 
     def _starts(self) -> None:
-        """In path order; a wait of a period or more would only keep more in flight."""
+        """Add the starts, in path order; a wait of a period or more would only keep more in flight."""
         first = self.lp.add_variable("s_0", 0, 0)
         last = [self.lp.add_variable(f"s_{i}", 0, 2 * i) for i in range(1, len(self.path))]
         self.start = [first, *last]
@@ -65,30 +65,33 @@ class Model:
             self.lp += waits >= 0
             self.lp += waits <= 1
 
-    def _one_at_a_time(self, own: tuple[int, ...]) -> None:
-        """Operations of a resource, those of other micro-batches too: n_ij periods apart, and what is left of one."""
+    def _one_at_a_time(self, operations: tuple[int, ...]) -> None:
+        """Add the constraints that operations of a resource run one at a time, also operations of other micro-batches.
+
+        They are n_ij periods apart, plus a rest of less than a period.
+        """
         most = list(accumulate(self.most, min))
-        for i, j in combinations(own, 2):
+        for i, j in combinations(operations, 2):
             around = most[min(self.path[i].stage, self.path[j].stage)] - 1
             count = self.lp.add_variable(f"n_{i}_{j}", 0, min(around, 2 * (j - i)), cat="Integer")
             self.counts[i, j] = count
             apart = self.start[j] - self.start[i] - count
             self.lp += apart >= self.duration[i] * self.rho
             self.lp += apart + self.duration[j] * self.rho <= 1
-        self.lp += pulp.lpSum(self.duration[i] for i in own) * self.rho <= 1
+        self.lp += pulp.lpSum(self.duration[i] for i in operations) * self.rho <= 1
 
-    def _triangles(self, own: tuple[int, ...]) -> None:
-        """Add the triangle cuts: the floors of two spans add up to that of the whole, or one less."""
-        for i, j, k in combinations(own, 3):
+    def _triangles(self, operations: tuple[int, ...]) -> None:
+        """Add the triangle cuts: the floors of two spans add up to the floor of the whole, or one less."""
+        for i, j, k in combinations(operations, 3):
             more = self.counts[i, k] - self.counts[i, j] - self.counts[j, k]
             self.lp += more >= 0
             self.lp += more <= 1
 
     def _memory(self) -> None:
         for number, room in enumerate(self.room_bytes):
-            held = [s for s in range(self.line.size) if self.line.processor[s] == number]
-            for now in held:
-                kept = [self.line.kept_bytes[s] / max(1, room) * self._in_flight(s, now) for s in held]
+            stages = [s for s in range(self.line.size) if self.line.processor[s] == number]
+            for now in stages:
+                kept = [self.line.kept_bytes[s] / max(1, room) * self._in_flight(s, now) for s in stages]
                 self.lp += pulp.lpSum(kept) <= 1
 
     def _in_flight(self, s: int, now: int) -> Any:
@@ -105,14 +108,14 @@ class HighsWithNodes(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS through PuLP, with a node limit, for which PuLP has no option."""
 
     def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
-        """Values of the variables, and what they are worth."""
+        """Find values of the variables; return their status and the solution's status."""
         if lp.solverModel.getModelStatus().name != "kSolutionLimit":
             status, worth = super().findSolutionValues(lp)
             return status, worth
         for variable, value in zip(lp.variables(), lp.solverModel.getSolution().col_value, strict=True):
             variable.varValue = value
         if lp.solverModel.getInfo().primal_solution_status:
-            return pulp.LpStatusOptimal, FOUND
+            return pulp.LpStatusOptimal, FEASIBLE
         return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
 

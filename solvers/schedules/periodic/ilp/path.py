@@ -2,7 +2,7 @@
 
 Symbols: s_o, the start of operation o of micro-batch 0; n_ij = floor((s_j - s_i) / T) for two operations of one
 resource: n_ij operations i start between one i and the j of its micro-batch. With n given, T is the largest ratio
-of durations to periods of a cycle of constraints, found in integers.
+of durations to periods of a cycle of constraints, computed in integers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PathOperation(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """s_after >= s_before + duration + periods T."""
+    """A constraint: s_after >= s_before + duration + periods T."""
 
     before: int
     after: int
@@ -37,12 +37,15 @@ class _Edge(NamedTuple):
 
 
 def path_of(line: StageLine) -> tuple[PathOperation, ...]:
-    """F_1, its transfer, F_2, …, F_S, B_S, …, B_1; stages on one processor and empty tensors have no transfer."""
+    """Return the path: F_1, its transfer, F_2, …, F_S, B_S, …, B_1.
+
+    Stages on one processor and empty tensors have no transfer.
+    """
     forward, backward = [], []
     for s in range(line.size):
-        own = ("processor", line.processor[s])
-        forward.append(PathOperation(True, False, s, line.forward_ns[s], own))
-        backward.append(PathOperation(False, False, s, line.backward_ns[s], own))
+        resource = ("processor", line.processor[s])
+        forward.append(PathOperation(True, False, s, line.forward_ns[s], resource))
+        backward.append(PathOperation(False, False, s, line.backward_ns[s], resource))
         if s + 1 < line.size and line.processor[s] != line.processor[s + 1]:
             link = frozenset(line.processor[s : s + 2])
             if line.hop_forward_ns[s]:
@@ -58,14 +61,14 @@ def rivals(path: tuple[PathOperation, ...]) -> list[tuple[int, ...]]:
     users: dict[Hashable, list[int]] = defaultdict(list)
     for i, step in enumerate(path):
         users[step.resource].append(i)
-    return [tuple(own) for own in users.values()]
+    return [tuple(positions) for positions in users.values()]
 
 
 def timed(path: tuple[PathOperation, ...], counts: Counts, least_ns: int) -> tuple[int, list[int]] | None:
-    """Return the smallest period of at least ``least_ns`` with these counts, and all starts; None if none has them."""
+    """Return the least period from ``least_ns`` on with these counts, and all starts; None if they are inconsistent."""
     edges = [_Edge(i, j, path[i].duration_ns, 0) for i, j in pairwise(range(len(path)))]
-    for own in rivals(path):
-        for i, j in combinations(own, 2):
+    for positions in rivals(path):
+        for i, j in combinations(positions, 2):
             edges.append(_Edge(i, j, path[i].duration_ns, counts[i, j]))
             edges.append(_Edge(j, i, path[j].duration_ns, -counts[i, j] - 1))
     period = least_ns
@@ -80,7 +83,10 @@ def timed(path: tuple[PathOperation, ...], counts: Counts, least_ns: int) -> tup
 
 
 def _longest(size: int, edges: list[_Edge], period_ns: int) -> tuple[list[int], list[_Edge]]:
-    """Bellman and Ford: the earliest starts, none negative; or a cycle of constraints that this period breaks."""
+    """Return the earliest starts, none negative, or a cycle of constraints that this period breaks.
+
+    The method is Bellman and Ford's.
+    """
     starts = [0] * size
     came: list[_Edge | None] = [None] * size
     moved = 0
@@ -99,14 +105,14 @@ def _cycle(came: list[_Edge | None], at: int, size: int) -> list[_Edge]:
     """Return the cycle that leads to an operation that still moves after ``size`` passes."""
     for _ in range(size):
         at = _before(came, at)
-    found: list[_Edge] = []
+    cycle: list[_Edge] = []
     first = at
-    while not found or at != first:
+    while not cycle or at != first:
         edge = came[at]
         assert edge is not None
-        found.append(edge)
+        cycle.append(edge)
         at = edge.before
-    return found
+    return cycle
 
 
 def _before(came: list[_Edge | None], at: int) -> int:

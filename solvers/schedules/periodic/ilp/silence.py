@@ -1,4 +1,4 @@
-"""Nothing on standard output while HiGHS solves."""
+"""A context in which HiGHS prints nothing on standard output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """HiGHS 1.12 prints a line when it repairs a solution, whatever its options say (its issue 2783).
+    """Discard standard output while HiGHS solves.
 
-    It goes through C's buffers, so only file descriptor 1 can keep it from a caller who reads the output.
+    HiGHS 1.12 prints a line when it repairs a solution, whatever its options say (its issue 2783). The line goes
+    through C's buffers, so only file descriptor 1 can keep it from a caller who reads the output.
     """
     flush = ctypes.CDLL(None).fflush
     flush(None)

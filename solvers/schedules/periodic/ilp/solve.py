@@ -1,4 +1,4 @@
-"""Asking a solver, and making a pattern in whole nanoseconds of its answer."""
+"""The call of the solver, and the pattern in whole nanoseconds from its solution."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from penstock.solvers.schedules.support.stage_line import StageLine, as_pattern
 NAME = "periodic-ilp"
 NODES = 2000
 ROUNDING = 10**6
-"""The inverse of the relative error that the solvers' arithmetic is trusted to."""
+"""The inverse of the relative error that is allowed for the solver's arithmetic."""
 
 
 class PatternAnswer(NamedTuple):
-    """No pattern has a period below ``bound_ns``, of those asked for.
+    """A solution: no pattern that was searched for has a period below ``bound_ns``.
 
-    ``pattern`` is the shortest found; None: there is none, if ``proven``, else none was found.
+    ``pattern`` is the shortest one. If it is None, ``proven`` says that no pattern exists; otherwise the search has
+    none.
     """
 
     pattern: Pattern | None
@@ -27,14 +28,14 @@ class PatternAnswer(NamedTuple):
 
 
 def solve(line: StageLine, *, below_ns: int | None = None, nodes: int = NODES, seed: int = 0) -> PatternAnswer:
-    """Return the pattern of the smallest period; ``below_ns``: only ones shorter by a millionth part are wanted.
+    """Return the pattern of the smallest period; ``below_ns``: only search patterns shorter by a millionth.
 
-    ``PatternAnswer.proven`` holds to that part too. Within the model: a processor runs one operation at a time, a pair
-    of processors has one transfer at a time in either direction. ``nodes``: of the search tree, after which the best
-    pattern so far is the answer. The same question has the same answer: one thread, a seed, no clock.
+    ``PatternAnswer.proven`` holds to that part too. Within the model, a processor runs one operation at a time, and a
+    pair of processors has one transfer at a time in either direction. ``nodes``: limit on the search tree, after which
+    the best pattern so far is returned. The same call has the same result: one thread, a seed, no clock.
     """
     path = path_of(line)
-    least = max(1, *(sum(path[i].duration_ns for i in own) for own in rivals(path)))
+    least = max(1, *(sum(path[i].duration_ns for i in positions) for positions in rivals(path)))
     longest = line.alone_ns()
     if below_ns is not None:
         longest = min(longest, below_ns - 1 - below_ns // ROUNDING)
@@ -42,7 +43,7 @@ def solve(line: StageLine, *, below_ns: int | None = None, nodes: int = NODES, s
     if longest < least or min(most) < 1:
         return PatternAnswer(None, max(least, longest + 1), True)
 
-    from penstock.solvers.schedules.periodic.ilp.model import FOUND, IMPOSSIBLE, OPTIMAL, Model, ask
+    from penstock.solvers.schedules.periodic.ilp.model import FEASIBLE, IMPOSSIBLE, OPTIMAL, Model, ask
 
     model = Model(line, path, room, most, least, longest)
     model.build()
@@ -51,7 +52,7 @@ def solve(line: StageLine, *, below_ns: int | None = None, nodes: int = NODES, s
         return PatternAnswer(None, max(least, _rounded_down(longest + 1)), True)
     bound = max(least, _rounded_down(least / rho))
     pattern = None
-    if status in (OPTIMAL, FOUND):
+    if status in (OPTIMAL, FEASIBLE):
         counts = {pair: round(count.value()) for pair, count in model.counts.items()}
         pattern = _pattern(line, path, counts, least)
     if pattern is None or (below_ns is not None and pattern.period_ns >= below_ns):
@@ -67,22 +68,22 @@ def _room(line: StageLine) -> tuple[list[int], list[int]]:
     """Return each processor's bytes for in-flight micro-batches, and how many of them each stage may keep."""
     room = list(line.available_bytes)
     for number in range(len(room)):
-        held = [s for s in range(line.size) if line.processor[s] == number]
-        room[number] -= sum(line.fixed_bytes[s] for s in held) + max((line.work_bytes[s] for s in held), default=0)
+        stages = [s for s in range(line.size) if line.processor[s] == number]
+        room[number] -= sum(line.fixed_bytes[s] for s in stages) + max((line.work_bytes[s] for s in stages), default=0)
     most = []
     for s, kept in enumerate(line.kept_bytes):
-        own = room[line.processor[s]]
-        most.append(min(line.most_in_flight, own // kept if kept else line.most_in_flight) if own >= 0 else 0)
+        budget = room[line.processor[s]]
+        most.append(min(line.most_in_flight, budget // kept if kept else line.most_in_flight) if budget >= 0 else 0)
     return room, most
 
 
 def _pattern(line: StageLine, path: tuple[PathOperation, ...], counts: Counts, least_ns: int) -> Pattern | None:
     """Return the pattern; None where the solver's rounding hid that the counts are inconsistent or do not fit."""
-    found = timed(path, counts, least_ns)
-    if found is None:
+    timing = timed(path, counts, least_ns)
+    if timing is None:
         return None
-    period, start = found
-    own = {(step.forward, step.stage): t for step, t in zip(path, start, strict=True) if not step.move}
+    period, start = timing
+    start_of = {(step.forward, step.stage): t for step, t in zip(path, start, strict=True) if not step.move}
     early = min(start) // period * period
-    starts = Starts(*([own[forward, s] - early for s in range(line.size)] for forward in (True, False)))
+    starts = Starts(*([start_of[forward, s] - early for s in range(line.size)] for forward in (True, False)))
     return as_pattern(NAME, period, starts.forward_ns, starts.backward_ns) if fits(line, period, starts) else None
