@@ -91,7 +91,7 @@ def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Propo
 class ShapeSearch:
     """The plans of one schedule.
 
-    ``best``: the best plan so far; ``trials``: the best plan of every shape; ``nearest``: the number of proposals that
+    ``best``: the best plan so far, ``trials``: the best plan of every shape, ``nearest``: the number of proposals that
     do not fit. ``unpinned``: the last plan that breaks a pin. Ranks are numbered through nodes, so devices cannot be
     exchanged.
     """

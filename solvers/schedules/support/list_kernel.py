@@ -62,7 +62,7 @@ class Jobs(NamedTuple):
 class Desk(NamedTuple):
     """The state of a run.
 
-    - ``missing``: how many others an operation waits for; ``ready``: when it is ready; ``start``: when it starts.
+    - ``missing``: how many others an operation waits for, ``ready``: when it is ready, ``start``: when it starts.
     - ``free``: when a lane is free; ``resident``: the bytes that its operations hold.
     - ``at``: by lane, where its list begins, or by pair, how many operations are done.
     - ``following``: the next operation in lists.
