@@ -1,10 +1,10 @@
-"""Nothing false leaves: what planners claim of random requests, held against every plan that anybody has.
+"""An audit of random requests: planners' claims are compared with every plan that any planner has.
 
 Each seed is a request (``tests/solvers/audit/random_requests.py``): up to eight layers on up to eight devices, one in
-four small enough that plans of all kinds are listed. Every planner is asked; its plans have to verify, its bounds and
+four small enough that plans of all kinds are listed. Every planner runs. Its plans have to verify, its bounds and
 sentences to be true of all plans, ``optimal`` to be unbeaten, and where something is ``infeasible`` there has to be no
-plan (``tests/solvers/audit/claims.py``). Prints a table of what was seen, then each contradiction with the command that
-shows it again, and ends with 1 where there is one. One process; a long audit goes on with ``--first``.
+plan (``tests/solvers/audit/claims.py``). Prints a table of counts, then each contradiction with the command that
+reproduces it. The exit status is 1 if there is a contradiction. One process; ``--first`` continues a long audit.
 
     python benchmarks/audit_requests.py --first 0 --number 2000
 """
@@ -29,7 +29,7 @@ from penstock.solvers.solve.warm import warm  # noqa: E402
 
 TOLD_EVERY = 50
 SHOWN = 3
-"""Contradictions of one check by one planner that are written out; the others are counted."""
+"""Limit on the contradictions of one check by one planner that are written out; further ones are counted."""
 
 
 def main() -> None:
@@ -90,9 +90,9 @@ def _print_statuses(total: Tally) -> None:
         print(f"| {planner} | {' | '.join(str(total.statuses[planner, status]) for status in seen)} |")
 
 
-def _print_contradictions(found: list[Contradiction], effort: Effort, most: int | None) -> None:
+def _print_contradictions(contradictions: list[Contradiction], effort: Effort, most: int | None) -> None:
     counts: Counter[tuple[str, str]] = Counter()
-    for each in found:
+    for each in contradictions:
         counts[each.check, each.planner] += 1
         if most is not None and counts[each.check, each.planner] > most:
             continue
@@ -101,7 +101,7 @@ def _print_contradictions(found: list[Contradiction], effort: Effort, most: int 
             f"  again: python benchmarks/audit_requests.py --first {each.seed} --number 1 "
             f"--max-plans {effort.max_plans} --listed {effort.listed} --all"
         )
-    if found:
+    if contradictions:
         print(
             "\ncontradictions by check and planner: "
             + ", ".join(f"{c} {p} {n}" for (c, p), n in sorted(counts.items()))

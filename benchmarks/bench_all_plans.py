@@ -1,9 +1,10 @@
 """The bounds of all plans: how far the best plan of some planners is above them, and how long they take.
 
 DAPPLE's models on its configurations A, B and C, private half-duplex channels and the shared network, every number of
-micro-batches: the gap to the bound that holds for every plan (all work, or one slice through all layers), and to the
-one for plans of one pipeline, where the best plan is one. ``--seconds`` limits each planner. Then random chains on 64
-devices. CPU time of the bound, kernels warm. Prints ``name value unit target ok|MISSED`` for rows with a target.
+micro-batches. Measures the gap to the bound that holds for every plan (all work, or one slice through all layers), and
+to the bound for plans of one pipeline, where the best plan has one. ``--seconds`` limits each planner. Then random
+chains on 64 devices. CPU time of the bound, kernels warm. Prints ``name value unit target ok|MISSED`` for rows with a
+target.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from penstock.solvers.model.result import Bound, JudgedPlan
 from penstock.solvers.solve.driver import solve
 
 MODELS = {"vgg-19": 1024, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128}
-"""Global batch sizes."""
+"""The global batch sizes."""
 Sharing = Literal["private", "shared"]
 PIPELINES = "dp,relax,interleaved"
-"""Planners of one pipeline, without replicas in turn or split backwards."""
+"""The planners of one pipeline, without replicas in turn or split backwards."""
 
 
 class Case(NamedTuple):
-    """A request and what it is called."""
+    """A request and its name."""
 
     name: str
     problem: Problem
 
 
 def main() -> None:
-    """Every class, then size."""
+    """Run every class of bounds, then the sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="limit of each planner")
     parser.add_argument("--planners", default=PIPELINES, help=f"whose best plan is shown; default {PIPELINES}")
@@ -60,9 +61,9 @@ def main() -> None:
             if best is None:
                 print(f"  {case.name}, {sharing}: no plan", flush=True)
                 continue
-            known = bound if features_of_candidate(case.problem, best) <= bound.covers else every
+            applicable = bound if features_of_candidate(case.problem, best) <= bound.covers else every
             before.append(100 * (best.value_ns / every.bound_ns - 1))
-            after.append(100 * (best.value_ns / known.bound_ns - 1))
+            after.append(100 * (best.value_ns / applicable.bound_ns - 1))
             gaps = f"{before[-1]:.1f} % above all work, {after[-1]:.1f} % above the bound of its class"
             print(f"  {case.name}, {sharing}: {best.value_ns / 1e6:.1f} ms by {best.planner}, {gaps}", flush=True)
         if before:
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def _cases(sharing: Sharing) -> Iterator[Case]:
-    """Requests as they are by default, but for recomputation and the private network's transfers."""
+    """Yield requests with default settings, except for recomputation and the private network's transfers."""
     network = NetworkModel(sharing=sharing, transfer="spp") if sharing == "private" else NetworkModel()
     for name, batch in MODELS.items():
         for letter in "abc":
@@ -90,7 +91,7 @@ def _cases(sharing: Sharing) -> Iterator[Case]:
 
 
 def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
-    """Unequal layers on servers around a switch, every number of micro-batches."""
+    """Build unequal layers on servers around a switch, for every number of micro-batches."""
     forward, sent, parameters = unequal(layers, layers + len(nodes), boundary_spread=0.4)
     return chain(
         star(nodes, 130 * 10**9, 3_125_000_000, full_duplex=False),
@@ -104,13 +105,13 @@ def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
 
 
 def _best(problem: Problem, names: list[str], seconds: float) -> JudgedPlan | None:
-    found = [solve(problem, name, time_limit_ns=int(seconds * 1e9)).best for name in names]
-    return min((best for best in found if best is not None), key=lambda best: best.value_ns, default=None)
+    plans = [solve(problem, name, time_limit_ns=int(seconds * 1e9)).best for name in names]
+    return min((best for best in plans if best is not None), key=lambda best: best.value_ns, default=None)
 
 
-def _timed(made: Callable[[Problem], Bound], problem: Problem) -> tuple[Bound, float]:
+def _timed(bound_of: Callable[[Problem], Bound], problem: Problem) -> tuple[Bound, float]:
     began = time.thread_time()
-    return made(problem), time.thread_time() - began
+    return bound_of(problem), time.thread_time() - began
 
 
 def _row(name: str, seconds: float, target: float) -> None:

@@ -1,9 +1,9 @@
 """``auto`` compared with each of its planners under the same limit, its gaps, its first plan, and how limits are kept.
 
-DAPPLE's models on its configurations A, B and C: no planner is better than ``auto`` where it asks all of them, and the
-gap of its plans to the bound of their allocation; then the gap to the bound of all plans of one pipeline, in the
+DAPPLE's models on its configurations A, B and C: no planner is better than ``auto`` where it runs all of them. Also the
+gap of its plans to the bound of their allocation, and the gap to the bound of all plans of one pipeline, in the
 settings of BOUNDS section 4.3. ``limits``: how long after its limit each planner answers on large requests. With
-``--profiles DIR`` DAPPLE's published profile texts serve. Prints Markdown tables, and ``name value unit target
+``--profiles DIR`` DAPPLE's published profile texts are used. Prints Markdown tables, and ``name value unit target
 ok|MISSED`` for each row that has a target.
 """
 
@@ -40,14 +40,14 @@ SECTIONS = ("planners", "gaps", "limits")
 
 
 class Case(NamedTuple):
-    """A request and what it is called."""
+    """A request and its name."""
 
     name: str
     problem: Problem
 
 
 class Measured(NamedTuple):
-    """An answer, when it came, and when its first plan did; in seconds."""
+    """A result, the seconds until it came, and the seconds until its first plan."""
 
     result: Result | None
     seconds: float
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
 
 
 def main() -> None:
-    """The sections that are asked for."""
+    """Run the requested sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=Path, help="folder with DAPPLE's profile texts")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for each solve")
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def _planners(cases: Sequence[Case], limit_s: float) -> None:
-    """Every planner alone and ``auto`` with all of them."""
+    """Run every planner alone and ``auto`` with all of them."""
     names = [name for name in PLANNERS if name != "auto"]
     rows, gaps, firsts, worse = [], [], [], 0
     for case in cases:
@@ -88,7 +88,7 @@ def _planners(cases: Sequence[Case], limit_s: float) -> None:
         best = auto.result.best
         assert best is not None
         alone = {name: _solved(name, case.problem, limit_s).result for name in names}
-        values = {name: found.best.value_ns for name, found in alone.items() if found is not None and found.best}
+        values = {name: result.best.value_ns for name, result in alone.items() if result is not None and result.best}
         least = min(values.values())
         worse += best.value_ns > least
         gaps.append(100 * (best.value_ns / auto.result.bounds[-1].bound_ns - 1))
@@ -107,18 +107,18 @@ def _planners(cases: Sequence[Case], limit_s: float) -> None:
 
 
 def _gaps(name: str, cases: Sequence[Case], limit_s: float, typical: float, most: float | None) -> None:
-    """To the bound over all plans of one pipeline, of the best such plan."""
+    """Measure the gap of the best plan of one pipeline to the bound over all such plans."""
     gaps = []
     rows = []
     for case in cases:
-        found = _solved("auto", case.problem, limit_s, exclude=OTHER_KINDS)
-        assert found.result is not None
-        best = found.result.best
+        measured = _solved("auto", case.problem, limit_s, exclude=OTHER_KINDS)
+        assert measured.result is not None
+        best = measured.result.best
         if best is None or not is_contiguous(case.problem, best):
-            rows.append(f"| {name} | {case.name} | – | – | {found.seconds:.1f} s |")
+            rows.append(f"| {name} | {case.name} | – | – | {measured.seconds:.1f} s |")
             continue
-        gaps.append(100 * (best.value_ns / found.result.bounds[-2].bound_ns - 1))
-        rows.append(f"| {name} | {case.name} | {best.planner} | {gaps[-1]:.2f} % | {found.seconds:.1f} s |")
+        gaps.append(100 * (best.value_ns / measured.result.bounds[-2].bound_ns - 1))
+        rows.append(f"| {name} | {case.name} | {best.planner} | {gaps[-1]:.2f} % | {measured.seconds:.1f} s |")
     _table("| network | request | by | gap | took |", rows)
     _row(f"{name}: median request gap", median(gaps), "%", typical)
     if most is not None:
@@ -126,7 +126,7 @@ def _gaps(name: str, cases: Sequence[Case], limit_s: float, typical: float, most
 
 
 def _limits(limits_s: Sequence[float]) -> None:
-    """How late each planner is on 64 and 1,024 devices."""
+    """Measure how late each planner is on 64 and 1,024 devices."""
     rows, latest = [], 0.0
     for topology, batch in (("8x8xH100", 512), ("128x8xH100", 8192)):
         problem = _problem(profile("llama-3-70b"), topology, batch, NetworkModel(), "auto")

@@ -1,12 +1,12 @@
-"""How well a calibrated profile predicts plans that it was not made from: other partitions, other micro-batches.
+"""How well a calibrated profile predicts other plans: other partitions, other micro-batches.
 
 ``python benchmarks/bench_calibration.py [--rounds N] [--steps N]``: one line per row: name, value, unit, target, ok or
 MISSED. GPT with d = 256 on two CPU ranks; the profile is measured first, with both busy.
 
-A round runs the plan that is calibrated from before and after each of the other plans, since absolute times drift with
-the load of the host, and compares the judge's time under costs calibrated from both neighbours with what was measured
-(medians). The figure is the median over rounds of the error's size. How far apart runs of one and the same plan are is
-a row too: a difference below that spread is no error of the prediction.
+A round runs the reference plan, whose traces the calibration uses, before and after each of the other plans, since
+absolute times drift with the load of the host. It compares the simulated time under costs calibrated from both
+neighbours with the measured time (medians). The figure is the median over rounds of the error's size. The spread of
+runs of one and the same plan is a row too: a difference below that spread is no error of the prediction.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ AGAIN = FROM._replace(name="the same plan again")
 
 
 def cluster() -> ClusterTopology:
-    """Two CPU ranks of this machine; what connects them is assumed, and calibrated."""
+    """Return two CPU ranks of this machine; their link is assumed, and calibrated."""
     fabric = {"bandwidth_bytes_per_s": "2 GB/s", "latency_ns": "50 us"}
     uniform = {"nodes": 1, "devices_per_node": 2, "kind": "cpu", "memory_bytes": "8 GiB", "fabric": fabric}
     return ClusterTopology.parse({"name": "this machine", "uniform": uniform}, units=True)
 
 
 def planned(profile: ModelProfile, topology: ClusterTopology, case: Case) -> PlanFile:
-    """1F1B over two stages."""
+    """Return a plan with 1F1B over two stages."""
     request = PlanRequest(profile=profile, topology=topology, global_batch_size=GLOBAL_BATCH)
     problem = to_problem(request)
     stages = Stage(0, case.cut, (0,)), Stage(case.cut + 1, LAYERS - 1, (1,))
@@ -98,32 +98,32 @@ def row(name: str, value: float, target: float) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Profile, then rounds."""
+    """Measure the profile, then run the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5, help="neighbouring runs per row")
     parser.add_argument("--steps", type=int, default=8, help="steps of each run")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     profile = measure_profile(JOB, "cpu", SIZES, 2, device_kind="cpu")
     errors: dict[str, list[tuple[float, float]]] = {case.name: [] for case in (*OTHERS, AGAIN)}
 
     def compare(case: Case, measured: Trace, neighbours: Sequence[Trace]) -> None:
-        found = calibrate(profile, neighbours)
+        calibration = calibrate(profile, neighbours)
         took = median(measured.measured_times_per_global_batch_ns)
         before, after = (
             predicted_ns(planned(*costs, case)) / took - 1
-            for costs in ((profile, cluster()), (found.profile, found.topology))
+            for costs in ((profile, cluster()), (calibration.profile, calibration.topology))
         )
         errors[case.name].append((before, after))
         print(f"  {case.name}: {before:+.1%} before, {after:+.1%} after", flush=True)
 
-    own = [run(planned(profile, cluster(), FROM), given.steps)]
-    for _ in range(given.rounds):
+    baseline = [run(planned(profile, cluster(), FROM), options.steps)]
+    for _ in range(options.rounds):
         for case in OTHERS:
-            other = run(planned(profile, cluster(), case), given.steps)
-            own.append(run(planned(profile, cluster(), FROM), given.steps))
-            compare(case, other, own[-2:])
-    for i in range(1, len(own) - 1):
-        compare(AGAIN, own[i], (own[i - 1], own[i + 1]))
+            other = run(planned(profile, cluster(), case), options.steps)
+            baseline.append(run(planned(profile, cluster(), FROM), options.steps))
+            compare(case, other, baseline[-2:])
+    for i in range(1, len(baseline) - 1):
+        compare(AGAIN, baseline[i], (baseline[i - 1], baseline[i + 1]))
     good = []
     for name, pairs in errors.items():
         sizes = [median(abs(pair[i]) for pair in pairs) for i in (0, 1)]

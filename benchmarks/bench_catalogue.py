@@ -1,10 +1,10 @@
-"""Zero-bubble and V-shaped schedules: their makespans and peaks, and what the overtaking generator makes of the room.
+"""Zero-bubble and V-shaped schedules: their makespans and peaks, and the overtaking generator with the same memory.
 
-For each published schedule, ranks p, micro-batches m, equal or drawn costs, transfers of 0 or 0.1 of a forward: the
-judged makespan, the work of the busiest rank, the largest peak of a rank in micro-batches of a whole rank's stages
-(1F1B's is p), and the best of the first orders of ``overtaking`` with exactly that peak as every rank's room. The
-published order itself is neither among its candidates nor a list that it starts from.
-Prints a row for each case, then ``name value unit target ok|MISSED`` for what is wanted. ``--quick`` does p = 4 only.
+For each published schedule, ranks p, micro-batches m, equal or random costs, transfers of 0 or 0.1 of a forward: the
+simulated makespan, the work of the busiest rank, the largest peak of a rank in micro-batches of a whole rank's stages
+(1F1B's is p), and the best of the first orders of ``overtaking`` with exactly that peak as every rank's memory budget.
+The published order itself is neither among its candidates nor a list that it starts from. Prints a row for each case,
+then ``name value unit target ok|MISSED`` for the targets. ``--quick`` does p = 4 only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUBLISHED = {"zb-h1": zb_h1, "zb-h2": zb_h2, "zb-v": zb_v, "v-half": v_half, "v-
 
 
 class Case(NamedTuple):
-    """One comparison: makespans of the published order and of the generator's."""
+    """One comparison: makespans of the published order and of the generator's order."""
 
     name: str
     ranks: int
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 def main() -> None:
-    """All cases, then the sums."""
+    """Run all cases, then print the sums."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only p = 4")
     arguments = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _formulas() -> None:
-    """Spans of schedules for equal times against the formulas of ALGORITHMS 5.7, 7.5 and 7.6."""
+    """Compare spans of schedules for equal times with the formulas of ALGORITHMS 5.7, 7.5 and 7.6."""
     wrong = 0
     for p, m, v in ((4, 8, 2), (4, 64, 3), (8, 16, 2), (8, 64, 4), (16, 64, 2)):
         problem, allocation = _plan(p * v, p, m, False, 0, "loop")
@@ -98,7 +98,7 @@ def _case(name: str, p: int, m: int, drawn: bool, transfer_ns: int) -> Case:
     chained = Chained(problem, allocation)
     peak = max(chained.peak_bytes(published))
     began = time.process_time()
-    found = _best(problem, allocation, published, peak)
+    best_ns = _best(problem, allocation, published, peak)
     seconds = time.process_time() - began
     work = problem.costs(problem.devices[0].kind, 1)
     busy = [0] * p
@@ -116,17 +116,17 @@ def _case(name: str, p: int, m: int, drawn: bool, transfer_ns: int) -> Case:
         makespan_ns(problem, allocation, published),
         m * max(busy),
         peak / STASH * p / stages,
-        found,
+        best_ns,
         seconds,
     )
 
 
 def _best(problem: Problem, allocation: Allocation, published: Orders, peak: int) -> int:
-    """The judged makespan of the generator's best order without the published one; -1 if there is none."""
+    """Return the simulated makespan of the generator's best order without the published order; -1 if none fits."""
     room = [peak] * problem.num_devices
-    found = found_overtaking(problem, allocation, room_bytes=room, excluded=published)
+    candidates = found_overtaking(problem, allocation, room_bytes=room, excluded=published)
     chained = Chained(problem, allocation)
-    fitting = [each.orders for each in found[:JUDGED] if chained.fits(each.orders, room)]
+    fitting = [each.orders for each in candidates[:JUDGED] if chained.fits(each.orders, room)]
     return min((makespan_ns(problem, allocation, orders) for orders in fitting), default=-1)
 
 
@@ -141,14 +141,17 @@ def _summary(cases: list[Case]) -> None:
     print(f"shorter with drawn costs or transfers {shorter} of-{len(uneven)} {half} {good}")
     print(f"geometric mean of the ratios {mean:.4f} - 1 {'ok' if mean <= 1 else 'MISSED'}")
     for name in PUBLISHED:
-        own = [case for case in cases if case.name == name]
-        signs = Counter(int(np.sign(case.found_ns - case.published_ns)) if case.found_ns >= 0 else 1 for case in own)
-        ratio = float(np.exp(np.mean([np.log(c.found_ns / c.published_ns) for c in own if c.found_ns >= 0])))
+        group = [case for case in cases if case.name == name]
+        signs = Counter(int(np.sign(case.found_ns - case.published_ns)) if case.found_ns >= 0 else 1 for case in group)
+        ratio = float(np.exp(np.mean([np.log(c.found_ns / c.published_ns) for c in group if c.found_ns >= 0])))
         print(f"{name}: shorter {signs[-1]}, equal {signs[0]}, longer {signs[1]}, mean ratio {ratio:.3f}")
 
 
 def _plan(stages: int, p: int, m: int, drawn: bool, transfer_ns: int, shape: str) -> tuple[Problem, Allocation]:
-    """One layer a stage; drawn costs are 0.7 to 1.3 of the unit, F, I and W apart, as the stages' stashes are not."""
+    """Build a problem and a plan with one layer a stage.
+
+    Random costs are 0.7 to 1.3 of the unit, drawn for F, I and W separately; all stages' stashes are equal.
+    """
     rng = random.Random(stages)
     forward, inputs, weights = (
         np.asarray([rng.randint(7 * UNIT // 10, 13 * UNIT // 10) if drawn else UNIT for _ in range(stages)])

@@ -20,7 +20,7 @@ REPETITIONS = 3
 
 
 def main() -> None:
-    """Speed first, then the same value without pruning."""
+    """Measure speed first, then check that the value is the same without pruning."""
     _speed("search 60 layers x 16 devices (2x8)", _instance(60, (8, 8), 128), 8, 1.0)
     _speed("search 60 layers x 16 devices (16x1)", _instance(60, (1,) * 16, 128), 8, 1.0)
     _speed("search 50 layers x 32 devices (4x8)", _instance(50, (8,) * 4, 256), 8, 1.0)
@@ -32,7 +32,10 @@ def main() -> None:
 
 
 def _speed(name: str, problem: Problem, micro_batches: int, target_s: float) -> None:
-    """Best of some runs of the search with its tables, warm, for one number of micro-batches and for a whole solve."""
+    """Measure the best of some runs of the search with its tables, warm.
+
+    For one number of micro-batches and for a whole solve.
+    """
     batch = batch_of(problem, problem.global_batch_size // micro_batches)
     base = shape(problem)
     search(problem, batch, None, base)
@@ -63,7 +66,7 @@ def _same_value(name: str, problem: Problem) -> None:
 
 
 def _instance(layers: int, nodes: tuple[int, ...], batch: int, seed: int = 0) -> Problem:
-    """A chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between."""
+    """Build a chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between."""
     forward, sent, parameters = unequal(layers, seed)
     return chain(
         star(nodes, 25 * 10**9, 3 * 10**9),

@@ -1,9 +1,9 @@
-"""Every uniform layout of a request, judged one by one, against the plan that ``auto`` finds over all degrees.
+"""Every uniform layout of a request, simulated one by one, against the plan of ``auto`` over all degrees.
 
 A uniform layout (``penstock.even_layout``) has equal stages, equally replicated, on all GPUs: tensor degree, stages,
 virtual stages, micro-batch size, with optimizer states sharded or not, every layer recomputed or none. Layouts are
-judged from the least load on; one whose load alone takes longer than the ten best, or whose fixed bytes and
-micro-batches in flight exceed the memory, is counted and not judged. Beside them: the best plan of ``auto`` over all
+simulated from the least load on. A layout whose load alone takes longer than the ten best, or whose fixed bytes and
+micro-batches in flight exceed the memory, is counted and not simulated. Beside them: the best plan of ``auto`` over all
 degrees, and of degree 1 with the same effort. Prints Markdown, and ``name value unit target ok|MISSED`` for each row
 with a target; refuses a profile whose best layout on H100 uses less than 25 % or more than 60 % of the peak.
 """
@@ -53,11 +53,11 @@ from penstock.solvers.solve.warm import warm
 
 BEST = 10
 UTILISATION = (0.25, 0.60)
-"""What trained dense models reach of an H100's peak."""
+"""The range of an H100's peak that trained dense models reach."""
 
 
 class Case(NamedTuple):
-    """A request in words, and the most that its best plan may take of the best plan of degree 1."""
+    """A request in words, and the largest ratio of its best plan's time to the best time of degree 1."""
 
     model: str
     cluster: str
@@ -80,7 +80,7 @@ CASES = (
 LARGEST = Case("llama-3.1-405b", "2048x8xH100", 2048)
 """A request whose uniform layouts are not listed."""
 LOADS = 4096, "128x8xH100"
-"""Choices whose loads are computed, and their cluster."""
+"""The number of choices whose loads are computed, and their cluster."""
 
 
 class Judged(NamedTuple):
@@ -92,14 +92,14 @@ class Judged(NamedTuple):
 
     def __str__(self) -> str:
         one = self.layout
-        said = f"TP{one.tensor} PP{one.pipeline} DP{one.data} b{one.micro_batch_size}"
-        said += f" VP{one.virtual_stages}" if one.virtual_stages > 1 else ""
-        said += " sharded" if one.sharding == "optimizer" else ""
-        return said + (" recomputing" if one.recompute else "")
+        text = f"TP{one.tensor} PP{one.pipeline} DP{one.data} b{one.micro_batch_size}"
+        text += f" VP{one.virtual_stages}" if one.virtual_stages > 1 else ""
+        text += " sharded" if one.sharding == "optimizer" else ""
+        return text + (" recomputing" if one.recompute else "")
 
 
 def least_ns(problem: Problem, plan: Allocation) -> int:
-    """A bound on the plan's time: the busiest rank's work, or what ``whole_backwards_bound_ns`` says."""
+    """Return a bound on the plan's time: the busiest rank's work, or the bound of ``whole_backwards_bound_ns``."""
     work: dict[tuple[int, ...], int] = {}
     for stage in plan.stages:
         cost = stage_costs(problem, stage, most_rows(problem, plan))
@@ -109,7 +109,7 @@ def least_ns(problem: Problem, plan: Allocation) -> int:
 
 
 class Uniform:
-    """All uniform layouts of a request; ``best``: at most ten, the quickest first."""
+    """The uniform layouts of a request; ``best``: at most ten, the quickest first."""
 
     def __init__(self, request: PlanRequest) -> None:
         assert isinstance(request.profile, ModelProfile)
@@ -128,7 +128,7 @@ class Uniform:
             yield Even(self.profile, contract(self.problem, choice))
 
     def _candidates(self, even: Even) -> Iterator[tuple[int, int, Layout, Allocation, Even]]:
-        """Legal layouts that may fit, with a bound on their time."""
+        """Yield legal layouts that may fit, with a bound on their time."""
         for layout in self._layouts(even.cells):
             self.counts["layouts"] += 1
             assert self.profile.shape is not None
@@ -169,26 +169,26 @@ class Uniform:
         if shortages(even.cells, allocation, timeline):
             self.counts["too large when judged"] += 1
             return
-        found = Judged(timeline.time_per_global_batch_ns, layout, to_prediction(even.cells, self.profile, timeline))
-        self.best = sorted([*self.best, found], key=lambda each: each.time_ns)[:BEST]
+        candidate = Judged(timeline.time_per_global_batch_ns, layout, to_prediction(even.cells, self.profile, timeline))
+        self.best = sorted([*self.best, candidate], key=lambda each: each.time_ns)[:BEST]
 
 
 def _may_fit(problem: Problem, plan: Allocation) -> bool:
-    """Whether every rank can hold its states, and the micro-batches in flight at its first backward."""
+    """Return whether every rank can hold its states, and the micro-batches in flight at its first backward."""
     ranks, number = len({stage.devices for stage in plan.stages}), plan.num_micro_batches
     parts = len(plan.stages) // ranks
     for rank in range(ranks):
-        own = plan.stages[rank::ranks]
+        stages = plan.stages[rank::ranks]
         ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
-        held = sum(static_bytes(problem, stage).total for stage in own)
-        kept = [activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own]
-        if held + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, own[0].devices):
+        resident = sum(static_bytes(problem, stage).total for stage in stages)
+        kept = [activation_bytes(problem, stage, most_rows(problem, plan)) for stage in stages]
+        if resident + min(ahead + 1, number * parts) * min(kept) > free_bytes(problem, stages[0].devices):
             return False
     return True
 
 
 class Answered(NamedTuple):
-    """An answer of the planners, and the seconds of CPU until its first plan and in all."""
+    """A result of the planners, and the seconds of CPU until its first plan and in all."""
 
     plan: Plan
     first_s: float
@@ -196,45 +196,45 @@ class Answered(NamedTuple):
 
     @property
     def time_ns(self) -> int:
-        """Of the best plan."""
+        """The time of the best plan."""
         assert self.plan.prediction is not None
         return self.plan.prediction.time_per_global_batch_ns
 
     @property
     def gap(self) -> float:
-        """To the bound over all choices."""
+        """The gap to the bound over all choices."""
         return self.plan.certificates[0].gap
 
     def __str__(self) -> str:
-        """The plan in the words of a layout, and who found it."""
+        """Return the plan in the words of a layout, with its planner."""
         stages, plan = self.plan.pipelines[0].stages, self.plan
         tensor = 1 if plan.degrees is None else plan.degrees.tensor
         replicas = sorted({len(stage.devices) // tensor for stage in stages})
         ranks = len({stage.devices for stage in stages})
-        said = f"TP{tensor} PP{ranks} DP{'/'.join(map(str, replicas))} rows {plan.micro_batch_size}"
-        said += f" VP{len(stages) // ranks}" if len(stages) > ranks else ""
-        said += " sharded" if plan.sharding == "optimizer" else ""
+        text = f"TP{tensor} PP{ranks} DP{'/'.join(map(str, replicas))} rows {plan.micro_batch_size}"
+        text += f" VP{len(stages) // ranks}" if len(stages) > ranks else ""
+        text += " sharded" if plan.sharding == "optimizer" else ""
         again = sum(stage.recompute != "none" for stage in stages)
-        said += f", {again} of {len(stages)} stages recomputing" if again else ""
-        return f"{said}; {plan.planner}, {plan.schedule.name}"
+        text += f", {again} of {len(stages)} stages recomputing" if again else ""
+        return f"{text}; {plan.planner}, {plan.schedule.name}"
 
 
 def answered(request: PlanRequest) -> Answered:
-    """The planners' answer, in one process."""
+    """Run the planners in one process and return the result."""
     started, first = _cpu_s(), list[float]()
-    found = solve(request, on_incumbent=lambda _plan: first.append(_cpu_s() - started), workers=1)
-    if found.plan is None:
-        raise SystemExit(f"bench-degrees: no plan: {found.sentence}")
-    return Answered(found.plan, first[0], _cpu_s() - started)
+    answer = solve(request, on_incumbent=lambda _plan: first.append(_cpu_s() - started), workers=1)
+    if answer.plan is None:
+        raise SystemExit(f"bench-degrees: no plan: {answer.sentence}")
+    return Answered(answer.plan, first[0], _cpu_s() - started)
 
 
 def _cpu_s() -> float:
-    """Seconds of CPU of this process and those that it has ended."""
+    """Return the seconds of CPU of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
 def main() -> None:
-    """The requests that are asked for."""
+    """Run the requested cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help="requests for this model alone; may be repeated")
     parser.add_argument("--cluster", help="requests on this cluster alone; another one with --model and --batch")
@@ -271,7 +271,7 @@ def _cases(models: Sequence[str] | None, topology: str | None, batch: int | None
 
 
 def request_of(case: Case, framework: Framework, max_plans: int | None) -> PlanRequest:
-    """All degrees and shardings of a model; the shipped profile where it is of the framework."""
+    """Return a request with all degrees and shardings of a model; the shipped profile where it is of the framework."""
     shipped, kind = profile(case.model), case.cluster.rpartition("x")[2]
     model = shipped if shipped.framework == framework else profile_of(shape(case.model), framework, (kind,))
     request = PlanRequest(
@@ -284,7 +284,7 @@ def request_of(case: Case, framework: Framework, max_plans: int | None) -> PlanR
 
 
 def report_largest(framework: Framework) -> int:
-    """Print what the planners answer to the largest request, with the default effort; how many targets are missed."""
+    """Print the planners' answer to the largest request, with the default effort; return the missed targets."""
     ours = answered(request_of(LARGEST, framework, None))
     print("| | s | tokens/s/GPU | MFU | gap | CPU s, first plan / all |\n|---|---|---|---|---|---|")
     _print_answer(f"{LARGEST}, planned", ours)
@@ -294,7 +294,7 @@ def report_largest(framework: Framework) -> int:
 
 
 def report_loads() -> int:
-    """Print what the loads of many choices cost, with the bound over all of them; whether a target is missed.
+    """Print the cost of the loads of many choices, with the bound over all of them; return whether a target is missed.
 
     No profile has that many degrees: each of these has the costs of its tensor degree.
     """
@@ -324,14 +324,14 @@ def report_loads() -> int:
 
 
 def report(case: Case, framework: Framework, max_plans: int, *, planned: bool) -> int:
-    """Print one request's tables; how many targets are missed. Exits where no such profile can be right."""
+    """Print one request's tables; return how many targets are missed. Exits where no such profile can be right."""
     request = request_of(case, framework, max_plans)
     started = time.process_time()
     uniform = Uniform(request)
     if not uniform.best:
         raise SystemExit(f"bench-degrees: no uniform layout of {case} fits")
-    said = ", ".join(f"{number} {what}" for what, number in uniform.counts.items())
-    print(f"\n**{case}, {framework}**: {said}; {time.process_time() - started:.1f} s of CPU.\n")
+    text = ", ".join(f"{number} {what}" for what, number in uniform.counts.items())
+    print(f"\n**{case}, {framework}**: {text}; {time.process_time() - started:.1f} s of CPU.\n")
     print("| | s | tokens/s/GPU | MFU | gap | CPU s, first plan / all |\n|---|---|---|---|---|---|")
     for each in uniform.best:
         print(_line(str(each), each.prediction, ""), flush=True)
@@ -355,10 +355,10 @@ def _planned(case: Case, request: PlanRequest, best: Judged) -> int:
     return sum(_row(f"{case}: {name}", value, unit, target) for name, value, unit, target in wanted)
 
 
-def _print_answer(title: str, found: Answered) -> None:
-    assert found.plan.prediction is not None
-    rest = f"{100 * found.gap:.1f} % | {found.first_s:.1f} / {found.seconds:.1f}"
-    print(_line(f"{title}: {found}", found.plan.prediction, rest), flush=True)
+def _print_answer(title: str, answer: Answered) -> None:
+    assert answer.plan.prediction is not None
+    rest = f"{100 * answer.gap:.1f} % | {answer.first_s:.1f} / {answer.seconds:.1f}"
+    print(_line(f"{title}: {answer}", answer.plan.prediction, rest), flush=True)
 
 
 def _line(name: str, prediction: Prediction, rest: str) -> str:

@@ -1,8 +1,8 @@
 """The count of devices where devices are unlike and links are slow: what it proves, and in how much CPU time.
 
-512 devices × 100 layers, M = 128 (``large_requests.py``): all H100 of 80 GiB; or the last two of each four nodes with
+512 devices × 100 layers, M = 128 (``large_requests.py``). All H100 of 80 GiB; or the last two of each four nodes with
 less memory, slower by a factor, or both; then each device alone in its node, with a link of 25 Gbit/s. Prints a
-Markdown table with the load bound and, with ``--plans``, what ``spread`` takes.
+Markdown table with the load bound and, with ``--plans``, the time of ``spread``.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ def main() -> None:
         known_ns = request_bound(problem).bound_ns
         bounds(problem, known_ns, lambda _: None)  # compiles
         before = time.process_time()
-        found = bounds(problem, known_ns, lambda _: None)
+        proven = bounds(problem, known_ns, lambda _: None)
         took = time.process_time() - before
         best = solve(problem, "spread").best if plans else None
         planned = f"{best.value_ns / 1e9:.2f}" if best is not None else ""
-        print(f"| {name} | {known_ns / 1e9:.2f} | {found.bound_ns / 1e9:.2f} | {took:.2f} | {planned} |", flush=True)
+        print(f"| {name} | {known_ns / 1e9:.2f} | {proven.bound_ns / 1e9:.2f} | {took:.2f} | {planned} |", flush=True)
 
 
 def _problem(size: Size, *, small: bool, slow: bool) -> Problem:
-    asked = request(size, planner="spread")
-    topology = _second_half(asked.topology, small=small, slow=slow)
+    base = request(size, planner="spread")
+    topology = _second_half(base.topology, small=small, slow=slow)
     return to_problem(
         PlanRequest(
-            profile=_with_slower(asked.profile) if slow else asked.profile,
+            profile=_with_slower(base.profile) if slow else base.profile,
             topology=_alone(topology) if size is ALONE else topology,
-            global_batch_size=asked.global_batch_size,
-            micro_batch_sizes=asked.micro_batch_sizes,
+            global_batch_size=base.global_batch_size,
+            micro_batch_sizes=base.micro_batch_sizes,
             planner="spread",
         )
     )
@@ -71,7 +71,7 @@ def _problem(size: Size, *, small: bool, slow: bool) -> Problem:
 
 def _with_slower(profile: ModelProfile) -> ModelProfile:
     """Return the profile measured on a second kind, too."""
-    known = profile.measurements[0]
+    measurement = profile.measurements[0]
     layers = tuple(
         LayerMeasurement(
             forward_ns=int(layer.forward_ns * SLOWER),
@@ -79,10 +79,10 @@ def _with_slower(profile: ModelProfile) -> ModelProfile:
             stash_bytes=layer.stash_bytes,
             workspace_bytes=layer.workspace_bytes,
         )
-        for layer in known.layers
+        for layer in measurement.layers
     )
-    slower = Measurement(device_kind="slower", micro_batch_size=known.micro_batch_size, layers=layers)
-    return profile.model_copy(update={"measurements": (known, slower)})
+    slower = Measurement(device_kind="slower", micro_batch_size=measurement.micro_batch_size, layers=layers)
+    return profile.model_copy(update={"measurements": (measurement, slower)})
 
 
 def _second_half(topology: ClusterTopology, *, small: bool, slow: bool) -> ClusterTopology:

@@ -1,10 +1,10 @@
-"""Ranks that share layers against a loop over DTensor and FSDP2 written by hand, and what both take of the processors.
+"""Ranks that share layers against a loop over DTensor and FSDP2 written by hand, and the CPU time of both.
 
 ``python benchmarks/bench_divided.py [--runs N] [--sharding S]``: one line per row: name, value, unit, target,
 ok or MISSED.
 
-Both train the same LLaMA on the same partition: each layer divided by `parallelize_module`, and, where there are
-replicas, what they share out: by ours as a plan's ``sharding`` says, by ``fully_shard`` with the settings that move the
+Both train the same LLaMA on the same partition. Each layer is divided by `parallelize_module`. Where there are
+replicas, Penstock shards as a plan's ``sharding`` says, and the loop by ``fully_shard`` with the settings that move the
 same (``SETTINGS``). A run is a step of all micro-batches with its update. Runs alternate in the same processes; a row
 is the median of the ratios of neighbours, of the CPU seconds of all ranks together. Losses are compared after every
 run.
@@ -57,7 +57,7 @@ LLAMA = llama.Config(blocks=8, width=256, heads=4, key_value_heads=4, inner=512,
 class Settings(NamedTuple):
     """The settings of ``fully_shard`` that do what a sharding does.
 
-    ``reshards``: parameters are let go of after each forward and backward, not after the step's last backward.
+    ``reshards``: parameters are freed after each forward and backward, not after the step's last backward.
     ``sums_each``: gradients are summed in the backward of each micro-batch, not in the last one.
     """
 
@@ -71,16 +71,19 @@ SETTINGS: dict[Sharding, Settings] = {
     "parameters": Settings(reshards=True, sums_each=True),
     "parameters_kept": Settings(reshards=False, sums_each=False),
 }
-"""``fully_shard`` shares parameters out in each: under ``optimizer`` and ``gradients`` it, too, gathers once a step."""
+"""The settings by sharding.
+
+``fully_shard`` shards parameters in each: under ``optimizer`` and ``gradients`` it, too, gathers once a step.
+"""
 ROWS_OF_TABLE: tuple[tuple[int, int, Sharding], ...] = (
     (2, 1, "none"),
     *((tensor, 2, sharding) for sharding in SETTINGS for tensor in (2, 1)),
 )
-"""Ranks that share a layer, replicas, and what these share out."""
+"""The cases: ranks that share a layer, replicas, and the sharding of these."""
 TARGET = 1.05
 WARMUP = 2
 CLOSE = 1e-4
-"""By how much losses may differ, relative: fp32 sums in another order, and AdamW's first steps enlarge that."""
+"""The relative difference allowed between losses: fp32 sums in another order, enlarged by AdamW's first steps."""
 
 
 class Trained(Prepared):
@@ -91,14 +94,14 @@ class Trained(Prepared):
 
 
 def job() -> Trained:
-    """Random tokens."""
+    """Build the job on random tokens."""
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(0, LLAMA.vocabulary, (MICRO_BATCHES * ROWS, LLAMA.length + 1), generator=generator)
     return Trained(llama.layers(LLAMA), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), token_loss)
 
 
 def programs(tensor: int, replicas: int, sharding: Sharding) -> list[dict[str, Any]]:
-    """One stage of all layers, micro-batch after micro-batch, as every rank runs it."""
+    """Return every rank's program: one stage of all layers, micro-batch after micro-batch."""
     profile = analytic_profile(job(), "H100", (1, ROWS), tensor_degrees=(tensor,) if tensor > 1 else ())
     cluster = UniformCluster(
         nodes=1,
@@ -127,7 +130,7 @@ def programs(tensor: int, replicas: int, sharding: Sharding) -> list[dict[str, A
 
 
 class HandWritten:
-    """What one writes without Penstock: each layer parallelised, then sharded over the replicas, and a loop."""
+    """The loop written without Penstock: each layer parallelised, then sharded over the replicas."""
 
     def __init__(self, chain: Chain, job: Trained, mesh: DeviceMesh, replica: int, sharding: Sharding) -> None:
         self._job, self._rows = job, ROWS // mesh.size(0)
@@ -147,7 +150,7 @@ class HandWritten:
         self._optimizer = job.optimizer(self._model.parameters())
 
     def step(self) -> float:
-        """One global batch; the mean loss of this rank's part, times its share."""
+        """Train one global batch; return the mean loss of this rank's part, times its share."""
         job, model = self._job, self._model
         self._optimizer.zero_grad()
         total = torch.zeros(())
@@ -175,13 +178,13 @@ def compare(
     world_size: int,
     runs: int,
 ) -> dict[str, float]:
-    """The ratio of CPU seconds, and each side's seconds of a run; all ranks have the same answer."""
-    given = job()
-    chain, program = Chain(given), Program.from_json(documents[rank])
+    """Return the ratio of CPU seconds, and each side's seconds of a run; all ranks return the same."""
+    trained = job()
+    chain, program = Chain(trained), Program.from_json(documents[rank])
     groups = process_groups(program.groups)
     division = None if program.mesh is None else Division(program.mesh, groups)
     shapes: Sequence[dict[str, TensorShape]] = chain.infer_shapes(range(1))
-    own = Interpreter(
+    interpreter = Interpreter(
         program,
         chain,
         shapes if division is None else divided_shapes(chain, shapes, division),
@@ -190,13 +193,13 @@ def compare(
         groups=groups,
         division=division,
     )
-    own.agree()
+    interpreter.agree()
     tensor, replicas, sharding = shape
     ranks = torch.arange(world_size).view(replicas, tensor)
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicas", "tensor"))
-    hand = HandWritten(chain, given, mesh, rank // tensor, sharding)
-    sides: dict[str, Callable[[], float]] = {"own": lambda: own.step(0).loss, "hand": hand.step}
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+    hand = HandWritten(chain, trained, mesh, rank // tensor, sharding)
+    sides: dict[str, Callable[[], float]] = {"own": lambda: interpreter.step(0).loss, "hand": hand.step}
+    cpu_s: dict[str, list[float]] = {name: [] for name in sides}
     gc.collect()
     gc.freeze()
     for run in range(-WARMUP, runs):
@@ -209,33 +212,33 @@ def compare(
             spent = torch.tensor([time.process_time() - start], dtype=torch.float64)
             dist.all_reduce(spent)
             if run >= 0:
-                taken[name].append(spent.item())
+                cpu_s[name].append(spent.item())
         theirs = torch.tensor([losses["hand"] / tensor])  # each rank of a tensor group has it whole
         dist.all_reduce(theirs)
         if not math.isclose(theirs.item(), losses["own"], rel_tol=CLOSE):
             raise SystemExit(f"run {run}: the loss is {losses['own']}, and {theirs.item()} by hand")
-    ratio = statistics.median(a / b for a, b in zip(taken["own"], taken["hand"], strict=True))
-    return {"ratio": ratio} | {name: statistics.median(seconds) for name, seconds in taken.items()}
+    ratio = statistics.median(a / b for a, b in zip(cpu_s["own"], cpu_s["hand"], strict=True))
+    return {"ratio": ratio} | {name: statistics.median(seconds) for name, seconds in cpu_s.items()}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=9, help="alternated runs per row")
     parser.add_argument("--sharding", choices=("none", *SETTINGS), help="only rows of this sharding")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # of what is written by hand, and of torch about itself
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # from the loop written by hand, and from torch about itself
     good = True
     for tensor, replicas, sharding in ROWS_OF_TABLE:
-        if given.sharding not in (None, sharding):
+        if options.sharding not in (None, sharding):
             continue
         shape = (tensor, replicas, sharding)
-        found = in_processes(partial(compare, programs(*shape), shape), tensor * replicas, given.runs)
-        good &= found["ratio"] <= TARGET
+        result = in_processes(partial(compare, programs(*shape), shape), tensor * replicas, options.runs)
+        good &= result["ratio"] <= TARGET
         name = f"LLaMA d=256, tensor {tensor} x {replicas} replicas, {sharding} / DTensor, FSDP2 by hand"
-        seconds = f"{found['own']:.2f} / {found['hand']:.2f} s"
-        verdict = "ok" if found["ratio"] <= TARGET else "MISSED"
-        print(f"{name:76s} {found['ratio']:8.3f} ratio  target <= {TARGET:<6g} {verdict} ({seconds})", flush=True)
+        seconds = f"{result['own']:.2f} / {result['hand']:.2f} s"
+        verdict = "ok" if result["ratio"] <= TARGET else "MISSED"
+        print(f"{name:76s} {result['ratio']:8.3f} ratio  target <= {TARGET:<6g} {verdict} ({seconds})", flush=True)
     return 0 if good else 1
 
 

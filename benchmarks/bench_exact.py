@@ -1,7 +1,7 @@
-"""The joint optimum of small requests, and how near ``auto`` comes to it without.
+"""The joint optimum of small requests, and how near ``auto`` comes to it without planner ``exact``.
 
 50 random instances of 12 layers on 2 nodes x 2 devices, each with 4, 8 and 16 micro-batches (SOLVERS F), in private
-half-duplex channels and in the shared network. Then what local search adds on models of realistic size, against the
+half-duplex channels and in the shared network. Then the gain of local search on models of realistic size, against the
 other contained planners alone. CPU time, warm. Prints ``name value unit target ok|MISSED``, ``-`` where there is no
 target.
 ``--quick``: five instances, no models.
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    """Both networks, then the models."""
+    """Run both networks, then the models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five instances, no models")
     quick = parser.parse_args().quick
@@ -121,7 +121,10 @@ def _row(name: str, value: float, unit: str, target: float | None, good: bool) -
 
 
 def instance(seed: int, number: int, shared: bool) -> Problem:
-    """Unequal layers; transfers, all-reduces and the network between the nodes of different weight."""
+    """Build an instance of unequal layers.
+
+    Transfers, all-reduces and the network between the nodes have different weight.
+    """
     draw = np.random.default_rng(seed)
     forward = (np.exp(draw.normal(0, 0.5, LAYERS)) * 25_000).astype(np.int64)
     weight = float(draw.choice([200, 1000, 4000])) * 1000

@@ -1,10 +1,10 @@
-"""How long the first plan of a fresh process takes, for each planner: compiled kernels come from the warmed cache.
+"""The time of the first plan of a fresh process, for each planner: compiled kernels come from the warmed cache.
 
 Prints ``name value unit target ok|MISSED`` for each planner: processor time of its first ``solve`` in a process that
 has imported the solvers and planned nothing yet, on eight devices in two nodes (``exact``: two devices). With
 ``--cold`` only ``auto``, without any compiled kernel: the processor time from the start of the process until the first
-plan is announced, and until the answer; then the kernels that were compiled for it, with the seconds that each took
-without those it calls, the longest first.
+plan is announced, and until the answer. Then the kernels that were compiled for it, with the seconds that each took
+without the kernels it calls, the longest first.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ for kernel, seconds in sorted(Compiling.seconds.items(), key=lambda each: -each[
 
 
 def main() -> None:
-    """One child per planner."""
+    """Run one child process per planner."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cold", action="store_true", help="auto, without any compiled kernel")
     if parser.parse_args().cold:
         with tempfile.TemporaryDirectory() as empty:
-            found = _child("auto", "2x4xV100", {"PENSTOCK_KERNELS": empty})
-        _solve_s, first_s, whole_s = map(float, found[0].split())
+            lines = _child("auto", "2x4xV100", {"PENSTOCK_KERNELS": empty})
+        _solve_s, first_s, whole_s = map(float, lines[0].split())
         _row("first plan without compiled kernels, auto, 2x4xV100", first_s, COLD_LIMIT_S)
         _row("whole answer without compiled kernels, auto, 2x4xV100", whole_s, None)
-        print("\n".join(found[1:]), flush=True)
+        print("\n".join(lines[1:]), flush=True)
         return
     for name in PLANNERS:
         devices = "2x1xV100" if name == "exact" else "2x4xV100"

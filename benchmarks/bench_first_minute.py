@@ -1,13 +1,17 @@
 """The first minute of `penstock plan`: every transformer by name on 8, 64 and 1,024 GPUs, in seconds of CPU.
 
-Each request has a process of its own, with compiled kernels from the warmed cache: all degrees and shardings, one
-sample for each GPU, 64 at least. Seconds are those of the call: until the first plan, until one within 5 % of the
-answer, and in all. A gap is to the bound on every plan of the request. Above 5 % it is taken apart: ``network`` is what
-the plan takes less where links are wide and have no latency, ``memory`` what it takes less there if nothing is
-recomputed, ``fill`` what its GPUs idle on average even then, ``work`` what they compute beyond the bound, as
-slices or degrees that cost more; less than 0 where the bound counts memory or fill itself.
-Prints Markdown, and ``name value unit target ok|MISSED`` for what is wanted. With ``--rows FILE`` rows are kept there
-as they come, and requests that it has are not asked again.
+Each request has a separate process, with compiled kernels from the warmed cache: all degrees and shardings, one sample
+for each GPU, 64 at least. Seconds are measured in the call: until the first plan, until a plan within 5 % of the
+answer, and in all. A gap is to the bound on every plan of the request. A gap above 5 % is split into parts:
+
+- ``network``: the time that the plan saves where links are wide and have no latency;
+- ``memory``: the time that it saves there if nothing is recomputed;
+- ``fill``: the idle time of its GPUs on average even then;
+- ``work``: what they compute beyond the bound, as slices or degrees that cost more.
+
+A part is less than 0 where the bound counts memory or fill itself. Prints Markdown, and ``name value unit target
+ok|MISSED`` for the targets. With ``--rows FILE`` rows are stored there as they come, and stored requests are not run
+again.
 """
 
 from __future__ import annotations
@@ -43,15 +47,15 @@ CLUSTERS = ("1x8xA100", "8x8xH100", "128x8xH100")
 SAMPLES = 64
 NEAR = 1.05
 SPLIT = 5.0
-"""The gap in percent above which it is taken apart."""
+"""The gap in percent above which it is split into parts."""
 PARTS = ("fill", "memory", "network", "work")
 FIRST_S, NEAR_S, NONE_S, ALL_S = 2.0, 10.0, 5.0, 60.0
 MEDIAN, WORST = 2.0, 15.0
-"""What is wanted of seconds, and of gaps in percent."""
+"""The targets for seconds, and for gaps in percent."""
 
 
 def main() -> None:
-    """Every request that is asked for, then the sums."""
+    """Run every requested case, then print the sums."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=sorted(SHAPES), help="these models alone")
     parser.add_argument("--cluster", action="append", choices=CLUSTERS, help="these clusters alone")
@@ -61,16 +65,16 @@ def main() -> None:
     arguments = parser.parse_args()
     models, clusters = arguments.model or sorted(SHAPES), arguments.cluster or CLUSTERS
     if arguments.child:
-        print(json.dumps(asked(models[0], clusters[0], arguments.effort)))
+        print(json.dumps(row_of(models[0], clusters[0], arguments.effort)))
         return
-    known = list(_known(arguments.rows))
+    stored = list(_stored_rows(arguments.rows))
     print("| request | s | gap | " + " | ".join(PARTS) + " | first plan | within 5 % | all | |")
     print("|" + "---|" * (6 + len(PARTS) + 1))
     rows = []
     for topology in clusters:
         for model in models:
             key = {"model": model, "cluster": topology, "effort": arguments.effort}
-            row = next((each for each in known if key.items() <= each.items()), None)
+            row = next((each for each in stored if key.items() <= each.items()), None)
             if row is None:
                 row = _apart(key)
                 if arguments.rows:
@@ -81,8 +85,8 @@ def main() -> None:
     sys.exit(_summary(rows))
 
 
-def asked(model: str, topology: str, effort: str) -> dict[str, Any]:
-    """Answer one request in this process; times in ns, gaps in percent."""
+def row_of(model: str, topology: str, effort: str) -> dict[str, Any]:
+    """Plan one request in this process and return its row; times in ns, gaps in percent."""
     where = cluster(topology)
     request = PlanRequest(
         profile=profile(model),
@@ -128,7 +132,7 @@ def _parts(problem: Problem, plan: JudgedPlan, bound_ns: int) -> Iterator[float]
         yield 100 * ns / bound_ns
 
 
-def _known(path: Path | None) -> Iterator[dict[str, Any]]:
+def _stored_rows(path: Path | None) -> Iterator[dict[str, Any]]:
     if path is not None and path.exists():
         yield from map(json.loads, path.read_text().splitlines())
 
@@ -138,8 +142,8 @@ def _apart(key: dict[str, str]) -> dict[str, Any]:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         return key | {"status": "failed", "why": run.stderr.strip().rpartition("\n")[2]}
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
+    row: dict[str, Any] = json.loads(run.stdout)
+    return row
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -147,22 +151,22 @@ def _line(row: dict[str, Any]) -> str:
     if "gap" not in row:
         return f"| {name} | – | – |" + " – |" * (len(PARTS) + 2) + f" {row.get('all_s', 0):.1f} | {row['status']} |"
     parts = row.get("parts")
-    said = [f"{parts[part]:.1f}" if parts else "" for part in PARTS]
+    shares = [f"{parts[part]:.1f}" if parts else "" for part in PARTS]
     seconds = [f"{row[each]:.1f}" for each in ("first_s", "near_s", "all_s")]
-    cells = [name, f"{row['value_ns'] / 1e9:.4g}", f"{row['gap']:.1f} %", *said, *seconds]
+    cells = [name, f"{row['value_ns'] / 1e9:.4g}", f"{row['gap']:.1f} %", *shares, *seconds]
     return f"| {' | '.join(cells)} | {row['choice']}; {row['planner']} |"
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> int:
-    """Print what is wanted, and what was reached at the worst; how many are missed."""
-    found = [row for row in rows if "gap" in row]
+    """Print the targets and the worst values; return 1 if any target is missed, else 0."""
+    planned = [row for row in rows if "gap" in row]
     none = [row for row in rows if "gap" not in row]
     wanted = [
         (f"none of {len(none)} that cannot fit answers later", [row.get("all_s", 1e9) for row in none], "s", NONE_S),
-        (f"first plans of {len(found)}", [row["first_s"] for row in found], "s", FIRST_S),
-        ("plans within 5 % of the answer", [row["near_s"] for row in found], "s", NEAR_S),
-        ("answers", [row["all_s"] for row in found], "s", ALL_S),
-        ("gaps", [row["gap"] for row in found], "%", WORST),
+        (f"first plans of {len(planned)}", [row["first_s"] for row in planned], "s", FIRST_S),
+        ("plans within 5 % of the answer", [row["near_s"] for row in planned], "s", NEAR_S),
+        ("answers", [row["all_s"] for row in planned], "s", ALL_S),
+        ("gaps", [row["gap"] for row in planned], "%", WORST),
     ]
     missed = 0
     for name, values, unit, target in wanted:
@@ -170,15 +174,15 @@ def _summary(rows: Sequence[dict[str, Any]]) -> int:
             over = sum(value > target for value in values)
             missed += over > 0
             print(f"{name}: {over} over; the worst {max(values):.1f} {unit} {target} {'MISSED' if over else 'ok'}")
-    if found:
-        median = statistics.median(row["gap"] for row in found)
+    if planned:
+        median = statistics.median(row["gap"] for row in planned)
         missed += median > MEDIAN
         print(f"median gap {median:.2f} % {MEDIAN} {'MISSED' if median > MEDIAN else 'ok'}")
     return int(missed > 0)
 
 
 def _cpu_s() -> float:
-    """Seconds of CPU of this process and those that it has ended."""
+    """Return the seconds of CPU of this process and of its ended children."""
     return sum(os.times()[:4])
 
 

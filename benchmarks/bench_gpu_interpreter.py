@@ -2,9 +2,9 @@
 
     python benchmarks/bench_gpu_interpreter.py [iterations]
 
-Prints one line of JSON: the median ratio of iteration times, ours over theirs, alternated in the same processes, and
-the medians. With one GPU both ranks are on it: NCCL takes them to be on two hosts (NCCL_HOSTID) and sends over its
-sockets, for both runtimes alike.
+Prints one line of JSON: the median ratio of iteration times, Penstock's over PyTorch's, alternated in the same
+processes, and the medians. With one GPU both ranks are on it: NCCL takes them to be on two hosts (NCCL_HOSTID) and
+sends over its sockets, for both runtimes alike.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAYERS, CUT = 10, 5
 
 
 def compare(rank: int, world_size: int, iterations: int) -> dict[str, float] | None:
-    """Medians over iterations of both runtimes in turn; only rank 0 has an answer."""
+    """Return medians over iterations of both runtimes in turn on rank 0, None on others."""
     own_gpus = gpu_count() >= world_size
     if not own_gpus:
         os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_SOCKET_IFNAME": "lo"}

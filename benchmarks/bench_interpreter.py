@@ -1,4 +1,4 @@
-"""The interpreter against the pipeline runtimes of PyTorch, and what an instruction costs.
+"""The interpreter against the pipeline runtimes of PyTorch, and the cost of an instruction.
 
 ``python benchmarks/bench_interpreter.py [--iterations N]``: one line per row: name, value, unit, target, ok or MISSED.
 
@@ -44,7 +44,7 @@ from penstock.solvers.schedules.zero_bubble import zb_h1
 
 LAYERS = 10
 CUTS = {2: (5,), 4: (3, 5, 7)}
-"""First layers of the stages of GPT after the first, as in EXECUTOR B."""
+"""The first layers of the stages of GPT after the first, as in EXECUTOR B."""
 TINY_MICRO_BATCHES = 64
 DELAY_S = 0.004
 WARMUP = 2
@@ -61,7 +61,10 @@ SCHEDULES: dict[str, Callable[[Problem, Allocation], Orders]] = {
 
 
 def stages_of(schedule: str, world_size: int) -> list[Stage]:
-    """One stage per rank; two per rank for interleaved (in turn) and V-shaped (there and back) orders."""
+    """Return one stage per rank, or two per rank for interleaved and V-shaped orders.
+
+    Interleaved orders have them in turn, V-shaped orders there and back.
+    """
     if schedule in ("1F1B", "ZB-H1"):
         bounds, devices = [0, *CUTS[world_size], LAYERS], list(range(world_size))
     else:
@@ -72,7 +75,7 @@ def stages_of(schedule: str, world_size: int) -> list[Stage]:
 
 
 def compare(schedule: str, rank: int, world_size: int, iterations: int) -> dict[str, float] | None:
-    """Ratios of iteration times with this order; only rank 0 has an answer."""
+    """Return ratios of iteration times with this order on rank 0, None on others."""
     job = gpt_job()
     chain = Chain(job)
     plan = laid(chain, stages_of(schedule, world_size), MICRO_BATCHES, SCHEDULES[schedule])
@@ -102,12 +105,15 @@ def compare(schedule: str, rank: int, world_size: int, iterations: int) -> dict[
     return {name: median_ratio(times["own"], times[name]) for name in names}
 
 
-def median_ratio(own: Sequence[float], other: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(own, other, strict=True))
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def overhead(rank: int, world_size: int, iterations: int) -> dict[str, float]:
-    """CPU time per compute instruction above a plain loop that does the same autograd work; and what a trace adds."""
+    """Measure the CPU time per compute instruction above a plain loop that does the same autograd work.
+
+    Also measures the cost of a trace.
+    """
     count = TINY_MICRO_BATCHES
     job = tiny_job(2, count)
     chain = Chain(job)
@@ -142,25 +148,26 @@ def overhead(rank: int, world_size: int, iterations: int) -> dict[str, float]:
             start = time.process_time()
             run()
             times[name].append(time.process_time() - start)
-    own = statistics.median(a - b for a, b in zip(times["own"], times["plain"], strict=True))
+    extra = statistics.median(a - b for a, b in zip(times["own"], times["plain"], strict=True))
     traced = statistics.median(a - b for a, b in zip(times["traced"], times["own"], strict=True))
-    return {"compute_us": 1e6 * own / (4 * count), "trace_us": 1e6 * traced / len(program.prologue)}
+    return {"compute_us": 1e6 * extra / (4 * count), "trace_us": 1e6 * traced / len(program.prologue)}
 
 
 def messages(rank: int, world_size: int, iterations: int) -> dict[str, float] | None:
-    """CPU time of an instruction that issues one message, between two ranks: medians over all in traced steps.
+    """Measure the CPU time of an instruction that issues one message, between two ranks.
 
-    ``raw SEND`` and ``raw RECV``: the part of gloo's own call.
+    Returns medians over all messages in traced steps. ``raw SEND`` and ``raw RECV``: the part inside gloo's call.
     """
     count = TINY_MICRO_BATCHES
     chain = Chain(tiny_job(2, count))
     stages = [Stage(0, 0, (0,)), Stage(1, 1, (1,))]
     program = laid(chain, stages, count, SCHEDULES["1F1B"]).programs()[rank]
-    taken: dict[str, list[int]] = {"SEND": [], "RECV": [], "raw SEND": [], "raw RECV": []}
+    durations: dict[str, list[int]] = {"SEND": [], "RECV": [], "raw SEND": [], "raw RECV": []}
     group = dist.group.WORLD
     assert group is not None
     timed = SimpleNamespace(
-        send=partial(timed_call, taken["raw SEND"], group.send), recv=partial(timed_call, taken["raw RECV"], group.recv)
+        send=partial(timed_call, durations["raw SEND"], group.send),
+        recv=partial(timed_call, durations["raw RECV"], group.recv),
     )
     interpreter = Interpreter(
         program,
@@ -175,27 +182,27 @@ def messages(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
         events: list[int] = []
         interpreter.step(0, events)
         for i, one in enumerate(interpreter.instructions):
-            if one.kind[:4] in taken:
-                taken[one.kind[:4]].append(events[2 * i + 1] - events[2 * i])
-    return None if rank else {kind: statistics.median(times) / 1000 for kind, times in taken.items()}
+            if one.kind[:4] in durations:
+                durations[one.kind[:4]].append(events[2 * i + 1] - events[2 * i])
+    return None if rank else {kind: statistics.median(times) / 1000 for kind, times in durations.items()}
 
 
 class BusyTimer(HostTimer):
-    """The processor time of this thread."""
+    """A timer of the processor time of this thread."""
 
     def mark(self) -> None:
         self._add(time.thread_time_ns())
 
 
 class BusyRuntime(CpuRuntime):
-    """A CPU whose instructions are timed by what they take of it."""
+    """A CPU whose instructions are timed by the processor time that they use."""
 
     def timer(self) -> BusyTimer:
         return BusyTimer()
 
 
 def timed_call(taken_ns: list[int], call: Callable[..., Any], *arguments: object) -> Any:
-    """Call, and append this thread's CPU time in it."""
+    """Make the call, and append this thread's CPU time in it."""
     start = time.thread_time_ns()
     result = call(*arguments)
     taken_ns.append(time.thread_time_ns() - start)
@@ -203,7 +210,7 @@ def timed_call(taken_ns: list[int], call: Callable[..., Any], *arguments: object
 
 
 class Sleep(torch.autograd.Function):
-    """As long as a device that needs ``DELAY_S`` per row, and twice that backward."""
+    """A delay as long as a device that needs ``DELAY_S`` per row, and twice that backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -229,7 +236,10 @@ class Slow(nn.Module):
 
 
 def figure_8(rank: int, world_size: int, iterations: int) -> dict[str, float] | None:
-    """Two replicas before one, rows against whole micro-batches in turn: the ratio of their iteration times."""
+    """Measure two replicas before one: the ratio of iteration times of two dispatches.
+
+    In one the replicas split each micro-batch, in the other they take whole micro-batches in turn.
+    """
     count, rows = 5, 2
     generator = torch.Generator().manual_seed(SEED)
     x, y = torch.randn(2, count * rows, 8, generator=generator)
@@ -240,18 +250,20 @@ def figure_8(rank: int, world_size: int, iterations: int) -> dict[str, float] | 
     ]
     chain = Chain(Prepared(layers, x, y, functional.mse_loss))
     shapes = chain.infer_shapes(range(rows))
-    found = {}
+    interpreters = {}
     dispatches: tuple[Literal["rows"], Literal["round_robin"]] = ("rows", "round_robin")
     for dispatch in dispatches:
         stages = [Stage(0, 1, (0, 1), dispatch), Stage(2, 2, (2,))]
         warmup = (2, 1) if dispatch == "rows" else (4, 1)
         program = laid(chain, stages, count, partial(early_backward, warmup=warmup)).programs()[rank]
         groups = process_groups(program.groups)
-        found[dispatch] = Interpreter(program, chain, shapes, seed=SEED, transport=GlooTransport(), groups=groups)
-        found[dispatch].agree()
-    times: dict[str, list[float]] = {name: [] for name in found}
+        interpreters[dispatch] = Interpreter(
+            program, chain, shapes, seed=SEED, transport=GlooTransport(), groups=groups
+        )
+        interpreters[dispatch].agree()
+    times: dict[str, list[float]] = {name: [] for name in interpreters}
     for _ in range(max(5, iterations // 2)):
-        for name, interpreter in found.items():
+        for name, interpreter in interpreters.items():
             dist.barrier()
             start = time.perf_counter()
             interpreter.step(0)
@@ -273,29 +285,32 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--iterations", type=int, default=12, help="paired iterations per row")
     parser.add_argument("--only", default="", help="rows whose name contains this: 'ZBV, 2', 'overhead', 'figure 8'")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     good = []
     for schedule in SCHEDULES:
         for world_size in CUTS:
             what = f"GPT d=256, {schedule}, {world_size} ranks"
-            if given.only in what:
-                found = in_processes(partial(compare, schedule), world_size, given.iterations)
-                good += [row(f"{what} / {name}", ratio, "ratio", TARGETS[name]) for name, ratio in found.items()]
-    if given.only in "overhead":
-        found = in_processes(overhead, 1, given.iterations)
-        good.append(row("overhead per compute instruction", found["compute_us"], "us", 20))
-        good.append(row("overhead of the trace per instruction", found["trace_us"], "us", 3))
-        found = in_processes(messages, 2, given.iterations)
+            if options.only in what:
+                result = in_processes(partial(compare, schedule), world_size, options.iterations)
+                good += [row(f"{what} / {name}", ratio, "ratio", TARGETS[name]) for name, ratio in result.items()]
+    if options.only in "overhead":
+        result = in_processes(overhead, 1, options.iterations)
+        good.append(row("overhead per compute instruction", result["compute_us"], "us", 20))
+        good.append(row("overhead of the trace per instruction", result["trace_us"], "us", 3))
+        result = in_processes(messages, 2, options.iterations)
         for kind in ("SEND", "RECV"):
             good.append(
                 row(
-                    f"CPU of {kind} per message, of which gloo's call {found[f'raw {kind}']:.1f}", found[kind], "us", 10
+                    f"CPU of {kind} per message, of which gloo's call {result[f'raw {kind}']:.1f}",
+                    result[kind],
+                    "us",
+                    10,
                 )
             )
-    if given.only in "figure 8":
-        found = in_processes(figure_8, 3, given.iterations)
-        good.append(row("DAPPLE figure 8, 2 replicas before 1: rows / round robin", found["ratio"], "ratio", 0.999))
+    if options.only in "figure 8":
+        result = in_processes(figure_8, 3, options.iterations)
+        good.append(row("DAPPLE figure 8, 2 replicas before 1: rows / round robin", result["ratio"], "ratio", 0.999))
     return 0 if all(good) else 1
 
 

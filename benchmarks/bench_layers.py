@@ -2,12 +2,12 @@
 
     python benchmarks/bench_layers.py [--traced]
 
-The blocks are those of ``benchmarks/measured``: one of ``tensor`` GPUs, without collectives. Times are compared with
-the kernels alone, replayed from a CUDA graph; what eager torch took is printed with them, as it issues small kernels
-more slowly than the GPU runs them. Recomputing is compared with eager torch, where the GPU is what takes the time.
-``--traced`` compares the profile that is traced on the meta device as well, which takes a minute. Of kept memory the
-gathered sequences are left out, which the measured blocks do not make themselves. Ends with 1 where the mean error of
-both passes of blocks of a millisecond and more is above `MOST` at the level of kernels.
+The blocks come from ``benchmarks/measured``: one of ``tensor`` GPUs, without collectives. Times are compared with the
+kernels alone, replayed from a CUDA graph. The times of eager torch are printed with them, as it issues small kernels
+more slowly than the GPU runs them. Recomputing is compared with eager torch where the GPU bounds the time. ``--traced``
+also compares the profile that is traced on the meta device, which takes a minute. Kept memory is compared without the
+gathered sequences, which the measured blocks do not make themselves. The exit status is 1 where the mean error of both
+passes of blocks of a millisecond and more is above `MOST` at the level of kernels.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from penstock.shapes.layout import Layout
 
 MOST = 0.1
 _LONG_NS = 1_000_000
-"""Kernels of a block from which on it counts: the closed form has too few small kernels in shorter ones."""
+"""Kernels of a block from which on it counts.
+
+The closed form has too few small kernels in shorter blocks.
+"""
 _HOST_BOUND = 1.1
-"""How much longer than its kernels an eager block may take before its times are those of the host."""
+"""The ratio of an eager block's time to its kernels' time above which the host bounds it."""
 _BF16 = 2
 _GATHERED = 2
-"""Sequences that a block gathers and keeps at tensor degrees above 1: before attention and feed-forward."""
+"""The sequences that a block gathers and keeps at tensor degrees above 1: before attention and feed-forward."""
 
 
 class Cost(NamedTuple):
-    """What a profile says of a block."""
+    """The costs of a block by a profile."""
 
     forward_ns: float
     backward_ns: float
@@ -52,8 +55,8 @@ Block = dict[str, Any]
 
 
 def closed_form(blocks: list[Block], level: Level) -> list[Cost]:
-    """By the closed form of eager torch."""
-    found = []
+    """Return costs by the closed form of eager torch."""
+    costs = []
     for block in blocks:
         heads = block["hidden"] // HEAD_WIDTH
         shape = SHAPES["llama-3-8b"].model_copy(
@@ -68,13 +71,13 @@ def closed_form(blocks: list[Block], level: Level) -> list[Cost]:
         )
         layout = Layout(framework="torch", micro_batch_size=block["batch"], tensor=block["tensor"])
         cost = costs_of(Case(shape, layout, device_facts(KIND, level)))["dense"]
-        found.append(Cost(cost.forward_ns, cost.backward_ns, cost.stash_bytes - _gathered_bytes(block)))
-    return found
+        costs.append(Cost(cost.forward_ns, cost.backward_ns, cost.stash_bytes - _gathered_bytes(block)))
+    return costs
 
 
 def traced(blocks: list[Block], level: Level) -> list[Cost]:
-    """By the operations of ``examples/llama.py`` on the meta device."""
-    known: dict[tuple[int, ...], Cost] = {}
+    """Return costs by the operations of ``examples/llama.py`` on the meta device."""
+    cost_of: dict[tuple[int, ...], Cost] = {}
     for (hidden, length), group in groupby(sorted(blocks, key=_traced_together), key=_traced_together):
         listed = list(group)
         heads = hidden // HEAD_WIDTH
@@ -85,16 +88,16 @@ def traced(blocks: list[Block], level: Level) -> list[Cost]:
         job = make("llama-block", config, batch_size=max(sizes))
         profile = analytic_profile(job, KIND, sorted(sizes), "bf16", tensor_degrees=sorted(degrees - {1}), level=level)
         for block in listed:
-            known[_key(block)] = _of_block(profile, block)
-    return [known[_key(block)] for block in blocks]
+            cost_of[_key(block)] = _of_block(profile, block)
+    return [cost_of[_key(block)] for block in blocks]
 
 
 def _of_block(profile: ModelProfile, block: Block) -> Cost:
-    """Of layer 1, after the embedding."""
+    """Return the cost of layer 1, after the embedding."""
     if block["tensor"] == 1:
         layers = next(each for each in profile.measurements if each.micro_batch_size == block["batch"]).layers
-        own = layers[1]
-        return Cost(own.forward_ns, own.backward_ns, own.stash_bytes)
+        layer = layers[1]
+        return Cost(layer.forward_ns, layer.backward_ns, layer.stash_bytes)
     assert profile.classes is not None
     variant = next(each for each in profile.variants or () if each.degrees.tensor == block["tensor"])
     divided = next(each for each in variant.measurements if each.micro_batch_size == block["batch"])
@@ -117,8 +120,9 @@ def _gathered_bytes(block: Block) -> int:
 
 
 class Off(NamedTuple):
-    """Errors of a block's times, relative to its kernels; recomputing: relative to eager torch, where it is bound by
-    the GPU.
+    """Errors of a block's times, relative to its kernels.
+
+    ``recomputing`` is relative to eager torch, where the GPU bounds it.
     """
 
     forward: float
@@ -129,7 +133,7 @@ class Off(NamedTuple):
 
 
 def off(block: Block, cost: Cost) -> Off:
-    """By how much a profile is off."""
+    """Return the errors of a profile for a block."""
     both_ns = cost.forward_ns + cost.backward_ns
     again_ns = block["recomputed_forward_ns"] + block["recomputed_backward_ns"]
     kernels_ns = block["graph_both_ns"] + block["graph_forward_ns"]
@@ -148,7 +152,7 @@ def _eager_ns(block: Block) -> float:
 
 
 def printed(name: str, blocks: list[Block], by_level: dict[Level, list[Cost]]) -> float:
-    """Print a line for each block, then means; the mean error of both passes of long blocks at the last level."""
+    """Print a line for each block, then means; return the mean error of long blocks' passes at the last level."""
     print(
         f"\n{name}\n{'h':>5} t  b length | kernels, eager ms    | "
         + " | ".join(f"{level}: forward, backward, both, recomputing" for level in by_level)
@@ -163,16 +167,16 @@ def printed(name: str, blocks: list[Block], by_level: dict[Level, list[Cost]]) -
             f"{block['hidden']:5} {block['tensor']} {block['batch']:2} {block['length']:6} | {times} | {errors} | "
             f"{block['kept_bytes'] / 2**20:7.1f} {kept:+.1%}"
         )
-    found = 0.0
+    mean_error = 0.0
     for level, rows in each.items():
         means = [_mean(column) for column in zip(*rows, strict=True)]
         pairs = list(zip(rows, blocks, strict=True))
-        found = _mean(row.both for row, block in pairs if block["graph_both_ns"] >= _LONG_NS)
+        mean_error = _mean(row.both for row, block in pairs if block["graph_both_ns"] >= _LONG_NS)
         print(f"mean size of errors, {level}: forward, backward, both, recomputing, kept: {_percents(means)}")
         for tensor in sorted({block["tensor"] for block in blocks}):
             print(f"  tensor {tensor}: {_mean(row.both for row, block in pairs if block['tensor'] == tensor):.1%}")
-        print(f"  of {_LONG_NS / 1e6:g} ms and more: {found:.1%}")
-    return found
+        print(f"  of {_LONG_NS / 1e6:g} ms and more: {mean_error:.1%}")
+    return mean_error
 
 
 def _percents(values: Iterable[float | None]) -> str:
@@ -184,7 +188,7 @@ def _mean(values: Iterable[float | None]) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables; 1 where profiles at the level of kernels are further off than stated."""
+    """Print the tables; return 1 where profiles at the level of kernels are further off than stated."""
     if arguments not in ([], ["--traced"]):
         print("layers: takes nothing or --traced")
         return 64

@@ -1,6 +1,6 @@
 """Time and memory of lowering with its checks, and of the text of rows, at 1,024 ranks × 4,096 micro-batches.
 
-Also of a periodic plan: what 1,000 global batches in one program cost beyond 10. Prints
+Also for a periodic plan: the cost of 1,000 global batches in one program beyond 10. Prints
 ``name value unit target ok|MISSED`` for each row. Stages have one layer; early backward, policy A.
 """
 
@@ -44,7 +44,10 @@ def _lower(problem: Problem, allocation: Allocation, orders: Orders) -> float:
 
 
 def _periodic() -> None:
-    """PipeDream-2BW's order on 64 ranks, 64 micro-batches in a global batch: a long run is a short one with a loop."""
+    """Measure PipeDream-2BW's order on 64 ranks with 64 micro-batches in a global batch.
+
+    A long run is a short one with a loop.
+    """
     problem, allocation, _ = _case(64, 64, 1)
     pattern = eager(problem, allocation, update_rule="double_buffered")
     took = {}

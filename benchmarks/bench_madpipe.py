@@ -1,9 +1,9 @@
 """MadPipe's searches: how long they take, and that the exact one is never worse than the paper's grid.
 
 Prints ``name value unit target ok|MISSED`` for each row. Times are of this thread, with compiled code from the cache.
-Memory is given as a multiple of what weights and one micro-batch's activations take, shared evenly. With
-``--profiles DIR`` (PipeDream's profile texts) ResNet-101 is the profiled graph as a chain of 346 operations, else the
-shipped analytic one of 68 layers.
+Memory is a multiple of the weights and one micro-batch's activations, shared evenly. With
+``--profiles DIR`` (PipeDream's profile texts) ResNet-101 is the profiled graph as a chain of 346 operations, otherwise
+the shipped analytic one of 68 layers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(time.perf_counter() - began)
 
 
 class Layers:
-    """A chain's layers, to be put on any number of processors with any memory."""
+    """A chain's layers, for any number of processors with any memory."""
 
     def __init__(self, forward: np.ndarray, backward: np.ndarray, weights: np.ndarray, activations: np.ndarray) -> None:
         self._lists = [values.astype(np.int64).tolist() for values in (forward, backward, weights, activations)]
@@ -50,7 +50,7 @@ class Layers:
         self._whole_bytes = int(3 * weights.sum() + activations[:-1].sum())
 
     def chain(self, processors: int, memory: float) -> Chain:
-        """On this number of processors with ``memory`` times an even share each."""
+        """Return the chain on this number of processors, each with ``memory`` times an even share."""
         forward, backward, weights, activations = self._lists
         return Chain.of_layers(
             forward,
@@ -64,7 +64,7 @@ class Layers:
 
 
 def main() -> None:
-    """Speed, then quality against the grid, then a fresh process."""
+    """Measure speed, then quality against the grid, then a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=Path, help="folder with PipeDream's profile texts")
     arguments = parser.parse_args()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _speed(name: str, layers: Layers, processors: int, memory: float, target: float) -> None:
-    """Contiguous optimum and the search below it, as the planner runs them."""
+    """Measure the contiguous optimum and the search below it, as the planner runs them."""
     chain = layers.chain(processors, memory)
     seconds, searched = _timed(lambda: _search(chain))
     exact = "exact" if searched.exact else "rounded"
@@ -96,12 +96,15 @@ def _search(chain: Chain) -> Searched:
 
 def _timed(run: Callable[[], Searched]) -> tuple[float, Searched]:
     began = time.thread_time()
-    found = run()
-    return time.thread_time() - began, found
+    result = run()
+    return time.thread_time() - began, result
 
 
 def _grid() -> None:
-    """The same memory model (literal g - 1) for both: how much longer the grid's periods are, and where it has none."""
+    """Compare the grid with the exact search under the same memory model (literal g - 1).
+
+    Prints how much longer the grid's periods are, and how often it finds no allocation.
+    """
     ratios, faster, missing, worse = [], [], 0, 0
     for count in (12, 25, 40):
         for processors in (2, 4):
@@ -139,7 +142,7 @@ def _resnet(folder: Path | None) -> Layers:
 
 
 def _layers(model: ModelProfile) -> Layers:
-    """A measurement's chain; what a layer keeps is taken as its input."""
+    """Return a measurement's chain; what a layer keeps is taken as its input."""
     measured = model.measurements[0]
     rows = measured.micro_batch_size
     sent = [sum(tensor.bytes_per_sample for tensor in boundary) * rows for boundary in model.boundaries]
@@ -152,7 +155,10 @@ def _layers(model: ModelProfile) -> Layers:
 
 
 def _random(count: int) -> Layers:
-    """An invented network: time and activations shrink along the chain, weights grow, all unevenly."""
+    """Return a random network.
+
+    Time and activations shrink along the chain, weights grow, all unevenly.
+    """
     draw = np.random.default_rng(count)
     place = np.linspace(0, 1, count)
     load = np.exp(draw.normal(0, 0.45, count)) * (1.3 - 0.6 * place) * 10**7

@@ -1,9 +1,9 @@
-"""What the large neighbourhood search finds: small requests against the joint optimum, models and large clusters.
+"""Results of the large neighbourhood search: small requests against the joint optimum, models and large clusters.
 
-Small requests (those of ``bench_exact``, 8 micro-batches) are searched from nothing but even stages, in private and
-shared networks and with little memory. Models of DAPPLE start from the best plan of ``dapple``, ``spp`` and ``relax``,
-random chains on 64 and 256 devices from that of ``gpipe`` and ``dp``. CPU time, warm. Prints ``name value unit target
-ok|MISSED``, ``-`` where there is no target. ``--quick``: five small requests, two models, 64 devices.
+Small requests (from ``bench_exact``, 8 micro-batches) are searched from nothing but even stages, in private and
+shared networks and with little memory. DAPPLE's models start from the best plan of ``dapple``, ``spp`` and ``relax``,
+random chains on 64 and 256 devices from the best plan of ``gpipe`` and ``dp``. CPU time, warm. Prints ``name value unit
+target ok|MISSED``, ``-`` where there is no target. ``--quick``: five small requests, two models, 64 devices.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from penstock.solvers.solve.judging import Judge
 
 NEVER = 2**60
 SMALL, LARGE = 1.0, 10.0
-"""Effort, about in seconds."""
+"""The efforts, about in seconds."""
 MEAN_PERCENT, MOST_PERCENT = 0.016, 2.44
 MODELS = (("bert-48", 64), ("xlnet-36", 128), ("amoebanet-36", 128), ("vgg-19", 1024), ("gnmt-16", 1024))
 CLUSTERS = ("dapple-config-a", "dapple-config-b", "dapple-config-c")
 
 
 def main() -> None:
-    """Small requests, models, large clusters."""
+    """Run small requests, models, large clusters."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five small requests, two models, 64 devices")
     quick = parser.parse_args().quick
@@ -68,7 +68,10 @@ def _small(name: str, problems: Iterable[Problem]) -> None:
 
 
 def _tightened(problem: Problem, seed: int) -> Problem:
-    """1.3 even shares of the states and little else; every other request may recompute."""
+    """Return the problem with 1.3 even shares of the states and little more memory.
+
+    Every other request may recompute.
+    """
     source = problem.measured["gpu"][0]
     states = int(problem.parameter_bytes[-1]) * (1 + problem.memory.gradient_factor + problem.memory.state_factor)
     memory = int(1.3 * states / problem.num_devices) + 150_000_000
@@ -132,7 +135,7 @@ def _gain(label: str, problem: Problem, judge: Judge) -> float:
 
 
 def _search(problem: Problem, judge: Judge | None, effort: float) -> tuple[int, float]:
-    """The best time, and CPU seconds."""
+    """Return the best time, and CPU seconds."""
     best = None if judge is None else judge.best
     search = LargeNeighbourhoodSearch(problem, NEVER if best is None else best.value_ns, int(effort * SECOND))
     began = time.process_time()

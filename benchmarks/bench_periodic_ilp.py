@@ -1,7 +1,7 @@
 """The periodic ILP: how long a proof takes, and what MadPipe's plans gain by it on fresh chains.
 
 Prints ``name value unit target ok|MISSED`` for each row; times are of this process, HiGHS on one thread. The joint
-optimum is over every way to put layers on processors; fresh chains are in the paper's own model, 50 layers, at 12 GB/s.
+optimum is over every way to put layers on processors; fresh chains follow the paper's model, 50 layers, at 12 GB/s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ BANDWIDTH_BYTES_PER_S = 12_000 * MILLION
 
 
 def invented_line(count: int, shared: int, seed: int, *, tight: bool) -> StageLine:
-    """Stages of about equal work, ``shared`` of them, no neighbours, on processor 0, which has room for some."""
+    """Return stages of about equal work.
+
+    ``shared`` of them, no neighbours, are on processor 0, which has enough memory for some.
+    """
     draw = np.random.default_rng(seed)
     special: list[int] = []
     while len(special) < shared:
@@ -42,8 +45,8 @@ def invented_line(count: int, shared: int, seed: int, *, tight: bool) -> StageLi
         for s in draw.permutation(count).tolist():
             if len(special) < shared and all(abs(s - other) > 1 for other in special):
                 special.append(s)
-    own = iter(range(1, count))
-    processor = [0 if s in special else next(own) for s in range(count)]
+    free = iter(range(1, count))
+    processor = [0 if s in special else next(free) for s in range(count)]
     load = draw.uniform(0.75, 1.0, count)
     load[special] /= shared
     hops = [int(h * MILLION) for h in draw.uniform(0.03, 0.3, count - 1)]
@@ -72,7 +75,10 @@ def invented_line(count: int, shared: int, seed: int, *, tight: bool) -> StageLi
 
 
 def speed(counts: list[int], seeds: int) -> None:
-    """Lines of every size: the longest time until the proof, and how much shorter than inside-out the pattern is."""
+    """Measure lines of every size.
+
+    Prints the longest time until the proof, and how much shorter than inside-out the pattern is.
+    """
     for count in counts:
         seconds, unproven, gains = [], 0, []
         for seed in range(seeds):
@@ -82,9 +88,9 @@ def speed(counts: list[int], seeds: int) -> None:
                 answer = solve(line)
                 seconds.append(time.process_time() - began)
                 unproven += not answer.proven
-                found = inside_out.smallest(line)
-                if found is not None and answer.pattern is not None:
-                    gains.append(answer.pattern.period_ns / found.period_ns)
+                pattern = inside_out.smallest(line)
+                if pattern is not None and answer.pattern is not None:
+                    gains.append(answer.pattern.period_ns / pattern.period_ns)
         row(f"{count} stages, longest of {len(seconds)}", max(seconds), "s", TARGETS_S[count])
         row(f"{count} stages, not proven", unproven, "lines", 0)
         print(f"{count} stages, period over inside-out's, geometric mean {_mean(gains):.3f} x", flush=True)
@@ -99,12 +105,15 @@ class Layers(NamedTuple):
     inputs: list[int]
 
     def memory_bytes(self, processors: int, memory: float) -> int:
-        """``memory`` times an even share of three copies of the weights and one micro-batch's activations."""
+        """Return ``memory`` times an even share of three copies of the weights and one micro-batch's activations."""
         return int((3 * sum(self.weights) + sum(self.inputs[:-1])) * memory / processors)
 
 
 def fresh_layers(seed: int, count: int) -> Layers:
-    """By the generator's rules: work and activations shrink along the chain, weights grow, all unevenly."""
+    """Return layers by the generator's rules.
+
+    Work and activations shrink along the chain, weights grow, all unevenly.
+    """
     draw = np.random.default_rng(seed)
     place = np.linspace(0, 1, count)
     load = np.exp(draw.normal(0, 0.45, count)) * (1.3 - 0.6 * place) * 10 * MILLION
@@ -114,7 +123,7 @@ def fresh_layers(seed: int, count: int) -> Layers:
 
 
 def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) -> Chain:
-    """In the paper's own model (section 4.1)."""
+    """Return a chain in the paper's model (section 4.1)."""
     layers = fresh_layers(seed, count)
     return Chain.of_layers(
         *layers,
@@ -125,7 +134,7 @@ def fresh_chain(seed: int, processors: int, memory: float, count: int = LAYERS) 
 
 
 def fresh_problem(seed: int, processors: int, memory: float) -> Problem:
-    """As a request, without transfer buffers: each layer's stash is its input."""
+    """Return the chain as a request, without transfer buffers: each layer's stash is its input."""
     layers = fresh_layers(seed, LAYERS)
     forward, backward, inputs = (np.asarray(each) for each in (layers.forward, layers.backward, layers.inputs))
     return chains.chain(
@@ -146,7 +155,7 @@ def fresh_problem(seed: int, processors: int, memory: float) -> Problem:
 
 
 def line_on(chain: Chain, bounds: Sequence[int], places: Sequence[int]) -> StageLine:
-    """Stages between these boundaries of a chain on these processors."""
+    """Return the stages between these boundaries of a chain on these processors."""
     spans = list(pairwise(bounds))
     forward = [int(chain.forward_ns[after] - chain.forward_ns[first]) for first, after in spans]
     hops = tuple(int(chain.hop_ns[-1, after]) // 2 for _first, after in spans[:-1])
@@ -164,16 +173,16 @@ def line_on(chain: Chain, bounds: Sequence[int], places: Sequence[int]) -> Stage
     )
 
 
-def line_of_found(chain: Chain, found: PartsAtPeriod) -> StageLine:
-    """Of a search: normal stages on processors of their own, special ones on one."""
-    own = iter(range(1, len(found.parts) + 1))
-    places = [0 if part.special else next(own) for part in found.parts]
+def line_of_found(chain: Chain, solution: PartsAtPeriod) -> StageLine:
+    """Return the line of a search's allocation: normal stages on separate processors, special ones on one."""
+    free = iter(range(1, len(solution.parts) + 1))
+    places = [0 if part.special else next(free) for part in solution.parts]
     numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
-    return line_on(chain, [0, *(part.after for part in found.parts)], [numbers[place] for place in places])
+    return line_on(chain, [0, *(part.after for part in solution.parts)], [numbers[place] for place in places])
 
 
 class Gain(NamedTuple):
-    """Shortest periods in ns of one case, None where there is none: contiguous, by list scheduling, by the ILP."""
+    """Shortest periods in ns of one case, None where there is no plan: contiguous, by list scheduling, by the ILP."""
 
     contiguous: int | None
     listed: int | None
@@ -183,13 +192,13 @@ class Gain(NamedTuple):
 
 
 def shortest(chain: Chain) -> Gain:
-    """The contiguous optimum, and the best pattern of every allocation that the planner's search finds."""
+    """Return the contiguous optimum, and the best pattern of every allocation of the planner's search."""
     optimum = contiguous_optimum(chain)
     contiguous = None if optimum is None else optimum.period_ns
     listed, solved, unproven = contiguous, contiguous, 0
     searched = portfolio(chain, contiguous).allocations
-    for found in searched:
-        line = line_of_found(chain, found)
+    for allocation in searched:
+        line = line_of_found(chain, allocation)
         pattern = inside_out.smallest(line, below_ns=listed)
         listed = listed if pattern is None else pattern.period_ns
         answer = solve(line, below_ns=solved)
@@ -199,7 +208,7 @@ def shortest(chain: Chain) -> Gain:
 
 
 def fresh(seeds: Sequence[int]) -> None:
-    """MadPipe's final periods against the exact contiguous optimum."""
+    """Compare MadPipe's final periods with the exact contiguous optimum."""
     gains = [
         shortest(fresh_chain(seed, processors, memory))
         for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0))
@@ -219,7 +228,7 @@ def fresh(seeds: Sequence[int]) -> None:
 
 
 def judged(seeds: Sequence[int]) -> None:
-    """The planner's whole answer, simulated, against its answer with contiguous allocations alone."""
+    """Compare the planner's whole answer, simulated, with its answer with contiguous allocations alone."""
     ratios, worse, alone, neither = [], 0, 0, 0
     for seed, processors, memory in product(seeds, (4, 8), (1.6, 2.5, 4.0, 8.0)):
         problem = fresh_problem(seed, processors, memory)
@@ -245,10 +254,10 @@ def judged(seeds: Sequence[int]) -> None:
 
 
 def joint_optimum(chain: Chain) -> int | None:
-    """The smallest period of any allocation and pattern: every way to put layers on processors, each with its ILP.
+    """Return the smallest period of any allocation and pattern.
 
-    Neighbouring layers on one processor are one stage. Least loaded first; only shorter patterns than known are asked
-    for. That is what the ILP of MadPipe's reference [1] decides.
+    Every way to put layers on processors has an ILP. Neighbouring layers on one processor are one stage. The least loaded come first, and only shorter patterns than the
+    best so far are searched. The ILP of MadPipe's reference [1] decides the same.
     """
     lines = []
     for places in _layouts(chain.size, chain.processors):
@@ -265,15 +274,15 @@ def joint_optimum(chain: Chain) -> int | None:
 
 
 def _layouts(layers: int, processors: int) -> Iterator[tuple[int, ...]]:
-    """The processor of each layer, processors numbered as they appear."""
-    found: list[tuple[int, ...]] = [(0,)]
+    """Yield the processor of each layer, processors numbered as they appear."""
+    layouts: list[tuple[int, ...]] = [(0,)]
     for _ in range(layers - 1):
-        found = [(*way, place) for way in found for place in range(min(max(way) + 2, processors))]
-    yield from found
+        layouts = [(*way, place) for way in layouts for place in range(min(max(way) + 2, processors))]
+    yield from layouts
 
 
 def joint(seeds: Sequence[int]) -> None:
-    """MadPipe's gap to the optimum over all allocations and patterns."""
+    """Compare MadPipe with the optimum over all allocations and patterns."""
     gaps, missing = [], 0
     for seed in seeds:
         for layers, processors in ((6, 2), (7, 3), (8, 3)):
@@ -288,7 +297,7 @@ def joint(seeds: Sequence[int]) -> None:
 
 
 def row(name: str, value: float, unit: str, target: float) -> None:
-    """A line of the report."""
+    """Print a line of the report."""
     print(f"{name} {value:.3g} {unit} {target} {'ok' if value <= target else 'MISSED'}", flush=True)
 
 
@@ -297,7 +306,7 @@ def _mean(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Speed, the joint optimum, then fresh chains."""
+    """Measure speed, the joint optimum, then fresh chains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two seeds")
     arguments = parser.parse_args()

@@ -47,12 +47,12 @@ def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
             before = remaining[lane][:at]
             soon = [max(ready[other], now) for other in before if not missing[other]]
             waits = any((t - now) * PARTS < lists.duration_ns[op] * patience for t in soon)
-            fits = lists.taken[op] == 0 or peak_with(lists, held[lane], before, op) <= lists.room[lane]
+            fits = lists.need[op] == 0 or peak_with(lists, held[lane], before, op) <= lists.room[lane]
             if at and not (lists.movable[op] and fits and not waits):
                 continue
             remaining[lane].remove(op)
             start[op], free[lane] = now, now + int(lists.duration_ns[op])
-            held[lane] += int(lists.taken[op] - lists.freed[op])
+            held[lane] += int(lists.need[op] - lists.freed[op])
             heapq.heappush(events, (free[lane], lane))
             for other, lag in zip(lists.following[op].tolist(), lists.lag_ns[op].tolist(), strict=True):
                 if other >= 0:
@@ -69,10 +69,10 @@ def peak_with(lists: Jobs, held: int, before: list[int], op: int) -> int:
     """The peak of the operations before, while what ``op`` takes is kept all along."""
     level = peak = held
     for other in before:
-        level += int(lists.taken[other])
+        level += int(lists.need[other])
         peak = max(peak, level)
         level -= int(lists.freed[other])
-    return peak + int(lists.taken[op])
+    return peak + int(lists.need[op])
 
 
 def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
@@ -90,7 +90,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
         possible = [
             (q, op)
             for q, op in ranked
-            if not missing[op] and (not jobs.taken[op] or held[lane] + jobs.taken[op] + jobs.kept[q] <= jobs.room[lane])
+            if not missing[op] and (not jobs.need[op] or held[lane] + jobs.need[op] + jobs.kept[q] <= jobs.room[lane])
         ]
         awaited = now + 2**60
         for q, op in possible:
@@ -99,7 +99,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
             elif (awaited - now) * PARTS >= jobs.duration_ns[op] * patience:
                 done[q] += 1
                 start[op], free[lane] = now, now + int(jobs.duration_ns[op])
-                held[lane] += int(jobs.taken[op] - jobs.freed[op])
+                held[lane] += int(jobs.need[op] - jobs.freed[op])
                 heapq.heappush(events, (free[lane], lane))
                 for other, lag in zip(jobs.following[op].tolist(), jobs.lag_ns[op].tolist(), strict=True):
                     if other >= 0:

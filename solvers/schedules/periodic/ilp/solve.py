@@ -18,8 +18,8 @@ ROUNDING = 10**6
 class PatternAnswer(NamedTuple):
     """A solution: no pattern that was searched for has a period below ``bound_ns``.
 
-    ``pattern`` is the shortest one. If it is None, ``proven`` says that no pattern exists; otherwise the search has
-    none.
+    ``pattern`` is the shortest one. If it is None, ``proven`` says that no pattern exists; otherwise the search ended
+    without one.
     """
 
     pattern: Pattern | None
