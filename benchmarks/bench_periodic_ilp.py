@@ -256,7 +256,8 @@ def judged(seeds: Sequence[int]) -> None:
 def joint_optimum(chain: Chain) -> int | None:
     """Return the smallest period of any allocation and pattern.
 
-    Every way to put layers on processors has an ILP. Neighbouring layers on one processor are one stage. The least loaded come first, and only shorter patterns than the
+    Every way to put layers on processors has an ILP. Neighbouring layers on one processor are one stage. The least
+    loaded come first, and only shorter patterns than the
     best so far are searched. The ILP of MadPipe's reference [1] decides the same.
     """
     lines = []

@@ -33,7 +33,7 @@ REPETITIONS = 3
 
 
 def main() -> None:
-    """The issue's row first."""
+    """Run every row; the row with a target comes first."""
     flat = request("resnet-101", "16x1xV100", 512)
     batch = batch_of(flat, 32)
     assert len(levels_of(flat)) == 1
@@ -52,25 +52,25 @@ def main() -> None:
 
 
 def request(model: str, shape: str, batch: int) -> Problem:
-    """A shipped profile on a cluster of V100."""
+    """Return a shipped profile on a cluster of V100."""
     return to_problem(PlanRequest(profile=profile(model), topology=cluster(shape), global_batch_size=batch))
 
 
 def on_devices(problem: Problem, rows: int) -> None:
-    """The program on placed devices with its tables, for one number of micro-batches."""
+    """Run the program on placed devices with its tables, for one number of micro-batches."""
     row = DeviceRow(problem, device_order(problem))
     placed(problem, row, Layers(problem), batch_of(problem, rows), Settings())
 
 
 def workers(problem: Problem) -> None:
-    """Partitions of all virtual workers, for one number of micro-batches."""
+    """Partition all virtual workers, for one number of micro-batches."""
     partitions = Partitions(problem)
     for grouping in (*groupings(problem, "node"), *groupings(problem, "equal"), *groupings(problem, "hybrid")):
         partitions.allocation(grouping, batch_of(problem, 8), "one")
 
 
 def best_of(name: str, run: Callable[[], object], target: float | None = None) -> None:
-    """One line: CPU seconds of the quickest of some runs after a first one that loads the compiled code."""
+    """Print the CPU seconds of the quickest of some runs, after a first run that loads the compiled code."""
     run()
     seconds = []
     for _ in range(REPETITIONS):

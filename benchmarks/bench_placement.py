@@ -1,8 +1,8 @@
-"""How long a 1,024-GPU placement over 4,096 free devices takes, and how good it is: CPU and wall seconds.
+"""The time of a 1,024-GPU placement over 4,096 free devices, and its quality: CPU and wall seconds.
 
-``python benchmarks/bench_placement.py [--quick]``. Llama-3 70B (82 layers), global batches of 2,048 samples; H100
-nodes of eight in trees of two and three levels with oversubscribed switches, some of them busy at random (seed 0); a
-quarter of the nodes of ``--quick``.
+``python benchmarks/bench_placement.py [--quick]``. Llama-3 70B (82 layers), global batches of 2,048 samples. H100
+nodes of eight in trees of two and three levels with oversubscribed switches, some of them busy at random (seed 0);
+``--quick`` has a quarter of the nodes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ BATCH = 2048
 
 
 def tree(levels: int, nodes: int, *, per_leaf: int = 32, leaves_per_pod: int = 6) -> ClusterTopology:
-    """Nodes below leaves, below pods with three levels; each level upwards has half of the bandwidth below it."""
+    """Build nodes below leaves, below pods with three levels; each level upwards has half of the bandwidth below it."""
     expanded = catalogue.cluster(f"{nodes}x8xH100").expanded()
     names = [node.name for node in expanded.nodes]
     links, switches = [], ["core"]
     leaves = [names[at : at + per_leaf] for at in range(0, nodes, per_leaf)]
-    for number, held in enumerate(leaves):
+    for number, members in enumerate(leaves):
         leaf, above = f"leaf{number}", "core"
         if levels == 3:
             above = f"pod{number // leaves_per_pod}"
@@ -37,8 +37,8 @@ def tree(levels: int, nodes: int, *, per_leaf: int = 32, leaves_per_pod: int = 6
                 switches.append(above)
                 links.append(_link("core", above, per_leaf * leaves_per_pod * NIC // 4))
         switches.append(leaf)
-        links.append(_link(above, leaf, len(held) * NIC // 2))
-        links += [_link(leaf, name, NIC) for name in held]
+        links.append(_link(above, leaf, len(members) * NIC // 2))
+        links += [_link(leaf, name, NIC) for name in members]
     update = {"name": f"{nodes}x8 in {levels} levels", "switches": tuple(switches), "links": tuple(links)}
     return expanded.model_copy(update=update)
 
@@ -48,12 +48,12 @@ def _link(a: str, b: str, bandwidth: int) -> Link:
 
 
 def timed(topology: ClusterTopology, free: int, **more: Any) -> tuple[Placement, float, float]:
-    """A placement with ``free`` nodes free; its CPU seconds, children included, and wall seconds."""
+    """Place a job with ``free`` nodes free; return its CPU seconds, children included, and wall seconds too."""
     names = [node.name for node in topology.nodes]
     busy = random.Random(0).sample(names, len(names) - free)
     started, used = time.monotonic(), _cpu_s()
-    found = place("llama-3-70b", topology, global_batch_size=BATCH, busy=busy, **more)
-    return found, _cpu_s() - used, time.monotonic() - started
+    placement = place("llama-3-70b", topology, global_batch_size=BATCH, busy=busy, **more)
+    return placement, _cpu_s() - used, time.monotonic() - started
 
 
 def _cpu_s() -> float:
@@ -61,11 +61,11 @@ def _cpu_s() -> float:
     return sum(use.ru_utime + use.ru_stime for use in each)
 
 
-def show(what: str, found: Placement, cpu_s: float, wall_s: float) -> None:
-    """A line of the table."""
-    step = "–" if found.time_per_global_batch_ns is None else f"{found.time_per_global_batch_ns / 1e9:.2f} s"
-    classes = f"{found.planned} of {found.considered}"
-    print(f"| {what} | {len(found.nodes)} | {classes} | {step} | {cpu_s:.1f} | {wall_s:.1f} |", flush=True)
+def show(what: str, placement: Placement, cpu_s: float, wall_s: float) -> None:
+    """Print a line of the table."""
+    step = "–" if placement.time_per_global_batch_ns is None else f"{placement.time_per_global_batch_ns / 1e9:.2f} s"
+    classes = f"{placement.planned} of {placement.considered}"
+    print(f"| {what} | {len(placement.nodes)} | {classes} | {step} | {cpu_s:.1f} | {wall_s:.1f} |", flush=True)
 
 
 def main() -> None:

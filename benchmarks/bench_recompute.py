@@ -1,11 +1,11 @@
-"""What recomputation costs where a gradient is awaited meanwhile (WPipe, figure 13): R as an operation of its own.
+"""The cost of recomputation where a gradient is awaited meanwhile (WPipe, figure 13): R as a separate operation.
 
 ``python benchmarks/bench_recompute.py [--iterations N]``: a line per way to recompute, with ok or MISSED at the target.
 
 Two ranks, one stage each, two micro-batches in flight on the first; every message is delayed by F, the time of a
 forward, so that the first stage waits for a time of F per micro-batch. Its recomputation fits in there. The same
-without R (the layers run again at the start of B) shows what that is worth. Devices are emulated by sleeping and the
-link by a thread, so little load of this machine bears on them; iterations alternate, and the figure is the median of
+without R (the layers run again at the start of B) shows the gain. Devices are emulated by sleeping and the
+link by a thread, so the load of this machine has little effect; iterations alternate, and the figure is the median of
 their ratios.
 """
 
@@ -61,7 +61,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Slow(nn.Module):
-    """A layer on an emulated device; looking for shapes takes no time."""
+    """A layer on an emulated device; shape inference takes no time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,13 +105,13 @@ class Delayed(GlooTransport):
 
 
 def orders_of(problem: Problem, allocation: Allocation, *, ahead: bool) -> Orders:
-    """1F1B of two stages, with R as an operation or not."""
+    """Return 1F1B of two stages, with R as an operation or not."""
     orders = early_backward(problem, allocation, warmup=[2, 1])
     return recomputed(allocation, orders) if ahead else orders
 
 
 def measure(rank: int, world_size: int, iterations: int) -> dict[str, float] | None:
-    """Cost of each way to recompute the first stage, in parts of the iteration that keeps everything."""
+    """Return the cost of each way to recompute the first stage, relative to the iteration that keeps everything."""
     generator = torch.Generator().manual_seed(SEED)
     x, y = torch.randn(2, MICRO_BATCHES, WIDTH, generator=generator)
     layers = [LayerSpec("first", Slow), LayerSpec("second", Slow)]
@@ -142,16 +142,16 @@ def measure(rank: int, world_size: int, iterations: int) -> dict[str, float] | N
 
 
 def main() -> int:
-    """Print the rows; 1 when the target is missed."""
+    """Print the rows; return 1 when the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=9)
     arguments = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
-    found = in_processes(measure, 2, arguments.iterations)
-    ok = found[AHEAD] <= TARGET
-    print(f"recompute: {WHOLE}: {found[WHOLE]:.2f} F per micro-batch")
-    print(f"recompute: {AHEAD}: {100 * found[AHEAD]:+.1f} % (target {100 * TARGET:.0f} %) {'ok' if ok else 'MISSED'}")
-    print(f"recompute: {INSIDE}: {100 * found[INSIDE]:+.1f} %")
+    result = in_processes(measure, 2, arguments.iterations)
+    ok = result[AHEAD] <= TARGET
+    print(f"recompute: {WHOLE}: {result[WHOLE]:.2f} F per micro-batch")
+    print(f"recompute: {AHEAD}: {100 * result[AHEAD]:+.1f} % (target {100 * TARGET:.0f} %) {'ok' if ok else 'MISSED'}")
+    print(f"recompute: {INSIDE}: {100 * result[INSIDE]:+.1f} %")
     return 0 if ok else 1
 
 

@@ -1,12 +1,12 @@
 """The bound over all plans of one contiguous pipeline: how far the best plan is above it, how long the search takes.
 
-DAPPLE's models on its configurations A (also with NVLink's sum, 130 GB/s), B and C, as in BOUNDS section 4.3: private
-half-duplex channels, one all-reduce after the last backward, slices no smaller than what was measured; without and
-with so little memory that it binds; then the shared network. By planner ``relax`` alone or, with ``--auto``, by
-``auto`` without the planners of other kinds of plans. Then random chains on larger clusters, and such whose memory
-mostly makes a pipeline over servers with narrow cables: gaps with and without what stages want of the same cables. CPU
-time of the searches, kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts serve. Prints ``name value
-unit target ok|MISSED`` for each row that has a target.
+DAPPLE's models on its configurations A (also with NVLink's sum, 130 GB/s), B and C, as in BOUNDS section 4.3. Private
+half-duplex channels, one all-reduce after the last backward, slices no smaller than the measured ones; with ample
+memory, and with so little that it binds; then the shared network. The planner is ``relax`` alone or, with ``--auto``,
+``auto`` without the planners of other kinds of plans. Then random chains on larger clusters, and chains whose memory
+mostly forces a pipeline over servers with narrow cables: gaps with and without the stages' load on shared cables. CPU
+time of the searches, kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts are used. Prints ``name
+value unit target ok|MISSED`` for each row that has a target.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Sharing = Literal["private", "shared"]
 
 
 class Case(NamedTuple):
-    """A request and what it is called."""
+    """A request and its name."""
 
     name: str
     problem: Problem
 
 
 def main() -> None:
-    """Every class, then size."""
+    """Run every class, then the sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profiles", type=Path, help="folder with DAPPLE's profile texts")
     parser.add_argument("--auto", action="store_true", help="the best plan of auto, not of relax alone")
@@ -105,25 +105,28 @@ def _request(model: ModelProfile, configuration: str, rows: int, batch: int, sha
 
 
 def _solved(case: Case, planner: str) -> tuple[float | None, float]:
-    """The gap of the planner's plan to the bound in percent, None without a plan, and the seconds of the search."""
+    """Return the gap of the planner's plan to the bound in percent, and the seconds of the search.
+
+    The gap is None without a plan.
+    """
     began = time.thread_time()
     relaxation = Relaxation(case.problem, 30 * MILLION)
     for _piece in relaxation.prove():
         pass
     seconds = time.thread_time() - began
-    found = solve(case.problem, planner, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
-    if found.best is None or not is_contiguous(case.problem, found.best):
-        print(f"  {case.name}: {'a plan of another kind' if found.best else found.status}", flush=True)
+    result = solve(case.problem, planner, options={"exclude": OTHER_KINDS} if planner == "auto" else {})
+    if result.best is None or not is_contiguous(case.problem, result.best):
+        print(f"  {case.name}: {'a plan of another kind' if result.best else result.status}", flush=True)
         return None, seconds
-    bound = max(found.bounds[-2].bound_ns, relaxation.bound_ns)
-    gap = 100 * (found.best.value_ns / bound - 1)
-    stages = len(found.best.allocation.stages)
-    print(f"  {case.name}: {gap:.2f} %, {stages} stages by {found.best.planner}, search {seconds:.2f} s", flush=True)
+    bound = max(result.bounds[-2].bound_ns, relaxation.bound_ns)
+    gap = 100 * (result.best.value_ns / bound - 1)
+    stages = len(result.best.allocation.stages)
+    print(f"  {case.name}: {gap:.2f} %, {stages} stages by {result.best.planner}, search {seconds:.2f} s", flush=True)
     return gap, seconds
 
 
 def _size(nodes: tuple[int, ...], layers: int, target: float, most_seconds: float) -> None:
-    """A random chain with one number of micro-batches."""
+    """Run a random chain with one number of micro-batches."""
     problem = _chain(nodes, layers)
     began = time.thread_time()
     relaxation = Relaxation(problem, 100 * MILLION)
@@ -150,7 +153,10 @@ def _chain(nodes: tuple[int, ...], layers: int) -> Problem:
 
 
 def _narrow(count: int) -> None:
-    """Random requests in a shared network; the gap to the bound of ``prove``, and to the label search's alone."""
+    """Run random requests in a shared network.
+
+    Prints the gap to the bound of ``prove``, and to the label search's bound alone.
+    """
     gaps: list[tuple[float, float]] = []
     slowest = 0.0
     for seed in range(count):
@@ -173,7 +179,10 @@ def _narrow(count: int) -> None:
 
 
 def _narrow_request(seed: int) -> Problem:
-    """12 or 24 layers on 3 to 6 servers of 2 to 8 devices; transfers over a cut take ½ to 2 even shares of the work."""
+    """Return 12 or 24 layers on 3 to 6 servers of 2 to 8 devices.
+
+    Transfers over a cut take ½ to 2 even shares of the work.
+    """
     draw = np.random.default_rng(seed)
     each = int(draw.choice([2, 4, 8]))
     nodes = (each,) * int(draw.choice([3, 4] if each == 8 else [3, 4, 6]))

@@ -1,8 +1,8 @@
-"""Large clusters, stage by stage: what a request of 1,024 devices × 200 layers costs, and one of 10,000 × 1,000.
+"""Large clusters, step by step: the cost of a request of 1,024 devices × 200 layers, and of 10,000 × 1,000.
 
-CPU seconds of this process and of those that it starts, and the peak of the resident set, of each step from the
-documents to the page of the report. ``--planner NAME`` asks another planner than ``auto``, ``--limit S`` limits it.
-Prints a Markdown table for each size, and ``name value unit target ok|MISSED`` for each row that has a target.
+CPU seconds of this process and its children, and the peak of the resident set, of each step from the documents to the
+page of the report. ``--planner NAME`` runs another planner than ``auto``, ``--limit S`` limits it. Prints a Markdown
+table for each size, and ``name value unit target ok|MISSED`` for each row that has a target.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from penstock.solvers.verify.verifier import verify
 T = TypeVar("T")
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 TARGETS = {"small": (60.0, 2.0), "1k": (60.0, 2.0), "10k": (600.0, 4.0)}
-"""CPU seconds and GiB of everything."""
+"""The CPU seconds and GiB of everything."""
 
 
 def main() -> None:
-    """The sizes that are asked for, each in a process of its own: a peak of memory never falls."""
+    """Run the requested sizes, each in a separate process: a peak of memory never falls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="one size; may be repeated")
     parser.add_argument("--planner", default="auto", choices=tuple(PLANNERS))
@@ -64,10 +64,10 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
     seconds, gib = TARGETS[name]
     size = SIZES[name]
     steps = _Steps()
-    asked = steps.take("documents", lambda: request(size, planner=planner, time_limit_s=limit_s))
-    text = steps.take("written as canonical JSON", asked.canonical_json)
+    plan_request = steps.take("documents", lambda: request(size, planner=planner, time_limit_s=limit_s))
+    text = steps.take("written as canonical JSON", plan_request.canonical_json)
     steps.take(f"read, {len(text) / 1e6:.1f} MB", lambda: PlanRequest.parse_json(text))
-    problem = steps.take("frozen as a problem", lambda: to_problem(asked))
+    problem = steps.take("frozen as a problem", lambda: to_problem(plan_request))
     result = steps.take(f"planned by {planner}, with its bounds", lambda: _planned(problem, planner, limit_s))
     best = result.best
     assert best is not None
@@ -79,7 +79,8 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
     steps.take("verified", lambda: verify(*plan, timeline, **how))
     steps.take("bound of its schedules", lambda: schedule_bound(*plan, best.update_rule))
     file = PlanFile(
-        plan=steps.take("as a document", lambda: to_plan(problem, asked, best, result.bounds)), request=asked
+        plan=steps.take("as a document", lambda: to_plan(problem, plan_request, best, result.bounds)),
+        request=plan_request,
     )
     text = steps.take("plan file written", file.canonical_json)
     steps.take(f"plan file read, {len(text) / 1e6:.1f} MB", lambda: PlanFile.parse_json(text))
@@ -98,7 +99,7 @@ def _run(name: str, planner: str, limit_s: float | None) -> None:
 
 
 class Settings(TypedDict):
-    """How a plan is judged."""
+    """The settings of a simulation."""
 
     overlap: bool
     update_rule: UpdateRule
@@ -113,20 +114,20 @@ class _Steps:
 
     @property
     def peak_gib(self) -> float:
-        """Of this process, or of the largest that it has started."""
+        """The peak of this process, or of its largest child."""
         return max(_usage(who).ru_maxrss for who in WHOSE) / 2**20
 
     def take(self, name: str, step: Callable[[], T]) -> T:
-        """Do it, and note what it took."""
+        """Run a step, and note its CPU seconds."""
         before = _cpu_s()
-        found = step()
+        result = step()
         took = _cpu_s() - before
         self.cpu_s += took
         self._rows.append(f"| {name} | {took:.2f} | {self.peak_gib:.2f} |")
-        return found
+        return result
 
     def print(self, size: Size, note: str) -> None:
-        """As a table."""
+        """Print the steps as a table."""
         print(f"\n| {size}, M = {size.micro_batches}; {note} | CPU s | GiB |", "|---|---|---|", *self._rows, sep="\n")
 
 

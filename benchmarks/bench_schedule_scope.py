@@ -1,6 +1,6 @@
-"""How good the schedule of a given allocation can be made and proven (SOLVERS C, BOUNDS Part II).
+"""The quality of schedules of a given allocation, and the bounds proven for them (SOLVERS C, BOUNDS Part II).
 
-Stages on devices of their own, private half-duplex channels, equal or unequal times, with or without transfers; without
+Stages on separate devices, private half-duplex channels, equal or unequal times, with or without transfers; without
 a memory limit, with the memory of 1F1B (S - s micro-batches on stage s), and with backwards in two parts in the memory
 of S micro-batches on every stage. Each plan starts from the best usual order, which ``solvers.improve.order`` improves
 with a counted effort. A plan is proven when the simulated time is the bound. CPU time, warm, and wall time. Prints
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One plan closed: the first order's time, the best, the bound, seconds."""
+    """One optimised plan: the first order's time, the best time, the bound, seconds."""
 
     first_ns: int
     best_ns: int
@@ -57,31 +57,31 @@ class Row(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """In percent of the bound."""
+        """The gap in percent of the bound."""
         return 100 * (self.best_ns / self.bound_ns - 1)
 
 
 def groups() -> list[Group]:
-    """The issue's sentences on schedule scope and zero bubble, line by line."""
-    found = []
+    """Return the groups for schedule scope and zero bubble."""
+    result = []
     for stages, batches in ((2, 4), (4, 8), (4, 16), (8, 16), (8, 32)):
         for unequal, transfers in ((False, False), (False, True), (True, False), (True, True)):
             seeds = SEEDS if unequal else 1
-            found.append(Group("no limit", stages, batches, unequal, transfers, "none", 2.0, seeds, 0.0, 2.0))
-    found.append(Group("no limit", 16, 64, True, True, "none", 10.0, LARGE_SEEDS, 0.05, 10.0))
+            result.append(Group("no limit", stages, batches, unequal, transfers, "none", 2.0, seeds, 0.0, 2.0))
+    result.append(Group("no limit", 16, 64, True, True, "none", 10.0, LARGE_SEEDS, 0.05, 10.0))
     for stages, batches, seconds in ((4, 16, 5.0), (8, 16, 5.0), (8, 32, 15.0)):
-        found.append(Group("S - s in flight", stages, batches, True, True, "1f1b", seconds, SEEDS, 0.0, seconds))
-    found.append(Group("S - s in flight", 16, 64, True, True, "1f1b", 60.0, LARGE_SEEDS, 8.0, 60.0))
-    found.append(Group("S - s in flight", 32, 128, True, True, "1f1b", 60.0, 1, None, None))
-    found.append(Group("split, S in flight", 8, 16, False, False, "split", 10.0, 1, 0.0, 10.0))
+        result.append(Group("S - s in flight", stages, batches, True, True, "1f1b", seconds, SEEDS, 0.0, seconds))
+    result.append(Group("S - s in flight", 16, 64, True, True, "1f1b", 60.0, LARGE_SEEDS, 8.0, 60.0))
+    result.append(Group("S - s in flight", 32, 128, True, True, "1f1b", 60.0, 1, None, None))
+    result.append(Group("split, S in flight", 8, 16, False, False, "split", 10.0, 1, 0.0, 10.0))
     for stages, batches in ((4, 16), (8, 16), (8, 32)):
         for transfers in (False, True):
-            found.append(Group("split, S in flight", stages, batches, True, transfers, "split", 10.0, 3, None, None))
-    return found
+            result.append(Group("split, S in flight", stages, batches, True, transfers, "split", 10.0, 3, None, None))
+    return result
 
 
 def main() -> None:
-    """All groups."""
+    """Run all groups."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, nothing above (8, 32)")
     quick = parser.parse_args().quick
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def report(group: Group) -> None:
-    """Close every plan of a group, and print what came of it."""
+    """Optimise every plan of a group, and print the results."""
     rows = [closed(group, seed) for seed in range(group.seeds)]
     kind = f"{'unequal' if group.unequal else 'equal'} times{', transfers' if group.transfers else ''}"
     name = f"{group.name}, ({group.stages}, {group.batches}), {kind}, {len(rows)} plans"
@@ -109,18 +109,18 @@ def report(group: Group) -> None:
 
 
 def closed(group: Group, seed: int) -> Row:
-    """One plan, from its best usual order."""
+    """Optimise one plan, from its best usual order."""
     problem, plan = instance(group, seed)
     orders = first_order(problem, plan, group.memory)
     value = makespan_ns(problem, plan, orders)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = optimise_order(problem, plan, orders, overlap=False, value_ns=value, effort=group.effort)
+    optimised = optimise_order(problem, plan, orders, overlap=False, value_ns=value, effort=group.effort)
     spent = time.process_time() - cpu, time.perf_counter() - wall
-    return Row(value, found.value_ns, found.bound.bound_ns, *spent)
+    return Row(value, optimised.value_ns, optimised.bound.bound_ns, *spent)
 
 
 def first_order(problem: Problem, plan: Allocation, memory: str) -> Orders:
-    """The best usual order that fits."""
+    """Return the best usual order that fits."""
     if memory == "split":
         return overtaking(problem, plan)
     vectors = [[k, 2 * k - 1, 4 * k - 3] for k in depths(plan)]
@@ -135,7 +135,10 @@ def _fits(problem: Problem, plan: Allocation, orders: Orders) -> bool:
 
 
 def instance(group: Group, seed: int) -> tuple[Problem, Allocation]:
-    """SOLVERS C: forwards of 100 or 60 to 140, backwards twice as long or two parts, transfers of 60 or 20 to 120."""
+    """Return a problem and a plan of SOLVERS C.
+
+    Forwards of 100 or 60 to 140, backwards twice as long or two parts, transfers of 60 or 20 to 120.
+    """
     stages, draw = group.stages, np.random.default_rng(seed + 1000 * group.stages + group.batches)
     forward = draw.integers(60, 141, stages) if group.unequal else np.full(stages, 100)
     sent = draw.integers(20, 121, stages - 1) if group.unequal else np.full(stages - 1, 60)

@@ -1,6 +1,6 @@
 """The service under load, through HTTP on loopback: each row is one target of a service that people wait for.
 
-Real services and workers answer in processes of their own, on SQLite; those who ask share the processors with them.
+Real services and workers run in separate processes, on SQLite; the clients share the processors with them.
 Prints ``name value unit target ok|MISSED``.
 """
 
@@ -25,7 +25,7 @@ import psutil
 
 from penstock.examples.tiny import tiny_request
 
-RATE_PER_S, ASKED = 100, 500
+RATE_PER_S, REQUESTS = 100, 500
 JOBS = 1000
 WAITERS = 500
 STREAMS, STREAMED_S = 1000, 30.0
@@ -35,12 +35,15 @@ LEASE_S = 5.0
 LAYERS = 20_000
 LISTENING = r"listening on (http://[^\s\"]+)"
 SETTLED = 0.05
-"""Share of a processor that an idle service takes."""
+"""The share of a processor that an idle service takes."""
 JSON = {"Content-Type": "application/json"}
 
 
 def request_body() -> bytes:
-    """60 layers with different costs at four micro-batch sizes, all 64 devices written out, each with its own id."""
+    """Return a request of 60 layers with different costs at four micro-batch sizes.
+
+    All 64 devices are written out, each with a different id.
+    """
     sizes = (1, 2, 4, 8)
     profile: dict[str, Any] = {
         "schema_version": 1,
@@ -82,7 +85,7 @@ def request_body() -> bytes:
 
 
 def long_profile(layers: int) -> bytes:
-    """A profile of many layers, each with its own costs."""
+    """Return a profile of many layers with different costs."""
     profile: dict[str, Any] = {
         "schema_version": 1,
         "name": "long",
@@ -106,12 +109,12 @@ def long_profile(layers: int) -> bytes:
 
 
 class Process:
-    """A service or a worker of the command line, and what it logs."""
+    """A service or a worker of the command line, and its log."""
 
     def __init__(self, directory: Path, *command: str, **settings: object) -> None:
         self.log = directory / f"{command[0]}-{time.monotonic_ns()}.log"
-        given = {"database": directory / "bench.sqlite", "log_level": "info", **settings}
-        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in given.items()}
+        variables = {"database": directory / "bench.sqlite", "log_level": "info", **settings}
+        environment = {f"PENSTOCK_{name.upper()}": str(value) for name, value in variables.items()}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "penstock.cli.main", *command],
@@ -120,15 +123,15 @@ class Process:
             )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in its log."""
+        """Return the first match in the log."""
         while self.process.poll() is None:
-            if found := re.search(pattern, self.log.read_text(encoding="utf-8")):
-                return found
+            if match := re.search(pattern, self.log.read_text(encoding="utf-8")):
+                return match
             time.sleep(0.02)
         raise SystemExit(f"{self.process.args} ended:\n{self.log.read_text(encoding='utf-8')}")
 
     def settle(self) -> None:
-        """Return when it has loaded and compiled what it wants to have ready, in itself and in its children."""
+        """Wait until the process and its children have loaded and compiled what they keep ready."""
         family = [psutil.Process(self.process.pid)]
         family += family[0].children(recursive=True)
         busy = 1.0
@@ -138,14 +141,14 @@ class Process:
             busy = (sum(sum(one.cpu_times()[:2]) for one in family) - before) / 2.0
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         self.process.terminate()
         self.process.wait()
 
 
 @contextlib.contextmanager
 def service(directory: Path, **settings: object) -> Iterator[tuple[str, Process]]:
-    """A service on a free port: its URL, and its process."""
+    """Run a service on a free port; yield its URL, and its process."""
     process = Process(directory, "serve", "--port", "0", **settings)
     try:
         url = process.wait_for(LISTENING)[1]
@@ -163,7 +166,10 @@ def row(name: str, value: float, unit: str, target: float, more: str = "") -> No
 
 
 def cached_plan(url: str) -> None:
-    """An open loop: requests leave on time, whether the one before is answered or not."""
+    """Measure cached plans in an open loop.
+
+    Requests leave on time, whether the one before is answered or not.
+    """
     body = request_body()
     first = httpx.post(f"{url}/v1/plans", content=body, headers=JSON | {"Prefer": "wait=200"}, timeout=300).json()
     assert first["state"] == "succeeded", first
@@ -171,7 +177,7 @@ def cached_plan(url: str) -> None:
     median, slow = statistics.median(times_ms), statistics.quantiles(times_ms, n=100)[98]
     rate = f"at {RATE_PER_S} requests a second"
     row(f"cached plan, 60 layers inline, 64 devices, {rate}, median", median, "ms", 10)
-    row(f"cached plan, {rate}, p99", slow, "ms", 30, f"request {len(body) / 1000:.0f} kB, {ASKED} requests")
+    row(f"cached plan, {rate}, p99", slow, "ms", 30, f"request {len(body) / 1000:.0f} kB, {REQUESTS} requests")
 
 
 async def _at_rate(url: str, body: bytes) -> list[float]:
@@ -187,11 +193,11 @@ async def _at_rate(url: str, body: bytes) -> list[float]:
             assert answer.headers["cache-status"] == "penstock; hit"
             return 1000 * (time.perf_counter() - due)
 
-        return await asyncio.gather(*(ask(number) for number in range(ASKED)))
+        return await asyncio.gather(*(ask(number) for number in range(REQUESTS)))
 
 
 def queued_jobs(url: str) -> None:
-    """Distinct requests, eight connections; no worker solves them."""
+    """Queue distinct requests over eight connections; no worker solves them."""
 
     async def queue() -> float:
         numbers = iter(range(JOBS))
@@ -211,7 +217,10 @@ def queued_jobs(url: str) -> None:
 
 
 def idle_waiters(url: str) -> None:
-    """Event streams, jobs that are waited for, and agents' calls, all of them held; then a client asks for health."""
+    """Measure the health check while many clients wait.
+
+    They hold event streams, waits for jobs, and agents' calls.
+    """
     jobs = [job["id"] for job in httpx.get(f"{url}/v1/jobs?state=queued&limit=50").json()["items"]]
 
     async def measure() -> list[float]:
@@ -227,11 +236,11 @@ def idle_waiters(url: str) -> None:
                 assert (await http.get("/healthz")).status_code == 200
                 times_ms.append(1000 * (time.perf_counter() - began))
                 await asyncio.sleep(0.02)
-            held = sum(not task.done() for task in waiting)
+            pending = sum(not task.done() for task in waiting)
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            assert held > 0.9 * WAITERS, f"only {held} still waited"
+            assert pending > 0.9 * WAITERS, f"only {pending} still waited"
             return times_ms
 
     times_ms = asyncio.run(measure())
@@ -246,14 +255,17 @@ def idle_waiters(url: str) -> None:
 
 
 def idle_streams(url: str, process: Process) -> None:
-    """Streams of a job's events that nothing happens to: the share of a processor that the service takes for them."""
+    """Measure the share of a processor that idle streams take.
+
+    They are streams of a job's events, and nothing happens to the job.
+    """
     job = httpx.post(f"{url}/v1/plans", json=tiny_request() | {"seed": 20_000}, timeout=60).json()["id"]
     host, _, port = url.removeprefix("http://").partition(":")
-    asked = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    message = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
 
     async def stream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(asked)
+        writer.write(message)
         assert b"200" in await reader.readline()
         return reader, writer  # unless it is kept, the connection is closed
 
@@ -276,7 +288,10 @@ def idle_streams(url: str, process: Process) -> None:
 
 
 def start_and_end(directory: Path) -> None:
-    """From a cold process to its first plan, what `Prefer: wait` takes beyond what was asked, and SIGTERM."""
+    """Measure the time from a cold process to its first plan, and to its end after SIGTERM.
+
+    Also measures by how much `Prefer: wait` exceeds the requested time.
+    """
     began = time.perf_counter()
     process = Process(directory, "serve", "--port", "0", slots=1)
     url = process.wait_for(LISTENING)[1]
@@ -314,13 +329,13 @@ async def _wait(http: httpx.AsyncClient, number: int, job: str) -> None:
 
 
 def _open_requests(answer: httpx.Response) -> float:
-    found = re.search(r"^penstock_http_requests_active (\S+)", answer.text, re.MULTILINE)
-    assert found is not None, answer.text
-    return float(found[1]) - 1
+    match = re.search(r"^penstock_http_requests_active (\S+)", answer.text, re.MULTILINE)
+    assert match is not None, answer.text
+    return float(match[1]) - 1
 
 
 def large_profile(url: str) -> None:
-    """POSTed once, new to the service."""
+    """Post a profile once that is new to the service."""
     body = long_profile(LAYERS)
     began = time.perf_counter()
     answer = httpx.post(f"{url}/v1/profiles", content=body, headers=JSON, timeout=60)
@@ -330,7 +345,10 @@ def large_profile(url: str) -> None:
 
 
 def workers(directory: Path) -> None:
-    """A worker with everything loaded starts jobs; then it is killed in the middle of one, and another takes over."""
+    """Measure the start of jobs on a worker with everything loaded, and a take-over.
+
+    The worker is killed in the middle of a job, and another takes it over.
+    """
     settings = {"lease_s": LEASE_S, "solve_entry": "soaking.solver:solve"}
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent.parent / "scripts")
     with service(directory, slots=0, **settings) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
@@ -353,7 +371,7 @@ def _small(seed: int) -> dict[str, Any]:
 
 
 def _take_over(http: httpx.Client, victim: Process) -> float:
-    """Seconds from the death of a job's worker until another one has claimed it."""
+    """Return the seconds from the death of a job's worker until another worker has claimed the job."""
     seeds = iter(range(1_000_004, 2_000_000, 5))  # of those, each second one takes half a second
     while True:
         job = http.post("/v1/plans", json=_small(next(seeds))).json()["id"]
@@ -375,7 +393,7 @@ def _states(http: httpx.Client, job: str) -> Sequence[str]:
 
 
 def main() -> None:
-    """All rows."""
+    """Run all rows."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         start_and_end(directory)

@@ -1,9 +1,9 @@
-"""Speed of the judge: operations a second (computes and transfers counted once each), warm, CPU time, best of seven.
+"""Speed of the simulator: operations a second, warm, CPU time, best of seven.
 
-Prints ``name value unit target ok|MISSED`` for each row, ``-`` where there is no target. Plans of 64 stages and
-4,096 micro-batches unless the name says otherwise: one device per stage, warm-up vectors of DAPPLE's
+Computes and transfers count once each. Prints ``name value unit target ok|MISSED`` for each row, ``-`` where there is
+no target. Plans of 64 stages and 4,096 micro-batches unless the name says otherwise: one device per stage, warm-up vectors of DAPPLE's
 policy A, stage times drawn once from a fixed seed, a transfer at every boundary in both directions. The largest plan
-is judged first: peak memory never falls, and the allocator then keeps what the other rows need.
+is simulated first: peak memory never falls, and the allocator then keeps what the other rows need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.solvers.model.unroll import unroll
 REPETITIONS = 7
 BULK = 2000
 PLANS = 20_000
-"""Plans a second that two cores shall judge in bulk."""
+"""The target in plans a second that two cores simulate in bulk."""
 
 
 def main() -> None:
@@ -70,7 +70,10 @@ def _speed(name: str, run: Callable[..., object], case: Case, target: int | None
 
 
 def _bulk(network: str, target: int) -> None:
-    """Plans of 48 layers in 16 stages with cuts and warm-ups of their own, 64 micro-batches, from rows of numbers."""
+    """Measure plans of 48 layers in 16 stages, 64 micro-batches, from rows of numbers.
+
+    Each has different cuts and warm-ups.
+    """
     draw = np.random.default_rng(1)
     forward = draw.integers(20_000, 50_000, 48)
     problem = _problem(forward, draw.integers(20_000, 120_000, 47), 64, network)
@@ -94,16 +97,16 @@ def _bulk(network: str, target: int) -> None:
 
 
 def _periodic() -> None:
-    """1F1B without a flush, 32 x 512: unrolled once, then judged; operations of all its rounds count."""
+    """Measure 1F1B without a flush, 32 x 512: unrolled once, then simulated; operations of all its rounds count."""
     problem, allocation, _orders = _case(32, 512, "full")
     pattern = _pattern(32)
     began = time.process_time()
-    made = unroll(problem, allocation, pattern, "weight_stashing")
-    _row(f"unrolling {made.rounds} rounds of 32 x 512", time.process_time() - began, "s", None, True)
+    unrolled = unroll(problem, allocation, pattern, "weight_stashing")
+    _row(f"unrolling {unrolled.rounds} rounds of 32 x 512", time.process_time() - began, "s", None, True)
     for rule in ("double_buffered", "weight_stashing"):
         for name, judge in (("makespan", makespan_ns), ("everything", simulate)):
             run = partial(judge, update_rule=rule)
-            _speed(f"{name}, periodic, {rule}, 32 x 512", run, (problem, allocation, pattern), None, made.rounds)
+            _speed(f"{name}, periodic, {rule}, 32 x 512", run, (problem, allocation, pattern), None, unrolled.rounds)
 
 
 def _with_curves(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -34,7 +34,7 @@ print(time.process_time() - began)
 
 
 def main() -> None:
-    """Order, partition, fresh process."""
+    """Measure order, partition and a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="also order 1,024 devices on an arbitrary matrix")
     arguments = parser.parse_args()
@@ -64,7 +64,7 @@ def _order(name: str, devices: int, target: float) -> None:
 
 
 def _matrix(devices: int, seed: int) -> Graph:
-    """Every link with a bandwidth of its own: nothing is equal, nothing contracts."""
+    """Return a graph in which every link has a different bandwidth: nothing is equal, nothing contracts."""
     draw = np.triu(np.random.default_rng(seed).integers(10**9, 10**11, (devices, devices)), 1)
     return merged(draw + draw.T, [(d,) for d in range(devices)])
 
@@ -76,20 +76,20 @@ def _partition(layers: int, nodes: tuple[int, ...], target: float) -> None:
     most = stages_that_fit(layers, devices, len(counts))
     began = time.process_time()
     chain = chain_of(problem, windows(problem, range(devices)), batch_of(problem, devices), counts, most, unused=True)
-    found = search(chain, most)
+    partitions = search(chain, most)
     seconds = time.process_time() - began
-    gap = max((p.value_ns - 1 - p.floor_ns) / p.value_ns for p in found.values())
-    exact = sum(p.exact for p in found.values())
+    gap = max((p.value_ns - 1 - p.floor_ns) / p.value_ns for p in partitions.values())
+    exact = sum(p.exact for p in partitions.values())
     _row(
-        f"partition of {layers} layers x {devices} devices into 1 to {max(found)} stages",
+        f"partition of {layers} layers x {devices} devices into 1 to {max(partitions)} stages",
         seconds,
         target,
-        f"; {len(counts)} replica counts, {exact} of {len(found)} exact, the others within {100 * gap:.3f} %",
+        f"; {len(counts)} replica counts, {exact} of {len(partitions)} exact, the others within {100 * gap:.3f} %",
     )
 
 
 def _instance(layers: int, nodes: tuple[int, ...]) -> Problem:
-    """A chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between, in SPP's network."""
+    """Build a chain of unequal layers on servers of 25 GB/s inside and 3 GB/s between, in SPP's network."""
     forward, sent, parameters = unequal(layers, 0)
     devices = sum(nodes)
     return chain(

@@ -1,9 +1,9 @@
-"""What a tied parameter costs: the judge's difference of step times, tied minus untied, against two ranks' own.
+"""The cost of a tied parameter: the simulator's difference of step times, tied minus untied, against two real ranks.
 
 ``python benchmarks/bench_ties.py [--iterations N]``: one line per row: name, value, unit, target, ok or MISSED.
 
-A GPT whose embedding is also its head's weight, and the same one without that, in two stages on two ranks that a slow
-link connects (a token bucket; ``tests/executor/slow_link.py``). Steps of both alternate in the same processes; the
+A GPT whose embedding is also its head's weight, and the same GPT without that tie, in two stages on two ranks over a
+slow link (a token bucket; ``tests/executor/slow_link.py``). Steps of both alternate in the same processes; the
 figures are medians. Layer times are measured on both cores at once, before.
 """
 
@@ -50,16 +50,16 @@ STAGES = (Stage(0, 3, (0,)), Stage(4, 5, (1,)))
 WARMUP = 2
 LEAST_SHARE, TOLERANCE = 0.4, 0.25
 PROFILE = "BENCH_TIES_PROFILE"
-"""The environment variable that tells the ranks where the measured profile lies."""
+"""The environment variable with the path of the measured profile, for the ranks."""
 
 
 def job_of(tied: bool) -> Job:
-    """The GPT with or without its tie."""
+    """Return the GPT with or without its tie."""
     return gpt.make("bench-ties", replace(CONFIG, tied=tied), batch_size=MICRO_BATCHES * ROWS)
 
 
 def problem_of(profile: ModelProfile, tied: bool) -> Problem:
-    """Two devices with a channel each way; the tie as it would be profiled."""
+    """Return a problem of two devices with a channel each way; the tie as it would be profiled."""
     if tied:
         size = CONFIG.vocabulary * CONFIG.width * 4
         layers = list(profile.layers)
@@ -88,7 +88,7 @@ def plan_of(problem: Problem) -> tuple[Allocation, Orders]:
 
 
 def steps(rank: int, world_size: int, iterations: int) -> dict[str, float]:
-    """Median seconds of a step, tied and untied, alternating; and what the ranks' ties sent."""
+    """Return median seconds of a step, tied and untied, alternating, and of their difference."""
     assert world_size == len(STAGES)
     link = SlowLink(BYTES_PER_S)
     profile = ModelProfile.model_validate_json(Path(os.environ[PROFILE]).read_text())

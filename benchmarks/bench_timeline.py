@@ -2,9 +2,9 @@
 
 Prints ``name value unit target ok|MISSED`` for each row, ``-`` where there is no target. All lanes are in sight. The
 first draw counts from the parsed data to the pixels of all computations: unpacking, layout, drawing; transfers, memory
-and the small picture follow in the next frame, and are counted in the row after it. A frame is what the page's
-thread does for one step of a scripted zoom from 1x to 100x and back; ``cpu`` rows are that thread's own time, which a
-busy machine leaves alone.
+and the small picture follow in the next frame, and are counted in the row after it. A frame is the work of the page's
+thread for one step of a scripted zoom from 1x to 100x and back; ``cpu`` rows are that thread's CPU time, which a
+busy machine does not change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 OPENINGS = 7
 PASSES = 5
 STEPS = 120
-"""Frames of each half of the zoom."""
+"""The frames of each half of the zoom."""
 ALL_LANES = ".lanes-scroller { max-height: none !important; }"
 ZOOM = """(steps) => {
   const view = penstockTimeline.views[0], drawing = view.controls.drawing, times = [];
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _openings(browser: Browser, address: str) -> None:
-    """Each in a new page, so that nothing is compiled yet."""
+    """Open the page several times, each in a new page, so that nothing is compiled yet."""
     first, whole, cpu = [], [], []
     for _ in range(OPENINGS):
         page, session = _page(browser)

@@ -1,4 +1,4 @@
-"""Memory, legality, times and layouts against what others have measured: tables of errors, row by row.
+"""Memory, legality, times and layouts against published measurements: tables of errors, row by row.
 
     scripts/bench-truth FOLDER
 
@@ -7,9 +7,9 @@ summary of release 1.2 on B200, Apache-2.0), ``models/*.json`` (shapes as SimuMa
 ``trainers/megatron-legality.jsonl`` (products of degrees with the verdict of Megatron-LM's own checks). For times also
 ``primitives/simumax-b200_bf16_ceperm.json`` (SimuMax) and ``truth/vtrain-*.csv`` (VIA-Research/vTrain, MIT); for judged
 layouts ``truth/mlperf-training.csv`` (MLCommons' results), ``truth/megatron-bridge.csv`` (NVIDIA-NeMo/Megatron-Bridge,
-Apache-2.0) and ``truth/sailor.csv`` (eth-easl/sailor, MIT). For what a user gets, with nothing calibrated,
-``truth/published-2026.csv``, whose column `source` says where a row is from. Another folder of the same form does, too:
-files that it lacks are left out, and so are rows of models without a shape. None of it is part of this repository.
+Apache-2.0) and ``truth/sailor.csv`` (eth-easl/sailor, MIT). For uncalibrated results
+``truth/published-2026.csv``, whose column `source` names the source of a row. Another folder of the same form works
+too: files that it lacks are left out, and so are rows of models without a shape. None of it is part of this repository.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from penstock.shapes.legality import broken
 GIB = 2**30
 MOST_ERROR, MOST_CONTEXT_ERROR, MOST_EXPERTS_ERROR = 0.02, 0.03, 0.05
 PADDED = {"llama3_405b": "llama3-405b_padding_128"}
-"""Cases whose file of ``models`` is called otherwise."""
+"""A dict from cases to their files of ``models``, where these have another name."""
 
-SAID = {
+VERDICT_WORDS = {
     "total_model_size": "product",
     "Number of layers": "layers",
     "num_attention_heads": "heads",
@@ -51,7 +51,7 @@ SAID = {
     "Number of experts": "experts",
     "expert_tensor_model_pipeline": "expert_groups",
 }
-"""Words of Megatron's verdict, and the rule here that has to be among the broken ones."""
+"""A dict from words of Megatron's verdict to the rule here that has to be among the broken ones."""
 
 
 class Measured(NamedTuple):
@@ -65,12 +65,12 @@ class Measured(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """The error of the prediction, as a share of the measured memory."""
         return self.predicted_gib / self.measured_gib - 1
 
 
 def shape_of_model(path: Path, layers: int, sequence_length: int) -> TransformerShape:
-    """The shape that a file of SimuMax's describes, with another number of layers.
+    """Return the shape that a file of SimuMax's describes, with another number of layers.
 
     Its measurements drop and pad to capacity (``--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity``).
     """
@@ -110,19 +110,19 @@ def shape_of_model(path: Path, layers: int, sequence_length: int) -> Transformer
 
 
 def measured_rows(folder: Path) -> list[Measured]:
-    """Return every row of the table whose model has a file, with what the closed form says of it."""
-    found = []
+    """Return every row of the table whose model has a file, with the prediction of the closed form."""
+    rows = []
     with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if _model_of(folder, row["case"]) is not None:
-                found.append(_predicted(folder, row["case"], float(row["measured_alloc_gib"])))
-    return found
+                rows.append(_predicted(folder, row["case"], float(row["measured_alloc_gib"])))
+    return rows
 
 
 def _predicted(folder: Path, case: str, measured_gib: float) -> Measured:
-    """A case is called ``llama3_70b_tp2_pp1_dp4_l12_mbc4_cef``."""
-    said = dict(re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case))
-    number = {name: int(value) for name, value in said.items()}
+    """Return the row of a case, which has a name such as ``llama3_70b_tp2_pp1_dp4_l12_mbc4_cef``."""
+    degrees = dict(re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case))
+    number = {name: int(value) for name, value in degrees.items()}
     shape = _shape_of_case(folder, case, number["l"], number.get("seq", 4096))
     assert shape is not None
     layout = Layout(
@@ -153,28 +153,34 @@ def _model_of(folder: Path, case: str) -> Path | None:
 
 
 class Verdict(NamedTuple):
-    """Megatron's verdict on a product of degrees, and the rules that are broken here, by when Megatron finds them."""
+    """A product of degrees: Megatron's ``verdict``, and the rules broken here, by when Megatron checks them."""
 
-    said: str
+    verdict: str
     at_start: tuple[str, ...]
     later: tuple[str, ...]
 
     @property
     def agrees(self) -> bool:
-        """Whether both accept, or both refuse for the same reason; the file's verdicts are given before building."""
-        if self.said == "ok":
+        """True if both accept, or both refuse for the same reason.
+
+        The file's verdicts are given before building.
+        """
+        if self.verdict == "ok":
             return not self.at_start
-        return any(words in self.said and rule in self.at_start for words, rule in SAID.items())
+        return any(words in self.verdict and rule in self.at_start for words, rule in VERDICT_WORDS.items())
 
 
 def verdicts(folder: Path) -> list[Verdict]:
-    """Every row of the file of verdicts."""
+    """Return every row of the file of verdicts."""
     lines = (folder / "trainers" / "megatron-legality.jsonl").read_text(encoding="utf-8").splitlines()
     return [_verdict(json.loads(line)) for line in lines]
 
 
 def _verdict(row: dict[str, Any]) -> Verdict:
-    """The file has no vocabulary or width of a head, which no rule here needs; Megatron pads the vocabulary."""
+    """Return the verdict of a row.
+
+    The file has no vocabulary or width of a head, which no rule here needs; Megatron pads the vocabulary.
+    """
     experts = None if row["experts"] is None else Experts(number=row["experts"], per_token=1, ffn=row["ffn"])
     shape = TransformerShape(
         name=row["model"],
@@ -203,13 +209,13 @@ def _verdict(row: dict[str, Any]) -> Verdict:
         sequence_parallel=row["sp"],
         ends_as_layers=False,
     )
-    found = broken(shape, layout, row["gpus"])
-    at_start = tuple(one.rule for one in found if one.moment == "start")
-    return Verdict(row["result"], at_start, tuple(one.rule for one in found if one.moment != "start"))
+    broken_rules = broken(shape, layout, row["gpus"])
+    at_start = tuple(one.rule for one in broken_rules if one.moment == "start")
+    return Verdict(row["result"], at_start, tuple(one.rule for one in broken_rules if one.moment != "start"))
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables; 1 where a dense row is off, a difference has no name or a wanted figure is missed."""
+    """Print the tables; return 1 where a dense row is off, a difference has no name or a target is missed."""
     if len(arguments) != 1:
         print("truth: needs the folder of measurements, which is not in the repository: scripts/bench-truth FOLDER")
         return 64 if arguments else 0
@@ -248,13 +254,13 @@ def _memory(folder: Path) -> int:
 
 def _legality(folder: Path) -> int:
     """Print how many verdicts agree with Megatron-LM's; return how many do not."""
-    wrong, found = 0, verdicts(folder)
-    print(f"legality: {sum(one.agrees for one in found)} of {len(found)} verdicts agree with Megatron-LM's")
-    for one in found:
+    wrong, results = 0, verdicts(folder)
+    print(f"legality: {sum(one.agrees for one in results)} of {len(results)} verdicts agree with Megatron-LM's")
+    for one in results:
         if not one.agrees:
             wrong += 1
-            print(f"  Megatron says {one.said}, here {', '.join(one.at_start) or 'no rule'}")
-    late = Counter(one.later for one in found if one.said == "ok" and one.later)
+            print(f"  Megatron says {one.verdict}, here {', '.join(one.at_start) or 'no rule'}")
+    late = Counter(one.later for one in results if one.verdict == "ok" and one.later)
     for rules, number in late.items():
         print(f"  {number} that its checks let pass are refused here too: {', '.join(rules)}")
     return wrong
@@ -263,9 +269,9 @@ def _legality(folder: Path) -> int:
 def _bridge(path: Path) -> int:
     """Print Megatron-Bridge's rows, and the layouts that its rows of one kind and precision calibrate."""
     missed = truth_bridge.report(path)
-    known = truth_bridge.measured_rows(path).get(truth_bridge.WANTED, {})
-    if truth_bridge.SMALL in known:
-        missed += truth_pairs.report(truth_bridge.speed_of(known))
+    measured = truth_bridge.measured_rows(path).get(truth_bridge.WANTED, {})
+    if truth_bridge.SMALL in measured:
+        missed += truth_pairs.report(truth_bridge.speed_of(measured))
     return missed
 
 

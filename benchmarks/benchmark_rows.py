@@ -15,12 +15,12 @@ class Rows(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
     def named(self) -> Iterator[dict[str, Any]]:
-        """Each row by the names of the columns."""
+        """Return each row as a dict by the names of the columns."""
         return (dict(zip(self.columns, row, strict=True)) for row in self.rows)
 
 
 def written(about: Mapping[str, Any], sections: Mapping[str, Rows]) -> str:
-    """The file's text; fractions of a ns are dropped."""
+    """Return the file's text; fractions of a ns are dropped."""
     parts = [f'"about": {json.dumps(about, indent=1)}']
     for name, section in sections.items():
         rows = ",\n".join(json.dumps([_whole(value) for value in row]) for row in section.rows)
@@ -29,10 +29,10 @@ def written(about: Mapping[str, Any], sections: Mapping[str, Rows]) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Rows]]:
-    """What the file says about itself, and its sections."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    about: dict[str, Any] = found.pop("about")
-    return about, {name: Rows(section["columns"], section["rows"]) for name, section in found.items()}
+    """Read a file; return its description of itself, and its sections."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    about: dict[str, Any] = document.pop("about")
+    return about, {name: Rows(section["columns"], section["rows"]) for name, section in document.items()}
 
 
 def _whole(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Chains of layers on servers around one switch, as problems: what the benchmarks of solvers and judge are given."""
+"""Chains of layers on servers around one switch, as problems: inputs of the solvers' and simulator's benchmarks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def star(
     form: Literal["pairs", "ports", "bus"] = "pairs",
     full_duplex: bool = True,
 ) -> Network:
-    """Servers of these numbers of devices, each with one cable to a switch; a lone server has none."""
+    """Build servers of these numbers of devices, each with one cable to a switch, or a lone server without a cable."""
     hosts = tuple(f"n{i}" for i in range(len(nodes)))
     cables = tuple(Cable(host, "switch", between_bytes_per_s, 0, full_duplex) for host in hosts)
     return Network(
@@ -52,7 +52,7 @@ def chain(
     recompute: Literal["never", "auto", "always"] = "never",
     update_rules: frozenset[UpdateRule] = frozenset({"synchronous"}),
 ) -> Problem:
-    """Layers measured with one sample; backwards take twice the forwards where they are not given."""
+    """Build a problem of layers measured with one sample; backwards take twice the forwards by default."""
     none = np.zeros_like(forward_ns)
     prefix = np.concatenate(([0], np.cumsum(parameter_bytes)))
     measured = Measured(
@@ -93,9 +93,10 @@ def chain(
 
 
 def line(stages: int, batches: int, seed: int, *, limited: bool, transfers: bool = True) -> tuple[Problem, Allocation]:
-    """One layer per stage, F from 60 to 140, B = 2 F, transfers from 20 to 120 ns both ways on half-duplex channels.
+    """Build one layer per stage on half-duplex channels.
 
-    ``limited``: memory for S - s micro-batches in flight on stage s, else for all (BOUNDS Part II, 3: the hard class).
+    F is 60 to 140, B = 2 F, transfers take 20 to 120 ns both ways. ``limited``: memory for S - s micro-batches in
+    flight on stage s, otherwise for all (BOUNDS Part II, 3: the hard class).
     """
     draw = np.random.default_rng(seed + 1000 * stages + batches)
     forward = draw.integers(60, 141, stages)
@@ -121,7 +122,7 @@ def line(stages: int, batches: int, seed: int, *, limited: bool, transfers: bool
 
 
 def unequal(layers: int, seed: int, boundary_spread: float = 0.3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Forward times, bytes over the cuts and parameters of unequal layers, drawn log-normally."""
+    """Return forward times, bytes over the cuts and parameters of unequal layers, drawn log-normally."""
     draw = np.random.default_rng(seed)
     forward = np.exp(draw.normal(14.5, 0.4, layers)).astype(np.int64)
     parameters = np.exp(draw.normal(16.5, 0.6, layers)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""DAPPLE's five models with its batches, as the benchmarks of ``auto`` and of the request bound ask for them."""
+"""DAPPLE's five models with its batches, for the benchmarks of ``auto`` and of the request bound."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MODELS = {
     "xlnet-36": ("xlnet-36-pbs-1", 1, 128),
     "amoebanet-36": ("amoeba-36-pbs-1", 1, 128),
 }
-"""The published text, the samples it was measured at, and the global batch."""
+"""A dict from models to the published text, the samples at which it was measured, and the global batch."""
 OTHER_KINDS = "hetpipe,interleaved,zero-bubble,chimera"
-"""Planners of plans of other kinds than one contiguous pipeline, which that bound does not cover."""
+"""The planners of other plans than one contiguous pipeline, which that bound does not cover."""
 
 
 class Model(NamedTuple):
-    """A model's profile, the samples it was measured at, and its global batch."""
+    """A model's profile, the samples at which it was measured, and its global batch."""
 
     name: str
     profile: ModelProfile
@@ -37,23 +37,26 @@ class Model(NamedTuple):
 
 
 def models(folder: Path | None, names: Sequence[str] = tuple(MODELS)) -> Iterator[Model]:
-    """By the published texts in a folder, else by the shipped analytic profiles."""
+    """Yield the models by the published texts in a folder, otherwise by the shipped analytic profiles."""
     for name in names:
         text, rows, batch = MODELS[name]
-        found = profile(name)
+        model_profile = profile(name)
         if folder is not None:
-            found = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
-        yield Model(name, found, rows, batch)
+            model_profile = read_profile((folder / f"{text}.txt").read_text(), name=name, micro_batch_size=rows)
+        yield Model(name, model_profile, rows, batch)
 
 
 def is_contiguous(problem: Problem, plan: JudgedPlan) -> bool:
-    """Whether the bound of contiguous pipelines covers the plan."""
+    """Return whether the bound of contiguous pipelines covers the plan."""
     numbers = [plan.allocation.num_micro_batches]
     return features_of_candidate(problem, plan) <= contiguous(problem, numbers)
 
 
 def tightened(problem: Problem) -> Problem:
-    """Memory such that the in-flight limits bind: 2.5 even shares of the states, and a micro-batch's stash."""
+    """Return the problem with memory such that the in-flight limits bind.
+
+    Each device has 2.5 even shares of the states, and a micro-batch's stash.
+    """
     rules = problem.memory
     states = int(problem.parameter_bytes[-1]) * (1 + rules.gradient_factor + rules.state_factor)
     rows = min(point.rows for points in problem.measured.values() for point in points)

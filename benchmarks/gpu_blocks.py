@@ -1,8 +1,8 @@
 """LLaMA blocks of one of several GPUs, without the collectives between them, timed on one GPU.
 
 A block of ``examples/llama.py`` with the linear layers that one GPU of the tensor degree has, its norms and sums over
-1/degree of the sequence. Where sequences are gathered the whole is there already, and where results are scattered a
-part is taken, so that each kernel has the shape that it has in training, and nothing is sent.
+1/degree of the sequence. Where sequences are gathered, the whole is in memory already, and where results are scattered,
+a part is taken. So each kernel has the shape that it has in training, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ BLOCK_COLUMNS = (
     *("kept_bytes", "forward_peak_bytes", "both_peak_bytes"),
     *("recomputed_kept_bytes", "recomputed_forward_peak_bytes", "recomputed_both_peak_bytes"),
 )
-"""``graph``: the kernels alone, replayed from a CUDA graph. ``kept``: after forward; peaks are above what was there."""
+"""The columns of a row.
+
+``graph``: the kernels alone, replayed from a CUDA graph. ``kept``: after forward; peaks are above what was there.
+"""
 
 
 class Sizes(NamedTuple):
-    """Of one GPU's part of a block: query heads of the whole, and columns of queries, keys and the feed-forward."""
+    """The sizes of one GPU's part of a block.
+
+    Query heads of the whole, and columns of queries, keys and the feed-forward.
+    """
 
     heads: int
     kv_heads: int
@@ -42,14 +48,17 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(hidden: int, tensor: int) -> Sizes:
-    """LLaMA's proportions: heads of 128, at most 8 heads of keys (copied where GPUs are more), 7/2 of the width."""
+    """Return LLaMA's proportions.
+
+    Heads of 128, at most 8 heads of keys (copied where GPUs are more), a feed-forward of 7/2 of the width.
+    """
     heads = hidden // HEAD_WIDTH
     keys = min(8, heads)
     return Sizes(heads, keys, hidden // tensor, max(1, keys // tensor) * HEAD_WIDTH, hidden * 7 // 2 // tensor)
 
 
 class _Gathered(torch.autograd.Function):
-    """The whole sequence, which is there, for this GPU's part of it."""
+    """A gather: the whole sequence, which is in memory already, for this GPU's part of it."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, whole: Tensor) -> Tensor:
@@ -62,7 +71,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Scattered(torch.autograd.Function):
-    """This GPU's part of the whole; the gradient of the whole is there."""
+    """A scatter: this GPU's part of the whole; the gradient of the whole is in memory already."""
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, length: int, gradient: Tensor) -> Tensor:
@@ -75,7 +84,7 @@ class _Scattered(torch.autograd.Function):
 
 
 def local_block(hidden: int, tensor: int, device: str = DEVICE) -> Block:
-    """One GPU's part of a block in bf16, made on the device."""
+    """Return one GPU's part of a block in bf16, made on the device."""
     size = sizes_of(hidden, tensor)
     with torch.device("meta"):
         config = Config(
@@ -91,11 +100,11 @@ def local_block(hidden: int, tensor: int, device: str = DEVICE) -> Block:
         attention.key, attention.value = _linear(hidden, size.keys), _linear(hidden, size.keys)
         feed_forward.gate, feed_forward.up = _linear(hidden, size.inner), _linear(hidden, size.inner)
         feed_forward.down = _linear(size.inner, hidden)
-    made: Block = block.to(torch.bfloat16).to_empty(device=device)
-    for parameter in made.parameters():
+    local: Block = block.to(torch.bfloat16).to_empty(device=device)
+    for parameter in local.parameters():
         nn.init.ones_(parameter) if parameter.dim() == 1 else nn.init.normal_(parameter, std=0.02)
         parameter.grad = torch.zeros_like(parameter)
-    return made
+    return local
 
 
 def _linear(into: int, out: int) -> nn.Linear:
@@ -103,21 +112,24 @@ def _linear(into: int, out: int) -> nn.Linear:
 
 
 def forward_of(block: Block, tensor: int, whole: Tensor, gradient: Tensor) -> Callable[[Tensor], Tensor]:
-    """The block's forward on 1/``tensor`` of the sequence; ``whole`` is gathered, ``gradient`` that of what is."""
+    """Return the block's forward on 1/``tensor`` of the sequence.
+
+    ``whole`` is the gathered sequence, ``gradient`` the gradient of the scattered one.
+    """
 
     def divided(x: Tensor) -> Tensor:
         length = x.shape[1]
         attended = block.attention(_Gathered.apply(block.norm_attention(x), whole))  # type: ignore[no-untyped-call]
         x = x + _Scattered.apply(attended, length, gradient)  # type: ignore[no-untyped-call]
         fed = block.feed_forward(_Gathered.apply(block.norm_feed_forward(x), whole))  # type: ignore[no-untyped-call]
-        found: Tensor = x + _Scattered.apply(fed, length, gradient)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = x + _Scattered.apply(fed, length, gradient)  # type: ignore[no-untyped-call]
+        return result
 
     return block if tensor == 1 else divided
 
 
 def block_rows(timed: Callable[..., float], random: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
-    """Rows of ``blocks``, those of 4,096 tokens first."""
+    """Yield rows of ``blocks``, blocks of 4,096 tokens first."""
     for length, batch in ((4096, 1), (8192, 1), (2048, 1), (4096, 2)):
         for hidden in WIDTHS:
             for tensor in (1, 2, 4, 8):
@@ -133,8 +145,8 @@ def _measured(
     run = forward_of(local_block(hidden, tensor), tensor, whole, of_whole)
 
     def again(x: Tensor) -> Tensor:
-        found: Tensor = checkpoint(run, x, use_reentrant=False)
-        return found
+        result: Tensor = checkpoint(run, x, use_reentrant=False)
+        return result
 
     plain, recomputed = (_eager(each, x, gradient) for each in (run, again))
     x.grad = None
@@ -148,7 +160,7 @@ def _measured(
 
 
 def _eager(run: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> tuple[float, ...]:
-    """Median ns of both passes as eager torch issues them; bytes kept, and both peaks."""
+    """Return median ns of both passes as eager torch issues them, bytes kept, and both peaks."""
     for _ in range(2):
         _passes(run, x, gradient)
     torch.cuda.synchronize()

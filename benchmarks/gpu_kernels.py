@@ -14,9 +14,9 @@ Needs Penstock on the path (``PYTHONPATH=src``), torch and a GPU, and takes abou
 ``head``         scores and cross-entropy
 ``facts``        a large product, fp32 and TF32, a copy, a launch, copies from and to the host
 
-A section that takes longer than its limit ends early, and one that fails says why in ``about``. The file is what
-``benchmarks/measured/`` holds: `measured_kernels` reads all files there, so that rows of a further run are a further
-file. Tensors of a shape are new ones for each shape and the same for its rounds.
+A section that takes longer than its limit ends early, and one that fails gives its reason in ``about``. The file has
+the format of ``benchmarks/measured/``: `measured_kernels` reads all files there, so rows of a further run are a further
+file. Tensors of a shape are new for each shape and the same for its rounds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COLUMNS = {
 
 
 def facts() -> Iterator[tuple[str, float]]:
-    """What single operations take that other rows are compared with."""
+    """Yield times of single operations with which other rows are compared."""
     yield "between_events", timed(lambda: None)
     large, other = random(8192, 8192), random(8192, 8192)
     yield "product_8192", timed(lambda: large @ other, least_ms=60)
@@ -73,7 +73,10 @@ def facts() -> Iterator[tuple[str, float]]:
 
 
 def _launches() -> Iterator[tuple[str, float]]:
-    """An operation on 8 numbers: what issuing it costs the host, and what it takes in a replayed graph."""
+    """Yield the cost of an operation on 8 numbers.
+
+    First the host's cost of issuing it, then its time in a replayed graph.
+    """
     few = torch.zeros(8, device=DEVICE)
     rounds = 2000
     torch.cuda.synchronize()
@@ -90,7 +93,7 @@ def _launches() -> Iterator[tuple[str, float]]:
 
 
 def updates() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``updates``."""
+    """Yield rows of ``updates``."""
     kinds: dict[str, dict[str, Any]] = {
         "default": {},
         "foreach": {"foreach": True},
@@ -116,7 +119,7 @@ def updates() -> Iterator[tuple[Any, ...]]:
 
 
 def head() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``head``: scores of one of ``tensor`` GPUs and their cross-entropy in fp32."""
+    """Yield rows of ``head``: scores of one of ``tensor`` GPUs and their cross-entropy in fp32."""
     tokens = 4096
     for hidden in (4096, 8192):
         for tensor in TENSOR:
@@ -127,9 +130,9 @@ def head() -> Iterator[tuple[Any, ...]]:
             def loss(x: Tensor = x, weight: Tensor = weight, labels: Tensor = labels) -> Tensor:
                 return functional.cross_entropy(functional.linear(x, weight).float(), labels, reduction="sum")
 
-            forward, made = timed(loss, least_ms=10, most=10), loss()
+            forward, result = timed(loss, least_ms=10, most=10), loss()
             backward = timed(
-                lambda made=made, given=(x, weight): torch.autograd.grad(made, given, retain_graph=True),  # type: ignore[misc]
+                lambda result=result, inputs=(x, weight): torch.autograd.grad(result, inputs, retain_graph=True),  # type: ignore[misc]
                 least_ms=10,
                 most=10,
             )
@@ -146,18 +149,18 @@ SECTIONS: dict[str, tuple[Callable[[], Iterator[tuple[Any, ...]]], float]] = {
     "head": (head, 5),
     "blocks": (lambda: block_rows(timed, random), 30),
 }
-"""What measures each, and its limit in seconds."""
+"""A dict from sections to the function that measures each, and its limit in seconds."""
 
 
 def about() -> dict[str, Any]:
-    """Where and with what a file was measured."""
-    found = torch.cuda.get_device_properties(0)
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    driver = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    """Return the GPU, the versions and the date of a measurement."""
+    properties = torch.cuda.get_device_properties(0)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return {
-        "gpu": found.name,
+        "gpu": properties.name,
         "driver": driver,
-        "processors": found.multi_processor_count,
+        "processors": properties.multi_processor_count,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
@@ -166,42 +169,42 @@ def about() -> dict[str, Any]:
 
 
 def bounded(rows: Iterator[tuple[Any, ...]], seconds: float) -> tuple[list[tuple[Any, ...]], str | None]:
-    """The rows that ``seconds`` are enough for, and why these are not all."""
-    end, found = time.monotonic() + seconds, []
+    """Return the rows for which ``seconds`` are enough, and a reason if they are incomplete."""
+    end, measured = time.monotonic() + seconds, []
     with contextlib.closing(rows):  # type: ignore[type-var]
         try:
             for row in rows:
-                found.append(row)
+                measured.append(row)
                 if time.monotonic() > end:
-                    return found, f"ended after {seconds:g} s"
+                    return measured, f"ended after {seconds:g} s"
         except RuntimeError as error:
-            return found, f"{type(error).__name__}: {error}"
-    return found, None
+            return measured, f"{type(error).__name__}: {error}"
+    return measured, None
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the sections and write the file; 2 for arguments that are none, 1 where a section failed."""
+    """Measure the sections and write the file; return 1 where a section failed. Invalid arguments exit with 2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="a section to measure; default: all")
     parser.add_argument("--seconds", type=float, help="limit of each section, instead of its own")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    said, sections = about(), {}
-    for name in given.only or SECTIONS:
+    description, sections = about(), {}
+    for name in options.only or SECTIONS:
         measure, limit = SECTIONS[name]
         start = time.monotonic()
-        rows, why = bounded(measure(), given.seconds or limit)
+        rows, why = bounded(measure(), options.seconds or limit)
         if why is not None:
-            said[f"{name} incomplete"] = why
+            description[f"{name} incomplete"] = why
         sections[name] = Rows(COLUMNS[name], rows)
         print(
             f"{name}: {len(rows)} rows in {time.monotonic() - start:.1f} s{'' if why is None else ', ' + why}",
             flush=True,
         )
-        given.out.write_text(written(said, sections), encoding="utf-8")
+        options.out.write_text(written(description, sections), encoding="utf-8")
         torch.cuda.empty_cache()
-    return int(any("Error" in str(why) for why in said.values()))
+    return int(any("Error" in str(why) for why in description.values()))
 
 
 if __name__ == "__main__":

@@ -16,18 +16,22 @@ DEVICE = "cuda:0"
 TENSOR = (1, 2, 4, 8)
 VOCABULARY = 128_256
 _AHEAD_CYCLES = 2_000_000
-"""That the GPU waits before a measurement, so that the host is ahead and launches leave no gaps."""
+"""The cycles that the GPU waits before a measurement.
+
+So the host is ahead and launches leave no gaps.
+"""
 
 
 def random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Small random numbers on the GPU."""
+    """Return small random numbers on the GPU."""
     return torch.randn(*sizes, device=DEVICE, dtype=torch.float32).to(dtype) * 0.05
 
 
 def timed(action: Callable[[], object], *, least_ms: float = 8.0, most: int = 30) -> float:
-    """The median ns between an event before ``action`` and one after it, of at least 4 rounds and about ``least_ms``.
+    """Return the median ns between an event before ``action`` and one after it.
 
-    What lies between two events with nothing between them is the fact ``between_events``.
+    It takes at least 4 rounds and about ``least_ms``. The fact ``between_events`` is the time between two events with
+    nothing between them.
     """
     for _ in range(2):
         action()
@@ -50,13 +54,13 @@ def timed(action: Callable[[], object], *, least_ms: float = 8.0, most: int = 30
 
 
 def _shapes() -> Iterator[tuple[str, int, int, int]]:
-    """Products of each pass of a block's and a head's weights, by tokens, width and tensor degree."""
+    """Yield products of each pass of a block's and a head's weights, by tokens, width and tensor degree."""
     for tokens in (4096, 8192, 2048, 16_384):
         for hidden in WIDTHS if tokens in (4096, 8192) else (4096,):
             for tensor in TENSOR:
                 size = sizes_of(hidden, tensor)
-                own, keys, inner = size.queries, size.keys, size.inner
-                weights = [(hidden, own), (hidden, keys), (hidden, own + 2 * keys), (own, hidden)]
+                queries, keys, inner = size.queries, size.keys, size.inner
+                weights = [(hidden, queries), (hidden, keys), (hidden, queries + 2 * keys), (queries, hidden)]
                 weights += [(hidden, inner), (hidden, 2 * inner), (inner, hidden)]
                 if tokens == 4096:
                     weights.append((hidden, VOCABULARY // tensor))
@@ -67,22 +71,22 @@ def _shapes() -> Iterator[tuple[str, int, int, int]]:
 
 
 def products() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``products``."""
+    """Yield rows of ``products``."""
     for kind, rows, inner, columns in dict.fromkeys(_shapes()):
         if kind == "forward":
             x, weight = random(rows, inner), random(columns, inner)
-            found = timed(lambda x=x, weight=weight: functional.linear(x, weight), most=25)  # type: ignore[misc]
+            ns = timed(lambda x=x, weight=weight: functional.linear(x, weight), most=25)  # type: ignore[misc]
         elif kind == "input":
             x, weight = random(rows, inner), random(inner, columns)
-            found = timed(lambda x=x, weight=weight: x @ weight, most=25)  # type: ignore[misc]
+            ns = timed(lambda x=x, weight=weight: x @ weight, most=25)  # type: ignore[misc]
         else:
             x, weight = random(inner, rows), random(inner, columns)
-            found = timed(lambda x=x, weight=weight: weight.t() @ x, most=25)  # type: ignore[misc]
-        yield kind, rows, inner, columns, found
+            ns = timed(lambda x=x, weight=weight: weight.t() @ x, most=25)  # type: ignore[misc]
+        yield kind, rows, inner, columns, ns
 
 
 def attention() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``attention``; ``latent``: scores of 192 and values of 128, without shared keys."""
+    """Yield rows of ``attention``; ``latent``: scores of 192 and values of 128, without shared keys."""
     named = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     for length, batch in ((4096, 1), (8192, 1), (2048, 2), (2048, 1), (4096, 2), (16_384, 1)):
         for heads in (1, 2, 4, 8, 16, 32, 64):
@@ -113,7 +117,7 @@ def _attended(kernel: str, batch: int, length: int, heads: int, keys: int, width
 
 
 def moved() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``moved``."""
+    """Yield rows of ``moved``."""
     for rows in (1024, 4096, 8192):
         for width in (512, 1024, 2048, 4096, 8192, 14_336, 28_672):
             tensor_bytes = 2 * rows * width
@@ -133,8 +137,8 @@ def moved() -> Iterator[tuple[Any, ...]]:
                 yield name, rows, width, 2 * tensor_bytes, timed(norm, least_ms=4)
                 result = norm()
                 back = timed(
-                    lambda made=result, given=(leaf, weight), y=y: torch.autograd.grad(
-                        made, given, y, retain_graph=True
+                    lambda output=result, inputs=(leaf, weight), y=y: torch.autograd.grad(
+                        output, inputs, y, retain_graph=True
                     ),  # type: ignore[misc]
                     least_ms=4,
                 )
@@ -142,7 +146,7 @@ def moved() -> Iterator[tuple[Any, ...]]:
 
 
 def grouped() -> Iterator[tuple[Any, ...]]:
-    """Rows of ``grouped``: widths of Qwen3-235B's, DeepSeek-V2-Lite's and DeepSeek-V3's experts."""
+    """Yield rows of ``grouped``: widths of Qwen3-235B's, DeepSeek-V2-Lite's and DeepSeek-V3's experts."""
     for groups in (1, 2, 4, 8, 16, 32, 64):
         for rows in (128, 512, 1024, 2048):
             if groups * rows > 65_536:
@@ -155,9 +159,9 @@ def grouped() -> Iterator[tuple[Any, ...]]:
                     ("input", gradient, weight.transpose(-2, -1), (rows, out, into)),
                     ("weight", x.t(), gradient, (into, rows, out)),
                 ):
-                    found = timed(
+                    ns = timed(
                         lambda left=left, right=right, ends=ends: torch._grouped_mm(left, right, offs=ends),  # type: ignore[misc]
                         least_ms=5,
                         most=20,
                     )
-                    yield kind, groups, *sizes, found
+                    yield kind, groups, *sizes, ns

@@ -27,13 +27,16 @@ class Curve(NamedTuple):
 
     @property
     def epochs(self) -> int | None:
-        """Epochs until the target was reached; None if it never was."""
+        """The epochs until the target was reached; None if it never was."""
         target = TASKS[self.task].target
         return next((e for e, measure in enumerate(self.measures, start=1) if measure <= target), None)
 
 
 def recipe_of(task: Task, rule: str) -> Recipe:
-    """Four stages of about as many layers; PipeDream trains a batch as one micro-batch, the others cut it into four."""
+    """Return a recipe of four stages with about as many layers each.
+
+    PipeDream trains a batch as one micro-batch, the other rules cut it into four.
+    """
     layers = len(task.layers())
     bounds = [layers * s // STAGES for s in range(STAGES + 1)]
     count = 1 if rule == "weight_stashing" else MICRO_BATCHES
@@ -46,7 +49,7 @@ def recipe_of(task: Task, rule: str) -> Recipe:
 
 
 def train(name: str, rule: str, seed: int) -> Curve:
-    """One training from its first epoch to its last."""
+    """Run one training from its first epoch to its last."""
     torch.set_num_threads(1)
     task = TASKS[name]
     chain = Chain(task)
@@ -62,7 +65,10 @@ def train(name: str, rule: str, seed: int) -> Curve:
 
 
 def validated(task: Task, judge: Model, trainer: ReferenceTrainer) -> float:
-    """The measure of the newest weights (elastic averaging: of the reference model) on the samples held out."""
+    """Return the measure of the newest weights on the samples held out.
+
+    Elastic averaging: of the reference model's weights.
+    """
     x, y = task.validation
     with torch.no_grad():
         for name, weight in trainer.weights().items():

@@ -1,4 +1,4 @@
-"""The same trainings on real ranks: seconds per epoch, and that the losses are those of the plain trainers."""
+"""The same trainings on real ranks: seconds per epoch, and a check that the losses equal the plain trainers' losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.solvers.schedules.periodic.wpipe import wpipe
 
 
 class OnRanks(NamedTuple):
-    """Seconds per epoch, ranks, and the largest difference of a loss from the plain trainer's."""
+    """The seconds per epoch, ranks, and the largest difference of a loss from the plain trainer's loss."""
 
     seconds_per_epoch: float
     num_ranks: int
@@ -50,7 +50,7 @@ def measure(name: str, rule: UpdateRule, curve: Curve, epochs: int) -> OnRanks:
 
 
 def programs_of(task: Task, rule: UpdateRule, steps: int) -> list[Program]:
-    """A rank per stage; WPipe's two groups share ranks, AvgPipe's pipelines have ranks of their own."""
+    """Return a program per rank: WPipe's two groups share ranks, AvgPipe's pipelines have separate ranks."""
     recipe = recipe_of(task, rule)
     ranks = len(recipe.stages) // 2 if rule == "double_grouped" else len(recipe.stages)
     problem = _problem(task, ranks)
@@ -67,7 +67,7 @@ def programs_of(task: Task, rule: UpdateRule, steps: int) -> list[Program]:
 
 
 def _problem(task: Task, ranks: int) -> Problem:
-    """The task's layers, all equally fast, on the devices of one node."""
+    """Return the task's layers, all equally fast, on the devices of one node."""
     chain = Chain(task)
     cost = LayerMeasurement(forward_ns=1000, backward_ns=2000, stash_bytes=1)
     profile = ModelProfile(

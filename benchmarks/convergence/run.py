@@ -1,11 +1,11 @@
-"""How fast every update rule converges: epochs and seconds to a target, on two small tasks, three seeds.
+"""The convergence of every update rule: epochs and seconds to a target, on two small tasks, three seeds.
 
 ``python benchmarks/convergence/run.py [--seeds N] [--processes N] [--rank-epochs N]`` prints a Markdown table per task.
 
-Curves come from plain single-process trainers, which ranks are equal to by test; one seed of each rule is trained on
-ranks too, for its seconds per epoch, and how far its losses are from the curve is printed. The distance of a rule is
-the mean over steps and seeds of how far its loss of a global batch is from synchronous training's (after WPipe, figure
-7; PipeDream trains each batch as one micro-batch). Nothing here passes or fails.
+Curves come from plain single-process trainers, which ranks are equal to by test. One seed of each rule is trained on
+ranks too, for its seconds per epoch, and the distance of its losses from the curve is printed. The distance of a rule
+is the mean over steps and seeds of the difference between its loss of a global batch and synchronous training's (after
+WPipe, figure 7; PipeDream trains each batch as one micro-batch). Nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tasks import TASKS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Curves in processes, then ranks, one rule after the other."""
+    """Compute curves in processes, then train on ranks, one rule after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rank-epochs", type=int, default=1, help="epochs of each rule on ranks; 0: none")
-    given = parser.parse_args(arguments)
-    asked = [(task, rule, seed) for task in TASKS for rule in RULES for seed in range(given.seeds)]
-    with get_context("spawn").Pool(given.processes) as pool:
-        curves = pool.starmap(train, asked, chunksize=1)
+    options = parser.parse_args(arguments)
+    trainings = [(task, rule, seed) for task in TASKS for rule in RULES for seed in range(options.seeds)]
+    with get_context("spawn").Pool(options.processes) as pool:
+        curves = pool.starmap(train, trainings, chunksize=1)
     for task in TASKS:
-        _print_task(task, [curve for curve in curves if curve.task == task], given.rank_epochs)
+        _print_task(task, [curve for curve in curves if curve.task == task], options.rank_epochs)
     return 0
 
 
@@ -43,29 +43,29 @@ def _print_task(name: str, curves: Sequence[Curve], rank_epochs: int) -> None:
     print("|---|---|---|---|---|---|", flush=True)
     base = {curve.seed: curve.losses for curve in curves if curve.rule == "synchronous"}
     for rule in RULES:
-        own = [curve for curve in curves if curve.rule == rule]
-        epochs = [curve.epochs for curve in own if curve.epochs is not None]
+        of_rule = [curve for curve in curves if curve.rule == rule]
+        epochs = [curve.epochs for curve in of_rule if curve.epochs is not None]
         reached = _spread(epochs) if epochs else "-"
-        if len(epochs) < len(own):
-            reached += f" ({len(epochs)} of {len(own)} reached it within {task.epochs})"
-        best = _spread([min(curve.measures) for curve in own])
-        distance = _spread([_distance(curve.losses, base[curve.seed]) for curve in own])
+        if len(epochs) < len(of_rule):
+            reached += f" ({len(epochs)} of {len(of_rule)} reached it within {task.epochs})"
+        best = _spread([min(curve.measures) for curve in of_rule])
+        distance = _spread([_distance(curve.losses, base[curve.seed]) for curve in of_rule])
         seconds, total = "", ""
         if rank_epochs:
-            found = measure(name, rule, own[0], rank_epochs)
-            seconds = f"{found.seconds_per_epoch:.2f} ({found.num_ranks} ranks, losses {found.apart:.1e} apart)"
-            total = f"{found.seconds_per_epoch * mean(epochs):.1f}" if epochs else "-"
+            report = measure(name, rule, of_rule[0], rank_epochs)
+            seconds = f"{report.seconds_per_epoch:.2f} ({report.num_ranks} ranks, losses {report.apart:.1e} apart)"
+            total = f"{report.seconds_per_epoch * mean(epochs):.1f}" if epochs else "-"
         print(f"| {rule} | {reached} | {best} | {distance} | {seconds} | {total} |", flush=True)
 
 
 def _spread(values: Iterable[float]) -> str:
-    """Mean and standard deviation."""
-    given = list(values)
-    return f"{mean(given):.3g} ± {pstdev(given):.2g}"
+    """Return mean and standard deviation as text."""
+    numbers = list(values)
+    return f"{mean(numbers):.3g} ± {pstdev(numbers):.2g}"
 
 
 def _distance(losses: Sequence[float], synchronous: Sequence[float]) -> float:
-    """Mean distance step by step; a step of several global batches is compared with their mean."""
+    """Return the mean distance step by step; a step of several global batches is compared with their mean."""
     batches = len(synchronous) // len(losses)
     wanted = [mean(synchronous[i * batches : (i + 1) * batches]) for i in range(len(losses))]
     return mean(abs(a - b) for a, b in zip(losses, wanted, strict=True))

@@ -20,13 +20,13 @@ BATCH = 32
 CHARACTERS, LENGTH, SUCCESSORS = 6, 24, 3
 FEATURES, CLASSES, DEPTH, WIDTH = 16, 4, 8, 32
 HELD_OUT = 512
-"""Samples that are validated on and never trained."""
+"""The number of samples that are validated on and never trained."""
 
 
 class Task(SimpleJob, ABC):
-    """A job on samples that lie ready. ``target``: the validation measure to reach; ``epochs``: how many are trained.
+    """A job on samples that are generated at once.
 
-    The measure is such that less is better: the loss, or the share of wrong answers.
+    ``target``: the validation measure to reach; ``epochs``: how many are trained. The measure is such that less is better: the loss, or the share of wrong answers.
     """
 
     measure: str
@@ -41,34 +41,34 @@ class Task(SimpleJob, ABC):
         self.batches_per_epoch = len(self.x) // BATCH
 
     def layers(self) -> Sequence[LayerSpec]:
-        """The model in order."""
+        """Return the model's layers in order."""
         return self._layers()
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Tensor]:
-        """Rows of a global batch: the next ones of the epoch's own order."""
+        """Return rows of a global batch: the next ones of the epoch's order."""
         epoch, place = divmod(step, self.batches_per_epoch)
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(epoch))
         chosen = order[place * BATCH + rows.start : place * BATCH + rows.stop]
         return {"x": self.x[chosen]}, self.y[chosen]
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
-        """Cross entropy, summed."""
+        """Return the cross entropy, summed, and its number of terms."""
         (logits,) = outputs.values()
         total = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
         return total, targets.numel()
 
     @property
     def terms(self) -> int:
-        """Terms of the loss in a global batch."""
+        """The terms of the loss in a global batch."""
         return BATCH * self.y[0].numel()
 
     @abstractmethod
     def validate(self, logits: Tensor, targets: Tensor) -> float:
-        """The measure."""
+        """Return the measure."""
 
 
 class Grammar(Task):
-    """GPT with Adam: the next character of a grammar in which two characters allow three successors."""
+    """A GPT with Adam: the next character of a grammar in which two characters allow three successors."""
 
     measure, target, epochs = "loss", 1.0, 18
 
@@ -78,16 +78,19 @@ class Grammar(Task):
         super().__init__("grammar", partial(gpt.layers, config), sequences[:, :-1], sequences[:, 1:])
 
     def validate(self, logits: Tensor, targets: Tensor) -> float:
-        """The mean loss of a character."""
+        """Return the mean loss of a character."""
         return float(functional.cross_entropy(logits.flatten(0, -2), targets.flatten()))
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Adam."""
+        """Return Adam."""
         return torch.optim.Adam(params, lr=4e-3)
 
 
 def grammar_sentences(count: int) -> Tensor:
-    """(count, LENGTH + 1) characters; each follows from the two before it, with probabilities 0.7, 0.2, 0.1."""
+    """Return (count, LENGTH + 1) characters.
+
+    Each follows from the two before it, with probabilities 0.7, 0.2, 0.1.
+    """
     generator = torch.Generator().manual_seed(1)
     table = torch.stack(
         [torch.randperm(CHARACTERS, generator=generator)[:SUCCESSORS] for _ in range(CHARACTERS * CHARACTERS)]
@@ -101,7 +104,7 @@ def grammar_sentences(count: int) -> Tensor:
 
 
 class Clusters(Task):
-    """A deep MLP with momentum: to which of four classes, each of several clusters, a point belongs."""
+    """A deep MLP with momentum: the class of a point, of four classes with several clusters each."""
 
     measure, target, epochs = "share of errors", 0.03, 14
 
@@ -110,16 +113,16 @@ class Clusters(Task):
         super().__init__("clusters", mlp, x, y)
 
     def validate(self, logits: Tensor, targets: Tensor) -> float:
-        """The share of wrong answers."""
+        """Return the share of wrong answers."""
         return float((logits.argmax(-1) != targets).float().mean())
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         return torch.optim.SGD(params, lr=0.005, momentum=0.9)
 
 
 def clusters(count: int) -> tuple[Tensor, Tensor]:
-    """Points around centres, four centres for each class."""
+    """Return points around centres, four centres for each class."""
     generator = torch.Generator().manual_seed(2)
     centres = torch.randn(4 * CLASSES, FEATURES, generator=generator)
     which = torch.randint(0, len(centres), (count,), generator=generator)
@@ -128,13 +131,13 @@ def clusters(count: int) -> tuple[Tensor, Tensor]:
 
 
 def mlp() -> list[LayerSpec]:
-    """Residual blocks between two linear maps."""
+    """Return residual blocks between two linear maps."""
     blocks = [LayerSpec(f"block{i}", Block) for i in range(DEPTH - 2)]
     return [LayerSpec("in", partial(nn.Linear, FEATURES, WIDTH)), *blocks, LayerSpec("out", Out)]
 
 
 class Block(nn.Module):
-    """A hidden layer around which its input passes."""
+    """A hidden layer with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +148,7 @@ class Block(nn.Module):
 
 
 class Out(nn.Module):
-    """Logits; one prediction per sample."""
+    """A layer of logits; one prediction per sample."""
 
     def __init__(self) -> None:
         super().__init__()
