@@ -1,4 +1,4 @@
-"""How well a calibrated profile predicts other plans: other partitions, other micro-batches.
+"""Errors of a calibrated profile on other plans: other partitions, other micro-batches.
 
 ``python benchmarks/bench_calibration.py [--rounds N] [--steps N]``: one line per row: name, value, unit, target, ok or
 MISSED. GPT with d = 256 on two CPU ranks; the profile is measured first, with both busy.

@@ -2,7 +2,7 @@
 
 DAPPLE's models on its configurations A (also with NVLink's sum, 130 GB/s), B and C, as in BOUNDS section 4.3. Private
 half-duplex channels, one all-reduce after the last backward, slices no smaller than the measured ones; with ample
-memory, and with so little that it binds; then the shared network. The planner is ``relax`` alone or, with ``--auto``,
+memory, and with so little that it binds. Then the shared network. The planner is ``relax`` alone or, with ``--auto``,
 ``auto`` without the planners of other kinds of plans. Then random chains on larger clusters, and chains whose memory
 mostly forces a pipeline over servers with narrow cables: gaps with and without the stages' load on shared cables. CPU
 time of the searches, kernels warm. With ``--profiles DIR`` DAPPLE's published profile texts are used. Prints ``name

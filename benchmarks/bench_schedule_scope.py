@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def report(group: Group) -> None:
-    """Optimise every plan of a group, and print the results."""
+    """Improve the order of every plan of a group, and print the results."""
     rows = [closed(group, seed) for seed in range(group.seeds)]
     kind = f"{'unequal' if group.unequal else 'equal'} times{', transfers' if group.transfers else ''}"
     name = f"{group.name}, ({group.stages}, {group.batches}), {kind}, {len(rows)} plans"
@@ -109,7 +109,7 @@ def report(group: Group) -> None:
 
 
 def closed(group: Group, seed: int) -> Row:
-    """Optimise one plan, from its best usual order."""
+    """Improve the order of one plan, from its best usual order."""
     problem, plan = instance(group, seed)
     orders = first_order(problem, plan, group.memory)
     value = makespan_ns(problem, plan, orders)

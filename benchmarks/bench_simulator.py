@@ -1,9 +1,9 @@
 """Speed of the simulator: operations a second, warm, CPU time, best of seven.
 
 Computes and transfers count once each. Prints ``name value unit target ok|MISSED`` for each row, ``-`` where there is
-no target. Plans of 64 stages and 4,096 micro-batches unless the name says otherwise: one device per stage, warm-up vectors of DAPPLE's
-policy A, stage times drawn once from a fixed seed, a transfer at every boundary in both directions. The largest plan
-is simulated first: peak memory never falls, and the allocator then keeps what the other rows need.
+no target. Plans of 64 stages and 4,096 micro-batches unless the name says otherwise: one device per stage, warm-up
+vectors of DAPPLE's policy A, stage times drawn once from a fixed seed, a transfer at every boundary in both directions.
+The largest plan is simulated first: peak memory never falls, and the allocator then keeps what the other rows need.
 """
 
 from __future__ import annotations

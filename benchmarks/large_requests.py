@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Of the whole cluster."""
+        """The devices of the whole cluster."""
         return self.pods * self.nodes * NODE_DEVICES
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ SIZES = {
 
 
 def request(size: Size, *, planner: str = "auto", time_limit_s: float | None = None) -> PlanRequest:
-    """One question of that size, its micro-batches given."""
+    """Return one request of that size with fixed micro-batches."""
     limit = Termination() if time_limit_s is None else Termination(time_limit_ns=int(time_limit_s * 1e9))
     return PlanRequest(
         profile=profile(size.layers),
@@ -53,7 +53,10 @@ def request(size: Size, *, planner: str = "auto", time_limit_s: float | None = N
 
 
 def profile(layers: int, seed: int = 0) -> ModelProfile:
-    """Blocks of a transformer of 8,192 channels in bf16, each drawn around a mean; recomputation is worth while."""
+    """Return blocks of a transformer of 8,192 channels in bf16, each drawn around a mean.
+
+    Recomputation is worth its time.
+    """
     draw = np.random.default_rng(seed)
     forward = np.exp(draw.normal(np.log(12e6), 0.25, layers)).astype(int).tolist()
     parameters = np.exp(draw.normal(np.log(900e6), 0.25, layers)).astype(int).tolist()
@@ -84,7 +87,10 @@ def profile(layers: int, seed: int = 0) -> ModelProfile:
 
 
 def tree(pods: int, nodes: int) -> ClusterTopology:
-    """Nodes of eight H100, a switch for each pod with a fourth of its nodes' bandwidth upwards, and a spine."""
+    """Build nodes of eight H100, a switch for each pod, and a spine.
+
+    A switch has a fourth of its nodes' bandwidth upwards.
+    """
     fabric = Fabric(form="ports", bandwidth_bytes_per_s=450 * 10**9, latency_ns=2_000)
     names = [[f"pod{p:02d}-node{n:02d}" for n in range(nodes)] for p in range(pods)]
     nic = 8 * 400 * GBIT

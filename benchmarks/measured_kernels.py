@@ -1,8 +1,8 @@
-"""What `gpu_kernels` measured on an H100, as rows that rules are fitted to, and the errors of H100's rule.
+"""Measurements of `gpu_kernels` on an H100, as rows that rules are fitted to, and the errors of H100's rule.
 
-All files of ``benchmarks/measured`` count together. From each time is taken what lies between two events with nothing
-between them: the fact ``between_events``, or, in files without it, what the times of sums that stay in the cache tend
-to as they become small, less a kernel in a graph.
+All files of ``benchmarks/measured`` count together. The time between two events with nothing between them is
+subtracted from each time. It is the fact ``between_events``, or, in files without it, the limit of the times of small
+sums in the cache, less a kernel in a graph.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ LEAST_GROUPS = 4
 """The fewest groups of a call that the rule is fitted to: fewer leave processors idle."""
 _MEASURED = Path(__file__).resolve().parent / "measured"
 _SHORT = ("products", "attention", "moved", "grouped")
-"""Sections of single kernels, whose times what lies between events is taken from."""
+"""The sections of single kernels, from whose times the time between events is subtracted."""
 _CACHED_BYTES = 2**25
-"""Of the three tensors of a sum that stays in the cache of 50 MiB."""
+"""The most bytes of the three tensors of a sum that stays in the cache of 50 MiB."""
 _LARGE_BYTES = 2**26
-"""From which on an operation is bound by memory."""
+"""The bytes from which on memory bounds an operation."""
 _VALUES = 128
-"""Width of a value where `gpu_kernels` measures attention."""
+"""The width of a value where `gpu_kernels` measures attention."""
 _LAUNCH_OFF = 0.2
-"""By how much the least time of a kernel may be off, as a share of it: small kernels take 1 to 5 µs."""
+"""The tolerance of the least time of a kernel, as a share of it: small kernels take 1 to 5 µs."""
 
 
 def measured() -> dict[str, Rows]:
-    """The sections of all files together, times without what lies between events."""
-    found: dict[str, Rows] = {}
+    """Return the sections of all files together, times without the time between events."""
+    merged: dict[str, Rows] = {}
     for path in sorted(_MEASURED.glob("h100*.json")):
         _about, sections = read(path)
         between = _between_events_ns(sections)
         for name, section in sections.items():
-            known = found.get(name, Rows(section.columns, ()))
+            existing = merged.get(name, Rows(section.columns, ()))
             times = [column == "ns" or column.endswith("_ns") for column in section.columns] if name in _SHORT else ()
             rows = (
                 [value - between if time else value for value, time in zip_longest(row, times)] for row in section.rows
             )
-            found[name] = Rows(section.columns, (*known.rows, *rows))
-    return found
+            merged[name] = Rows(section.columns, (*existing.rows, *rows))
+    return merged
 
 
 def _between_events_ns(sections: dict[str, Rows]) -> float:
@@ -62,7 +62,7 @@ def _between_events_ns(sections: dict[str, Rows]) -> float:
 
 
 def product_rows(sections: dict[str, Rows], facts: DeviceFacts, *, small: bool = False) -> list[Row]:
-    """Products at least of the size from which on other kinds were measured, or the smaller ones."""
+    """Return products at least of the size from which on other kinds were measured, or the smaller ones."""
     rows = [
         _product(1, (each["rows"], each["inner"], each["columns"]), each["ns"], facts)
         for each in sections["products"].named()
@@ -71,7 +71,7 @@ def product_rows(sections: dict[str, Rows], facts: DeviceFacts, *, small: bool =
 
 
 def group_rows(sections: dict[str, Rows], facts: DeviceFacts, *, few: bool = False) -> list[Row]:
-    """Products of at least `LEAST_GROUPS` groups, or of fewer."""
+    """Return products of at least `LEAST_GROUPS` groups, or of fewer."""
     rows = [each for each in sections["grouped"].named() if (each["groups"] < LEAST_GROUPS) == few]
     return [
         _product(each["groups"], (each["rows"], each["inner"], each["columns"]), each["ns"], facts, grouped=True)
@@ -83,14 +83,14 @@ def _product(
     groups: int, sizes: tuple[int, int, int], time_ns: float, facts: DeviceFacts, *, grouped: bool = False
 ) -> Row:
     rows, inner, columns = sizes
-    found = product_row(groups, sizes, 2, 2 * groups * rows * inner * columns / time_ns, facts, grouped=grouped)
-    return found._replace(ranged=min(sizes)) if grouped else found
+    row = product_row(groups, sizes, 2, 2 * groups * rows * inner * columns / time_ns, facts, grouped=grouped)
+    return row._replace(ranged=min(sizes)) if grouped else row
 
 
 def attention_rows(
     sections: dict[str, Rows], facts: DeviceFacts, kernel: str, *, backward: bool, small: bool = False
 ) -> list[Row]:
-    """Attention by one kernel: of at least the rows from which on the rule is fitted, or of fewer."""
+    """Return attention by one kernel: of at least the rows from which on the rule is fitted, or of fewer."""
     column = "backward_ns" if backward else "forward_ns"
     rows = [
         attention_row(
@@ -106,7 +106,7 @@ def attention_rows(
 
 
 def compare_measured() -> int:
-    """Print how H100's rule does on its own kernels; how many of its numbers are not what these say."""
+    """Print how H100's rule does on its own kernels; return how many of its numbers differ from them."""
     sections, facts = measured(), facts_of(KIND)
     shares: dict[str, float] = {}
     wrong = compare("product", {KIND: product_rows(sections, facts)}, shares, shared=True)
@@ -134,11 +134,11 @@ def compare_measured() -> int:
 
 
 def _compare_latent(sections: dict[str, Rows], facts: DeviceFacts) -> int:
-    """Print how much of the rate of other attention latent attention reaches; how often that is not the rule's."""
+    """Print the rate of latent attention as a ratio of other attention's; return how often the rule differs."""
     wrong = 0
     rule = rule_of(facts)
     for name, backward in (("forward", False), ("backward", True)):
-        own = rule.backward if backward else rule.forward
+        attention = rule.backward if backward else rule.forward
         reached = {
             kernel: median(
                 row.shipped(Kernels(facts, "bf16")) / row.measured_ns
@@ -146,13 +146,13 @@ def _compare_latent(sections: dict[str, Rows], facts: DeviceFacts) -> int:
             )
             for kernel in ("default", "latent")
         }
-        found = reached["latent"] * own.of_latent / reached["default"]
-        wrong += _checked(f"attention {name}, latent", found, own.of_latent, MOST_WORSE)
+        ratio = reached["latent"] * attention.of_latent / reached["default"]
+        wrong += _checked(f"attention {name}, latent", ratio, attention.of_latent, MOST_WORSE)
     return wrong
 
 
 def _compare_table(sections: dict[str, Rows], facts: DeviceFacts, share: float) -> int:
-    """Print what the table of devices has at the level of kernels; how many numbers are not the measured ones."""
+    """Compare the table of devices at the level of kernels; return how many numbers are not the measured ones."""
     moved = list(sections["moved"].named())
     plain = [row for row in moved if row["operation"] in ("add", "silu") and row["bytes"] >= _LARGE_BYTES]
     reached = median(row["bytes"] / row["ns"] for row in plain) * 1e9 / facts.memory_bandwidth_bytes_per_s
@@ -172,7 +172,7 @@ def _compare_table(sections: dict[str, Rows], facts: DeviceFacts, share: float) 
     return wrong
 
 
-def _checked(what: str, found: float, ours: float, most: float) -> int:
-    off = abs(found - ours) > most
-    print(f"{what:32} {KIND:5} {found:6.3f} measured, {ours} shipped{'  NOT IT' if off else ''}")
+def _checked(what: str, result: float, ours: float, most: float) -> int:
+    off = abs(result - ours) > most
+    print(f"{what:32} {KIND:5} {result:6.3f} measured, {ours} shipped{'  NOT IT' if off else ''}")
     return int(off)

@@ -1,4 +1,4 @@
-"""The same data, layers and order for our interpreter and for the runtimes of PyTorch; processes to run them in."""
+"""The same data, layers and order for Penstock's interpreter and for PyTorch's runtimes; processes to run them in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GPT = gpt.Config(blocks=8, width=256, heads=4, length=64, vocabulary=1024)
 
 
 class Prepared(SimpleJob):
-    """A job whose batch lies ready: what is measured is the runtime."""
+    """A job whose batch is generated in advance, so that only the runtime is measured."""
 
     def __init__(self, layers: Sequence[LayerSpec], x: Tensor, y: Tensor, loss: Callable[..., Tensor]) -> None:
         super().__init__("benchmark", batch_size=len(x), seed=SEED)
@@ -61,19 +61,19 @@ class Prepared(SimpleJob):
 
 
 def gpt_job() -> Prepared:
-    """GPT with d = 256 and random tokens."""
+    """Return GPT with d = 256 and random tokens."""
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(0, GPT.vocabulary, (MICRO_BATCHES * ROWS, GPT.length + 1), generator=generator)
     return Prepared(gpt.layers(GPT), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), token_loss)
 
 
 def token_loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy, summed."""
+    """Return the cross entropy, summed."""
     return functional.cross_entropy(output.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 def tiny_job(stages: int, micro_batches: int) -> Prepared:
-    """Tiny linear layers; one row per micro-batch."""
+    """Return tiny linear layers; one row per micro-batch."""
     generator = torch.Generator().manual_seed(SEED)
     x = torch.randn(micro_batches, 4, generator=generator)
     layers = [LayerSpec(f"linear{i}", partial(nn.Linear, 4, 4)) for i in range(stages)]
@@ -81,14 +81,14 @@ def tiny_job(stages: int, micro_batches: int) -> Prepared:
 
 
 class Laid(NamedTuple):
-    """Stages on devices, and the order that they run in."""
+    """The stages on devices, and their order."""
 
     problem: Problem
     allocation: Allocation
     orders: Orders
 
     def programs(self, transport: Literal["gloo", "nccl"] = "gloo") -> list[Program]:
-        """Without the optimizer's step, which the runtimes of PyTorch leave to their caller."""
+        """Return programs without the optimizer's step, which the runtimes of PyTorch leave to their caller."""
         return [
             replace(program, prologue=tuple(one for one in program.prologue if one.kind != "STEP"))
             for program in lower(*self, transport=transport)
@@ -96,7 +96,7 @@ class Laid(NamedTuple):
 
 
 def laid(chain: Chain, stages: Sequence[Stage], count: int, schedule: Callable[[Problem, Allocation], Orders]) -> Laid:
-    """A job's layers as stages under a schedule, on equal devices."""
+    """Return a job's layers as stages under a schedule, on equal devices."""
     cost = LayerMeasurement(forward_ns=1, backward_ns=2, stash_bytes=1)
     profile = ModelProfile(
         name="benchmark",
@@ -142,7 +142,7 @@ class Sequential(nn.Module):
 class TorchRuntime:
     """A runtime of PyTorch for this rank's stages: ``_PipelineScheduleRuntime`` from the CSV, or ``Schedule1F1B``.
 
-    ``group``: what it sends over, with the device on which it computes; None: the default group, on the CPU.
+    ``group``: its process group, with the device on which it computes; None: the default group, on the CPU.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class TorchRuntime:
         group: tuple[Any, torch.device] | None = None,
     ) -> None:
         over, device = group or (None, torch.device("cpu"))
-        held = [(number, stage) for number, stage in enumerate(plan.allocation.stages) if rank in stage.devices]
+        numbered = [(number, stage) for number, stage in enumerate(plan.allocation.stages) if rank in stage.devices]
         total = len(plan.allocation.stages)
         self.modules = {
             number: Sequential([chain.build_layer(i, SEED, device) for i in range(stage.first, stage.last + 1)])
-            for number, stage in held
+            for number, stage in numbered
         }
-        stages = [PipelineStage(self.modules[number], number, total, device, group=over) for number, _ in held]
+        stages = [PipelineStage(self.modules[number], number, total, device, group=over) for number, _ in numbered]
         loss = partial(_mean, job)
         self._schedule: Any
         if name == "Schedule1F1B":
@@ -176,24 +176,24 @@ class TorchRuntime:
         self._targets: dict[str, Any] = {"target": job.y.to(device), "losses": []} if total - 1 in self.modules else {}
 
     def zero_grad(self) -> None:
-        """Let go of all gradients."""
+        """Free all gradients."""
         for module in self.modules.values():
             module.zero_grad()
 
     def step(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         if self._targets:
             self._targets["losses"].clear()
         self._schedule.step(*self._inputs, **self._targets)
 
     def check_equal(self, interpreter: Interpreter) -> None:
-        """The runtimes have to train the same numbers, or their times mean nothing."""
+        """Check that the runtimes train the same numbers; otherwise their times mean nothing."""
         for number, module in self.modules.items():
             stage = interpreter.stages[number]
             for i, layer in enumerate(module.layers, start=stage.entry.first):
-                own = dict(stage.module.modules[i].named_parameters())
+                parameters = dict(stage.module.modules[i].named_parameters())
                 for name, parameter in layer.named_parameters():
-                    torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-4, atol=1e-7)
+                    torch.testing.assert_close(parameters[name].grad, parameter.grad, rtol=1e-4, atol=1e-7)
 
 
 def _mean(job: Prepared, output: Tensor, targets: Tensor) -> Tensor:

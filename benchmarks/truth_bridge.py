@@ -1,6 +1,6 @@
 """Megatron-Bridge's performance tables: the 70B row of a (kind, precision) calibrates it and predicts its 405B row.
 
-One number is calibrated: the speed of all kernels over those of the table of devices in bf16. Megatron-Bridge's recipes
+One number is calibrated: the speed of all kernels relative to the table of devices in bf16. Megatron-Bridge's recipes
 sum gradients of 16 bits (``grad_reduce_in_fp32 = False`` in ``scripts/performance/configs/llama``), and so do the
 plans here. They overlap collectives of tensor parallelism with products (``tp_comm_overlap``, off for NVFP4); plans
 hide none. For H100 a node has 8 GPUs; GB200's are in NVLink domains of 72, of which the tables use 64.
@@ -34,19 +34,19 @@ class Measured(NamedTuple):
 
     @property
     def pace(self) -> float:
-        """Tokens a second and GPU."""
+        """The tokens a second and GPU."""
         return self.run.tokens / self.run.gpus / self.seconds
 
 
 def measured_rows(path: Path) -> dict[tuple[str, str], dict[str, Measured]]:
-    """By kind and precision, the newest row of each of the two models."""
-    found: dict[tuple[str, str], dict[str, Measured]] = {}
+    """Return, by kind and precision, the newest row of each of the two models."""
+    newest: dict[tuple[str, str], dict[str, Measured]] = {}
     with path.open(encoding="utf-8") as file:
         for row in sorted(csv.DictReader(file), key=lambda row: tuple(map(int, row["release"].split(".")))):
             if row["model"] in _SHAPES and row["phase"].startswith("Pre-Training"):
                 measured = _row(row)
-                found.setdefault((measured.run.kind, row["Precision"]), {})[row["model"]] = measured
-    return found
+                newest.setdefault((measured.run.kind, row["Precision"]), {})[row["model"]] = measured
+    return newest
 
 
 def _row(row: dict[str, str]) -> Measured:
@@ -60,17 +60,17 @@ def _row(row: dict[str, str]) -> Measured:
     return Measured(run, run.seconds(float(row["Tokens / sec / GPU"])), row["release"], row["FSDP"] not in _NOT_SAID)
 
 
-def _degree(said: str) -> int:
-    return 1 if said in _NOT_SAID else int(said)
+def _degree(text: str) -> int:
+    return 1 if text in _NOT_SAID else int(text)
 
 
 def speed_of(rows: dict[str, Measured]) -> float:
-    """What the smaller model's row calibrates."""
+    """Return the speed that the smaller model's row calibrates."""
     return calibrated(rows[SMALL].run, rows[SMALL].seconds)
 
 
 def report(path: Path) -> int:
-    """Print the table; the number of wanted figures that are missed."""
+    """Print the table; return the number of targets that are missed."""
     missed = 0
     print(f"Megatron-Bridge, {LARGE} predicted from {SMALL}; tokens a second and GPU")
     print(f"{'kind':6} {'precision':9} {'release':9} {'measured':>8} {'predicted':>9} {'error':>7}  hidden")
@@ -92,8 +92,8 @@ def report(path: Path) -> int:
 
 def _reported(head: str, rows: dict[str, Measured], *, wanted: bool) -> int:
     speed, large = speed_of(rows), rows[LARGE]
-    found = judged(large.run, speed)
-    error = large.seconds / found.seconds - 1
+    prediction = judged(large.run, speed)
+    error = large.seconds / prediction.seconds - 1
     wrong = wanted and abs(error) > MOST_ERROR
     other = {name: row._replace(run=row.run._replace(hidden=frozenset({"tensor"}))) for name, row in rows.items()}
     hidden = large.seconds / judged(other[LARGE].run, speed_of(other)).seconds - 1
@@ -101,6 +101,6 @@ def _reported(head: str, rows: dict[str, Measured], *, wanted: bool) -> int:
     print(f"{head} {pace:9.0f} {error:+7.1%} {hidden:+7.1%} {mark(wrong) if wanted else ''}".rstrip())
     small = rows[SMALL].run
     print(f"       {small.layout} on {small.gpus} calibrates {speed:.2f} × bf16's kernels; {large.run.layout}")
-    if found.missing_bytes:
-        print(f"       in 16 bits it would lack {found.missing_bytes / 2**30:.1f} GiB")
+    if prediction.missing_bytes:
+        print(f"       in 16 bits it would lack {prediction.missing_bytes / 2**30:.1f} GiB")
     return int(wrong)

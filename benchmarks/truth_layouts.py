@@ -1,15 +1,15 @@
-"""Published runs as plain layouts: judged as users' layouts are, on a kind of device that one measured run calibrates.
+"""Published runs as plain layouts, simulated like users' layouts, on a kind of device that one measured run calibrates.
 
-A run's kernels are those of `profile_of` for Megatron in bf16, all of them quicker by one factor: that is how a run in
-FP8 is judged, which no request can ask for. Links are those of ``NODESxDEVICESxKIND``.
+A run's kernels come from `profile_of` for Megatron in bf16, all of them quicker by one factor. So a run in FP8 is
+simulated, which no request can describe. Links come from ``NODESxDEVICESxKIND``.
 
-What Megatron overlaps is said in the request, or added where plans do not know it:
+Overlaps of Megatron are set in the request, or added where plans cannot express them:
 
 * Gradients of 16 bits (``grad_reduce_in_fp32=False`` in all of these runs) are summed while backwards run
   (``overlap_grad_reduce``): ``memory.gradient: parameter``. What a plan exchanges is that reduce-scatter and the gather
   of parameters, which Megatron overlaps with the first forwards (``overlap_param_gather``), not the last backwards.
 * Messages between stages do not wait for these collectives: ``network.sharing: private``. In a plan's shared network,
-  which is what requests have where they say nothing, a message waits for a piece of a layer's gradients.
+  which is the default of requests, a message waits for a piece of a layer's gradients.
 * Interleaved 1F1B hides messages in its steady state only (``overlap_p2p_comm``; ``overlap_p2p_comm_warmup_flush`` is
   off by default). While it fills and drains, a rank waits for the message of every step, and the collectives of the
   replicas, which run at the same time, take half of its card (`waited_s`).
@@ -34,10 +34,13 @@ from penstock.shapes.profiles import profile_of
 from penstock.solvers.model.degrees import Over
 
 _LEAST_STEP = 1e-6
-"""Of the search for a factor, as a part of it."""
+"""The least step of the search for a factor, as a part of it."""
 _ALL_NS = 10**12
 _SHARED = 2
-"""What share one card while a pipeline fills and drains: its messages, and the collective of the replicas."""
+"""The number of users of one card while a pipeline fills and drains.
+
+They are its messages, and the collective of the replicas.
+"""
 
 
 class Run(NamedTuple):
@@ -56,34 +59,34 @@ class Run(NamedTuple):
     recompute: tuple[Module, ...] = ()
     expert: int = 1
     hidden: frozenset[Over] = frozenset()
-    """Groups whose collectives computation hides, all of them."""
+    """The groups whose collectives computation hides completely."""
 
     @property
     def gpus(self) -> int:
-        """All of the cluster's."""
+        """The GPUs of the cluster."""
         return self.nodes * self.node_size
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """The tokens of a step."""
         return self.batch * self.shape.sequence_length
 
     @property
     def layout(self) -> str:
-        """Its degrees, as the tables print them."""
-        said = f"TP{self.tensor} PP{self.pipeline} VP{self.virtual_stages}"
-        said += f" CP{self.context}" if self.context > 1 else ""
-        said += f" EP{self.expert}" if self.expert > 1 else ""
-        said += ", all-to-all hidden" if "expert" in self.hidden else ""
-        return said + (f", {' and '.join(self.recompute)} recomputed" if self.recompute else "")
+        """The degrees, as the tables print them."""
+        text = f"TP{self.tensor} PP{self.pipeline} VP{self.virtual_stages}"
+        text += f" CP{self.context}" if self.context > 1 else ""
+        text += f" EP{self.expert}" if self.expert > 1 else ""
+        text += ", all-to-all hidden" if "expert" in self.hidden else ""
+        return text + (f", {' and '.join(self.recompute)} recomputed" if self.recompute else "")
 
     def seconds(self, measured_tokens: float) -> float:
-        """Of a step, from tokens a second and GPU."""
+        """Return the seconds of a step, from tokens a second and GPU."""
         return self.tokens / self.gpus / measured_tokens
 
 
 class Judged(NamedTuple):
-    """Seconds of a step, and what the GPU that lacks most memory lacks, with all tensors in 16 bits."""
+    """The seconds of a step, and the bytes that the fullest GPU lacks, with all tensors in 16 bits."""
 
     seconds: float
     missing_bytes: int
@@ -93,7 +96,7 @@ SEPARATE = NetworkModel(sharing="private", channel="full")
 
 
 def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
-    """A run on GPUs that compute ``speed`` times as fast as the table of devices says."""
+    """Simulate a run on GPUs that compute ``speed`` times as fast as in the table of devices."""
     request = PlanRequest(
         profile=_profile(run._replace(nodes=1, batch=1)),
         topology=_faster(cluster(f"{run.nodes}x{run.node_size}x{run.kind}"), run.kind, speed),
@@ -101,7 +104,7 @@ def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
         memory=MemoryModel(gradient="parameter"),
         network=network,
     )
-    found = penstock.even_layout(
+    answer = penstock.even_layout(
         request,
         tensor=run.tensor,
         context=run.context,
@@ -112,15 +115,16 @@ def judged(run: Run, speed: float, network: NetworkModel = SEPARATE) -> Judged:
         sharding="optimizer",
         recompute=run.recompute or "none",
     )
-    prediction = found.file.plan.prediction
+    prediction = answer.file.plan.prediction
     assert prediction is not None
-    return Judged(prediction.time_per_global_batch_ns / 1e9 + waited_s(run), found.missing_bytes)
+    return Judged(prediction.time_per_global_batch_ns / 1e9 + waited_s(run), answer.missing_bytes)
 
 
 def waited_s(run: Run) -> float:
-    """Seconds in which ranks of an interleaved pipeline wait for messages that a plan overlaps with computation.
+    """Return the seconds in which ranks of an interleaved pipeline wait for messages.
 
-    Ranks fill and drain in step, so that the slowest message counts: one between nodes, where there are several.
+    A plan overlaps these messages with computation. Ranks fill and drain in step, so that the slowest message counts:
+    one between nodes, where there are several.
     """
     if run.virtual_stages == 1:
         return 0.0
@@ -137,7 +141,10 @@ def waited_s(run: Run) -> float:
 
 
 def calibrated(run: Run, measured_s: float, network: NetworkModel = SEPARATE) -> float:
-    """The speed at which a run is predicted as it was measured, by secants: a time is nearly linear in 1 / speed."""
+    """Return the speed at which the predicted time of a run equals the measured time.
+
+    The method is secants: a time is nearly linear in 1 / speed.
+    """
     near, time = 1.0, judged(run, 1.0, network).seconds
     other, other_time = near * measured_s / time, judged(run, time / measured_s, network).seconds
     while abs(other - near) > _LEAST_STEP * other and other_time != time:
@@ -150,24 +157,24 @@ def calibrated(run: Run, measured_s: float, network: NetworkModel = SEPARATE) ->
 
 @lru_cache(maxsize=8)
 def _profile(run: Run) -> ModelProfile:
-    """With costs at the run's degrees alone."""
+    """Return a profile with costs at the run's degrees alone."""
     degrees = DegreeOptions((run.tensor,), (run.context,), (run.expert,))
-    found = profile_of(run.shape, "megatron", (run.kind,), micro_batch_sizes=(run.micro_batch_size,), degrees=degrees)
-    return _hiding(found, run.hidden) if run.hidden else found
+    profile = profile_of(run.shape, "megatron", (run.kind,), micro_batch_sizes=(run.micro_batch_size,), degrees=degrees)
+    return _hiding(profile, run.hidden) if run.hidden else profile
 
 
 def _hiding(profile: ModelProfile, hidden: frozenset[Over]) -> ModelProfile:
-    """The profile with passes that hide all collectives over some groups."""
+    """Return the profile with passes that hide all collectives over some groups."""
 
-    def cost(known: DividedCost) -> DividedCost:
+    def cost(divided: DividedCost) -> DividedCost:
         collectives = tuple(
             each.model_copy(update={"hidden_ns": _ALL_NS}) if each.over in hidden and each.phase != "step" else each
-            for each in known.collectives
+            for each in divided.collectives
         )
-        return known.model_copy(update={"collectives": collectives})
+        return divided.model_copy(update={"collectives": collectives})
 
-    def measurement(known: DividedMeasurement) -> DividedMeasurement:
-        return known.model_copy(update={"layers": tuple(map(cost, known.layers))})
+    def measurement(divided: DividedMeasurement) -> DividedMeasurement:
+        return divided.model_copy(update={"layers": tuple(map(cost, divided.layers))})
 
     variants = (
         each.model_copy(update={"measurements": tuple(map(measurement, each.measurements))})
@@ -186,12 +193,12 @@ def _faster(topology: ClusterTopology, kind: str, speed: float) -> ClusterTopolo
 
 
 def mark(wrong: bool) -> str:
-    """Whether a wanted figure was reached, for a table."""
+    """Return the mark of a target for a table."""
     return "MISSED" if wrong else "ok"
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Correlation of the orders of two lists of the same things, which have no equal values."""
+    """Return the correlation of the orders of two lists of the same things, which have no equal values."""
     orders = []
     for values in (one, other):
         order = sorted(range(len(values)), key=values.__getitem__)

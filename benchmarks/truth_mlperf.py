@@ -1,11 +1,11 @@
 """MLPerf Training, llama-3.1-405b on H100: step times by number of GPUs, computation calibrated on the smallest run.
 
 The runs differ in replicas and micro-batches only (TP 8, CP 2, PP 8, VP 8), so a step is a period per micro-batch and
-a rest: filling and draining the pipeline, reductions, update. What overlaps is not fitted to the rows: the submission
+a rest: filling and draining the pipeline, reductions, update. Overlaps are not fitted to the rows: the submission
 (mlcommons/training_results_v5.0, NVIDIA's ``llama31_405b``, ``config_common.sh`` and the training script) sets
-``OVERLAP_GRAD_REDUCE``, ``OVERLAP_PARAM_GATHER``, ``OVERLAP_P2P_COMM`` and ``grad_reduce_in_fp32=False``, of which
-`truth_layouts` says what they mean. Embedding and loss count as a layer each (``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``),
-so that 126 layers fill 64 virtual stages.
+``OVERLAP_GRAD_REDUCE``, ``OVERLAP_PARAM_GATHER``, ``OVERLAP_P2P_COMM`` and ``grad_reduce_in_fp32=False``, which
+`truth_layouts` explains. Embedding and loss count as a layer each (``ASYM_PP_EMBED``, ``ASYM_PP_LOSS``), so that 126
+layers fill 64 virtual stages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.schemas.request import NetworkModel
 
 EACH, MEAN = 0.06, 0.04
 _LEAST_ROWS = 2
-"""One calibrates."""
+"""The least number of rows; one calibrates."""
 SHARED = NetworkModel()
 
 
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def measured_rows(path: Path) -> list[Measured]:
-    """The runs of the largest Llama on H100, fewest GPUs first."""
+    """Return the runs of the largest Llama on H100, fewest GPUs first."""
     with path.open(encoding="utf-8") as file:
         rows = [
             _row(row)
@@ -56,7 +56,7 @@ def _row(row: dict[str, str]) -> Measured:
 
 
 def report(path: Path) -> int:
-    """Print the table; the number of wanted figures that are missed."""
+    """Print the table; return the number of targets that are missed."""
     rows = measured_rows(path)
     if len(rows) < _LEAST_ROWS:
         print(f"MLPerf: {path.name} has {len(rows)} runs of the 405B on H100 with their degrees: nothing to predict")
@@ -68,12 +68,12 @@ def report(path: Path) -> int:
     for row in rows:
         predicted.append(judged(row.run, speed).seconds)
         error = predicted[-1] / row.seconds - 1
-        said = "calibrates"
+        note = "calibrates"
         if row is not rows[0]:
             errors.append(abs(error))
-            said = mark(abs(error) > EACH)
+            note = mark(abs(error) > EACH)
         print(
-            f"{row.run.gpus:6} {row.micro_batches:13} {row.seconds:7.3f} s {predicted[-1]:7.3f} s {error:+7.1%} {said}"
+            f"{row.run.gpus:6} {row.micro_batches:13} {row.seconds:7.3f} s {predicted[-1]:7.3f} s {error:+7.1%} {note}"
         )
     missed = sum(error > EACH for error in errors) + (fmean(errors) > MEAN)
     print(f"  mean error {fmean(errors):.1%} (wanted {MEAN:.0%}, each {EACH:.0%}): {mark(missed > 0)}")

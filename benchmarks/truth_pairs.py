@@ -2,9 +2,9 @@
 
 llama-3-70b is fine-tuned in FP8 on 32 H100 with 4,096 tokens and 32 samples a step; the others are compared with the
 first layout. Qwen3-30B-A3B is trained on 16 H100 with 1,024 samples a step, with and without
-``overlap_moe_expert_parallel_comm``: plans know no such overlap, so that it is judged as if it hid all of each
-all-to-all, and not counted. All are judged on the kind that the pre-training row of Megatron-Bridge's table calibrates
-(`truth_bridge`).
+``overlap_moe_expert_parallel_comm``. Plans have no such overlap, so it is simulated as if it hid all of each
+all-to-all, and not counted. All are simulated on the kind that the pre-training row of Megatron-Bridge's table
+calibrates (`truth_bridge`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ PUBLISHED = (
     (_BASE._replace(tensor=8), 508.7),
     (_BASE._replace(recompute=("mlp",)), 593.6),
 )
-"""Layouts, and TFLOP/s per GPU."""
+"""The layouts, and TFLOP/s per GPU."""
 _MIXTURE = shape("qwen3-30b-a3b").model_copy(update={"sequence_length": 4096})
 _EXPERTS = Run(_MIXTURE, 2, 8, "H100", 1024, tensor=1, pipeline=1, expert=16)
 OVERLAPPED = ((_EXPERTS, 24.7), (_EXPERTS._replace(hidden=frozenset({"expert"})), 21.0))
-"""Without and with overlap, and seconds of a step."""
+"""The layouts without and with overlap, and seconds of a step."""
 
 
 def report(speed: float) -> int:
-    """Print the table; the number of layouts that are predicted on the wrong side of the first."""
+    """Print the table; return the number of layouts that are predicted on the wrong side of the first."""
     base, reached = judged(_BASE, speed).seconds, PUBLISHED[0][1]
     missed = 0
     print("Megatron-Bridge, order of layouts of llama-3-70b on 32 H100; times over the first's")
     for run, tera in PUBLISHED:
-        found = judged(run, speed)
-        ratio, measured = found.seconds / base, reached / tera
+        prediction = judged(run, speed)
+        ratio, measured = prediction.seconds / base, reached / tera
         wrong = run is not _BASE and (ratio > 1) != (measured > 1)
         missed += wrong
-        said = "the first" if run is _BASE else mark(wrong)
-        print(f"  {run.layout:35} measured {measured:5.2f}, predicted {ratio:5.2f}: {said}")
+        verdict = "the first" if run is _BASE else mark(wrong)
+        print(f"  {run.layout:35} measured {measured:5.2f}, predicted {ratio:5.2f}: {verdict}")
     times = [(judged(run, speed).seconds, seconds) for run, seconds in OVERLAPPED]
     ratio, measured = (after / before for before, after in zip(*times, strict=True))
     print(f"Qwen3-30B-A3B on 16 H100, {OVERLAPPED[1][0].layout}: measured {measured:.2f}, predicted {ratio:.2f}")

@@ -1,9 +1,9 @@
-"""Published runs in 16 bits against what a user gets: `penstock.even_layout` of the layout, nothing calibrated.
+"""Published runs in 16 bits against the result of a user: `penstock.even_layout` of the layout, nothing calibrated.
 
 The rows are in ``truth/published-2026.csv``, where they name their degrees, and in Megatron-Bridge's tables. Left out:
 8-bit rows, layouts that plans cannot express (recomputation by operator, states shared in groups, transfers of experts
-that are overlapped or go by DeepEP), kinds of GPU that the table of devices lacks. What a source does not say is taken
-as the default here. Shapes that are not shipped: MPT of llm-foundry's ``mcli/*.yaml``, Nemotron-4 of arXiv:2402.16819
+that are overlapped or go by DeepEP), kinds of GPU that the table of devices lacks. What a source does not state has the
+default here. Shapes that are not shipped: MPT of llm-foundry's ``mcli/*.yaml``, Nemotron-4 of arXiv:2402.16819
 and 2406.11704, InternLM-7B of its config.json; a row that prints its parameters has to agree with its shape.
 """
 
@@ -35,7 +35,7 @@ from penstock.shapes.profiles import profile_of
 _KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100",
           "H100-96GB 500W": "H100"}  # fmt: skip
 _SMALLER = {"a100_40gb": 40 * 10**9}
-"""The size in the name of boards that have another memory than the usual one."""
+"""The size in the name of boards with another memory than the usual one."""
 _SIXTEEN = ("bf16", "amp_bf16")
 _NOT_EXPRESSED = ("DeepEP", "EP overlap on", "async TP", "compile")
 Recompute = Literal["none", "full"] | tuple[Module, ...]
@@ -49,18 +49,18 @@ _RECOMPUTE: dict[str, Recompute] = {
     "per op selective": ("operators",),
 }
 _DOMAIN = 64
-"""GPUs of an NVLink domain of 72 that published runs use."""
+"""The GPUs of an NVLink domain of 72 that published runs use."""
 _EAGER = ("mosaicml/llm-foundry", "pytorch/torchtitan")
-"""Sources whose modules are PyTorch's."""
+"""The sources whose modules are PyTorch's."""
 _INSIDE = 0.8
 """The least share of rows that lies inside the stated error."""
 _MPT = {"mpt-125m": (12, 768, 12), "mpt-350m": (24, 1024, 16), "mpt-1b": (24, 2048, 16), "mpt-7b": (32, 4096, 32),
         "mpt-70b": (80, 8192, 64)}  # fmt: skip
-"""Layers, width and heads."""
+"""The layers, width and heads of MPT models."""
 
 
 class Published(NamedTuple):
-    """A run: what was trained how on what, and the seconds of a step."""
+    """A run: model, training and cluster, and the seconds of a step."""
 
     source: str
     shape: TransformerShape
@@ -81,12 +81,12 @@ class Published(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Return a name of the rows that have a level together."""
+        """The name of the rows that have a level together."""
         return f"{self.kind}, {self.framework}"
 
     @property
     def stack(self) -> str:
-        """Return a name of the rows that have a stated error together: a family, with many experts or without."""
+        """The name of the rows that have a stated error together: a family, with many experts or without."""
         return self.family + (", many experts" if self.expert > MOST_EXPERT_GPUS else "")
 
 
@@ -101,12 +101,12 @@ class Predicted(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Return the error of the time, as a share of what was measured."""
+        """The error of the time, as a share of the measured time."""
         return self.seconds / self.run.seconds - 1
 
     @property
     def is_usual(self) -> bool:
-        """Return whether users get this level where they name none."""
+        """True if users get this level where they name none."""
         return self.level == usual_level(self.run.kind, self.run.framework)
 
 
@@ -225,7 +225,7 @@ def predicted(run: Published, level: Level) -> Predicted:
 
 
 def report(folder: Path) -> int:
-    """Print what a user gets, by source and by kind, at each level; return how many wanted figures are missed."""
+    """Print the predictions for users, by source and by kind, at each level; return how many targets are missed."""
     judged: list[Predicted] = []
     left_out: list[str] = []
     for run in published_rows(folder):

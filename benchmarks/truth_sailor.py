@@ -1,9 +1,9 @@
 """Sailor's measured plans of GPT-Neo 2.7B on GH200: the order of step times, on 16 nodes of four or more.
 
-The file lacks sequence length and network, so times are printed and only their order is judged. The shape is that of
+The file lacks sequence length and network, so times are printed and only their order is judged. The shape is from
 EleutherAI/gpt-neo-2.7B's ``config.json`` with its 2,048 positions; every other layer attends to the last 256 tokens,
-which here all attend to all. Layers of a plan count embedding and head. A GH200's processor and NVLink are those of an
-H100; the network is taken as that of a node of H100.
+which here all attend to all. Layers of a plan count embedding and head. A GH200's processor and NVLink equal an
+H100's; the network is taken from a node of H100.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Measured(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """Of four GPUs each."""
+        """The nodes, of four GPUs each."""
         return len(self.layers) * self.tensor * self.replicas // NODE
 
 
 def measured_rows(path: Path) -> list[Measured]:
-    """The plans on enough nodes whose stages hold the whole model, quickest first."""
+    """Return the plans on enough nodes whose stages hold the whole model, quickest first."""
     with path.open(encoding="utf-8") as file:
         rows = [_row(row) for row in csv.DictReader(file)]
     whole = [row for row in rows if sum(row.layers) == SHAPE.layers + 2 and row.nodes >= LEAST_NODES]
@@ -73,7 +73,7 @@ def _row(row: dict[str, str]) -> Measured:
 
 
 def step_s(row: Measured) -> float:
-    """Seconds of a step with these stages, 1F1B."""
+    """Return the seconds of a step with these stages, 1F1B."""
     options = DegreeOptions(tensor=(row.tensor,), context=(1,))
     profile = profile_of(SHAPE, "megatron", ("H100",), micro_batch_sizes=(row.micro_batch_size,), degrees=options)
     request = PlanRequest(
@@ -89,12 +89,12 @@ def step_s(row: Measured) -> float:
     drawn = Drawn(stages, len(stages), "early-backward", rows=row.micro_batch_size)
     within = within_of("megatron", profile)
     allocation = placed(cells, within, drawn, world_of(cells, "", None))
-    found, _faults = by_hand(cells, allocation, ordered(cells, within, drawn, allocation), overlap=True)
-    return found.timeline.time_per_global_batch_ns / 1e9
+    plan, _faults = by_hand(cells, allocation, ordered(cells, within, drawn, allocation), overlap=True)
+    return plan.timeline.time_per_global_batch_ns / 1e9
 
 
 def report(path: Path) -> int:
-    """Print the table; 1 where the predicted order is another one."""
+    """Print the table; return 1 where the predicted order is another one."""
     rows = measured_rows(path)
     if not rows:
         print(f"Sailor: {path.name} has no plan of GPT-Neo 2.7B on {LEAST_NODES} nodes or more: nothing to predict")

@@ -1,9 +1,9 @@
 """Step times of the closed forms against published measurements, after few numbers are calibrated.
 
-SimuMax on B200: the share of the peak that products reach, from one row. vTrain on A100: that share and the time that
-an operation takes at least, from the rows with 12 layers; then the layouts that the closed form picks among those that
-were measured, and what they cost over the best (regret). What collectives reach is what SimuMax measured on B200, on
-the links of the table of devices.
+SimuMax on B200: the share of the peak that products reach, from one row. vTrain on A100: that share and the least time
+of an operation, from the rows with 12 layers; then the layouts that the closed form picks among the measured ones, and
+their cost over the best (regret). Collectives reach what SimuMax measured on B200, on the links of the table of
+devices.
 """
 
 from __future__ import annotations
@@ -29,58 +29,64 @@ from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.layout import Layout
 
 CONTEXT_KIND: ContextKind = "all_to_all"
-"""Of SimuMax's rows with context parallelism (its guide to reproducing them on B200, section 7)."""
+"""The kind of SimuMax's rows with context parallelism (its guide to reproducing them on B200, section 7)."""
 MOST_ERROR = 0.12
 MOST_CONTEXT_ERROR = 0.15
 MOST_EXPERTS_ERROR = 0.15
 ShapeOf = Callable[[str, int, int], TransformerShape | None]
-"""The model of a case with a number of layers and tokens of a sample; None where it is not known."""
+"""A function that returns the model of a case with a number of layers and tokens of a sample.
+
+None where the model is unknown.
+"""
 _FITTED_LAYERS = 12
 _MANY, _ORDER, _ORDER_OF_FEW = 20, 0.9, 0.8
-"""Layouts of a group from which on its order is wanted to be so near to the measured one."""
+"""The number of layouts in a large group, and the least correlations of the order in large and small groups."""
 _NODE = 8
 
 
 class Timed(NamedTuple):
-    """A step as it was measured, and as it is predicted."""
+    """A step as measured and as predicted."""
 
     step: Step
     measured_ms: float
     group: tuple[int, ...] = ()
-    """Rows of a group differ in their layout only."""
+    """The group; rows of a group differ in their layout only."""
 
     @property
     def predicted_ms(self) -> float:
-        """By the closed form."""
+        """The prediction of the closed form."""
         return self.step.time_ns / 1e6
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
+        """The error of the prediction, as a share of the measured time."""
         return self.predicted_ms / self.measured_ms - 1
 
     def on(self, facts: DeviceFacts) -> Timed:
-        """The same step on a device with other facts."""
+        """Return the same step on a device with other facts."""
         return self._replace(step=self.step._replace(facts=facts))
 
 
 def reaching(facts: DeviceFacts, share: float, launch_ns: float | None = None) -> DeviceFacts:
-    """A device whose large products reach this share of the peak, and whose operations take at least so long."""
+    """Return a device whose large products reach this share of the peak.
+
+    Its operations take at least ``launch_ns``.
+    """
     launch = facts.launch_ns if launch_ns is None else round(launch_ns)
     return replace(facts, compute_efficiency=dict.fromkeys(facts.compute_efficiency, share), launch_ns=launch)
 
 
 def simumax_rows(folder: Path, shape_of: ShapeOf) -> list[tuple[str, Timed]]:
-    """All rows, the dense ones first."""
+    """Return all rows, the dense ones first."""
     primitives = json.loads((folder / "primitives" / "simumax-b200_bf16_ceperm.json").read_text(encoding="utf-8"))
     facts = device_facts("B200")
     links = _b200_links(primitives)
-    found = []
+    rows = []
     with (folder / "truth" / "simumax-b200.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             case = row["case"]
-            said = {name: int(value) for name, value in re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case)}
-            number = {"cp": 1, "ep": 1, "seq": 4096} | said
+            degrees = {name: int(value) for name, value in re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case)}
+            number = {"cp": 1, "ep": 1, "seq": 4096} | degrees
             layout = Layout(
                 tensor=number["tp"],
                 context=number["cp"],
@@ -93,25 +99,28 @@ def simumax_rows(folder: Path, shape_of: ShapeOf) -> list[tuple[str, Timed]]:
             if (shape := shape_of(case, number["l"], number["seq"])) is None:
                 continue
             step = Step(shape, layout, facts, links)
-            found.append((case, Timed(step, float(row["measured_ms"]))))
-    return sorted(found, key=lambda one: one[1].step.shape.experts is not None)
+            rows.append((case, Timed(step, float(row["measured_ms"]))))
+    return sorted(rows, key=lambda one: one[1].step.shape.experts is not None)
 
 
 def _b200_links(primitives: dict[str, Any]) -> Links:
-    """What all-gathers and all-to-all reach, and their time without bytes as that of each hop around eight GPUs."""
+    """Return the reach of all-gathers and all-to-all.
+
+    Their time without bytes is divided among the hops around eight GPUs.
+    """
     network = primitives["networks"]["high_intra_node"]
 
     def reached(operation: str) -> tuple[int, int]:
-        known = network["op"][operation]
-        hop_us = known["latency_us"] + known["fixed_latency_us"] / (_NODE - 1)
-        return round(known["efficient_factor"] * network["bandwidth"]["gbps"] * 1e9), round(hop_us * 1000)
+        entry = network["op"][operation]
+        hop_us = entry["latency_us"] + entry["fixed_latency_us"] / (_NODE - 1)
+        return round(entry["efficient_factor"] * network["bandwidth"]["gbps"] * 1e9), round(hop_us * 1000)
 
     inside = reached("all_gather")
     return Links(inside, inside, _NODE, reached("all2all"))
 
 
 def calibrated(row: Timed) -> float:
-    """The share of the peak at which a row is predicted as it was measured, by halving."""
+    """Return the share of the peak at which the predicted time of a row equals the measured time, by halving."""
     low, high = 0.05, 1.0
     for _ in range(30):
         middle = (low + high) / 2
@@ -121,7 +130,7 @@ def calibrated(row: Timed) -> float:
 
 
 def vtrain_rows(path: Path, reach: float) -> list[Timed]:
-    """GPTs on nodes of eight A100: fp16, full recomputation, no sequence parallelism, 1F1B (its README)."""
+    """Return GPTs on nodes of eight A100: fp16, full recomputation, no sequence parallelism, 1F1B (its README)."""
     node = hardware.usual("A100")
     inside = (round(reach * node.fabric_bytes_per_s.value), node.fabric_latency_ns.value)
     nic = node.node_nic_bytes_per_s(_NODE)
@@ -148,7 +157,10 @@ def _vtrain_row(values: Sequence[str], links: Links) -> Timed:
 
 
 def fitted(rows: Sequence[Timed]) -> DeviceFacts:
-    """The share of the peak and the shortest operation with the least mean error, by steps that become smaller."""
+    """Return the share of the peak and the shortest operation with the least mean error.
+
+    The search takes steps that become smaller.
+    """
     facts = rows[0].step.facts
 
     def off(share: float, launch_ns: float) -> float:
@@ -158,23 +170,26 @@ def fitted(rows: Sequence[Timed]) -> DeviceFacts:
     least = off(*best)
     while factor > 1.01:
         near = [(best[0] * x, best[1] * y) for x, y in ((factor, 1), (1 / factor, 1), (1, factor), (1, 1 / factor))]
-        found = min((off(*each), each) for each in near if each[0] <= 1)
-        if found[0] < least:
-            least, best = found
+        nearest = min((off(*each), each) for each in near if each[0] <= 1)
+        if nearest[0] < least:
+            least, best = nearest
         else:
             factor = math.sqrt(factor)
     return reaching(facts, *best)
 
 
 class Regrets(NamedTuple):
-    """Measured time of a layout that was picked over that of the best, less 1: mean and 95th percentile of groups."""
+    """The regrets of a rule: mean and 95th percentile of groups.
+
+    A regret is the measured time of the layout that was picked over the best layout's time, less 1.
+    """
 
     mean: float
     high: float
 
     @classmethod
     def of(cls, rows: Iterable[Timed], rule: Callable[[Timed], Any]) -> Regrets:
-        """In every group the row that is least by the rule."""
+        """Return the regrets of picking in every group the row that is least by the rule."""
         groups: dict[tuple[int, ...], list[Timed]] = defaultdict(list)
         for row in rows:
             groups[row.group].append(row)
@@ -185,19 +200,19 @@ class Regrets(NamedTuple):
 
 
 def least_tensor(row: Timed) -> tuple[int, int, int]:
-    """A rule of thumb: least tensor degree, then fewest stages, then the largest micro-batch."""
+    """Return the rank by a rule of thumb: least tensor degree, then fewest stages, then the largest micro-batch."""
     layout = row.step.layout
     return layout.tensor, layout.pipeline, -layout.micro_batch_size
 
 
 def largest_micro_batch(row: Timed) -> tuple[int, int, int]:
-    """A rule of thumb: largest micro-batch, then least tensor degree, then fewest stages."""
+    """Return the rank by a rule of thumb: largest micro-batch, then least tensor degree, then fewest stages."""
     layout = row.step.layout
     return -layout.micro_batch_size, layout.tensor, layout.pipeline
 
 
 def report(folder: Path, shape_of: ShapeOf) -> int:
-    """Print both tables; the number of wanted figures that are missed."""
+    """Print both tables; return the number of targets that are missed."""
     missed = _report_simumax(simumax_rows(folder, shape_of))
     primitives = json.loads((folder / "primitives" / "simumax-b200_bf16_ceperm.json").read_text(encoding="utf-8"))
     reach = primitives["networks"]["high_intra_node"]["op"]["all_reduce"]["efficient_factor"]
@@ -225,13 +240,13 @@ def _report_simumax(rows: Sequence[tuple[str, Timed]]) -> int:
     missed = 0
     pairs: dict[str, list[Timed]] = defaultdict(list)
     for case, row in rows:
-        found = row.on(reaching(row.step.facts, share))
+        timed = row.on(reaching(row.step.facts, share))
         dense, context = row.step.shape.experts is None, row.step.layout.context
         bound = MOST_EXPERTS_ERROR if not dense else MOST_CONTEXT_ERROR if context > 1 else MOST_ERROR
-        wrong = abs(found.error) > bound
+        wrong = abs(timed.error) > bound
         missed += wrong
-        pairs[re.sub(r"_mbc\d+", "", case)].append(found)
-        print(f"{case:55} {found.measured_ms:8.1f} {found.predicted_ms:9.1f} {100 * found.error:+6.1f}% {_mark(wrong)}")
+        pairs[re.sub(r"_mbc\d+", "", case)].append(timed)
+        print(f"{case:55} {timed.measured_ms:8.1f} {timed.predicted_ms:9.1f} {100 * timed.error:+6.1f}% {_mark(wrong)}")
     for case, pair in pairs.items():
         if len(pair) == 2:
             print(f"  {case}: {_apart(pair)}")
@@ -239,7 +254,10 @@ def _report_simumax(rows: Sequence[tuple[str, Timed]]) -> int:
 
 
 def _apart(pair: Sequence[Timed]) -> str:
-    """Two steps with other numbers of micro-batches: what one more takes, and what else there is in a step."""
+    """Compare two steps with other numbers of micro-batches.
+
+    Returns the time of one more micro-batch, and the rest of a step.
+    """
     few, many = ((row.step.layout.micro_batches or 0) for row in pair)
 
     def parts(times: Sequence[float]) -> tuple[float, float]:
@@ -254,14 +272,14 @@ def _apart(pair: Sequence[Timed]) -> str:
 
 
 def _report_one_node(rows: Sequence[Timed], facts: DeviceFacts) -> int:
-    found = Regrets.of(rows, lambda row: row.predicted_ms)
+    regrets = Regrets.of(rows, lambda row: row.predicted_ms)
     rules = [Regrets.of(rows, rule) for rule in (least_tensor, largest_micro_batch)]
-    wrong = found.mean > 0.04 or found.high > 0.12 or any(found >= rule for rule in rules)
+    wrong = regrets.mean > 0.04 or regrets.high > 0.12 or any(regrets >= rule for rule in rules)
     error = fmean(abs(row.error) for row in rows)
     share, launch = facts.compute_efficiency["fp16"], facts.launch_ns / 1000
     print(f"vTrain, one node, {len(rows)} layouts of 16, 20 and 24 layers; fitted on 12: {share:.3f} of the peak,")
     print(f"  {launch:.0f} µs an operation at least; mean error {error:.1%}")
-    for name, one in zip(("closed form", "least tensor degree", "largest micro-batch"), (found, *rules), strict=True):
+    for name, one in zip(("closed form", "least tensor degree", "largest micro-batch"), (regrets, *rules), strict=True):
         print(f"  regret of {name:21} mean {one.mean:6.1%}, 95th percentile {one.high:6.1%}")
     print(f"  wanted: 4 % and 12 %, less than both rules: {_mark(wrong)}")
     return int(wrong)

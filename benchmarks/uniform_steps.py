@@ -1,8 +1,8 @@
 """The time of a training step under a uniform layout, composed of the closed forms by the formula of 1F1B.
 
 With p stages and M micro-batches a step takes (M - 1) × the slowest stage + the sum of all stages + reductions and
-update: a stage computes, runs its collectives and passes its tensors on, one after the other. Hidden is what the costs
-of layers say of their collectives, and nothing else.
+update: a stage computes, runs its collectives and passes its tensors on, one after the other. Collectives are hidden
+only where the costs of layers say so.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.solvers.costs.collectives import Group, Ring
 
 
 class Links(NamedTuple):
-    """What collectives and messages reach: bytes/s of a GPU and ns from one to the next, inside nodes and between."""
+    """The reach of collectives and messages: bytes/s of a GPU and ns from one to the next, inside nodes and between."""
 
     inside: tuple[int, int]
     between: tuple[int, int]
     node: int
-    """GPUs of a node."""
+    """The GPUs of a node."""
     exchange: tuple[int, int] | None = None
-    """What all-to-all reaches inside nodes, where it is known."""
+    """The reach of all-to-all inside nodes, if it is measured."""
 
     def ring(self, size: int, stride: int, operation: Operation | None = None) -> Group:
-        """A ring whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
+        """Return a ring whose neighbours are ``stride`` ranks apart; between nodes every GPU has its card."""
         inside = self.exchange if operation == "all_to_all" and self.exchange else self.inside
         bytes_per_s, latency_ns = inside if size * stride <= self.node else self.between
         ring = Ring(size, bytes_per_s, latency_ns)
@@ -50,11 +50,11 @@ class Step(NamedTuple):
     dtype: Dtype = "bf16"
     recompute: bool = False
     gradient_bytes: int = 4
-    """Of a parameter's gradient when it is reduced."""
+    """The bytes of a parameter's gradient when it is reduced."""
 
     @property
     def time_ns(self) -> float:
-        """One step, 1F1B."""
+        """The time of one step, 1F1B."""
         layout, case = self.layout, Case(self.shape, self.layout, self.facts, self.dtype)
         costs = {role: self._pass_ns(cost, block=cost.modules is not None) for role, cost in costs_of(case).items()}
         assert layout.micro_batches is not None
@@ -65,7 +65,7 @@ class Step(NamedTuple):
         return (layout.micro_batches - 1) * max(stages) + sum(stages) + self._after_ns(case, split)
 
     def _stages(self) -> list[tuple[Role, ...]]:
-        """The roles of every stage's layers."""
+        """Return the roles of every stage's layers."""
         split, roles = layers_of_stages(self.shape.layers, self.layout), roles_of(self.shape)
         assert split is not None
         ends = [*accumulate(split, initial=1)]
@@ -80,25 +80,26 @@ class Step(NamedTuple):
             "expert": (layout.expert * layout.expert_tensor, 1),
         }
         forward, backward = (
-            own + self._exposed_ns(rings, cost.collectives, phase)
-            for own, phase in ((cost.forward_ns, "forward"), (cost.backward_ns, "backward"))
+            alone_ns + self._exposed_ns(rings, cost.collectives, phase)
+            for alone_ns, phase in ((cost.forward_ns, "forward"), (cost.backward_ns, "backward"))
         )
         again = forward if self.recompute and block else 0
         return forward + again + backward
 
     def _exposed_ns(self, rings: Mapping[str, tuple[int, int]], collectives: Sequence[Collective], phase: str) -> int:
-        found = 0
+        exposed_ns = 0
         for each in collectives:
             if each.phase == phase:
                 ring = self.links.ring(*rings[each.over], each.operation)
                 moved = self.layout.micro_batch_size * each.bytes_per_sample
-                found += max(0, ring.time_ns(each.operation, moved, each.count) - each.hidden_ns)
-        return found
+                exposed_ns += max(0, ring.time_ns(each.operation, moved, each.count) - each.hidden_ns)
+        return exposed_ns
 
     def _message_ns(self) -> float:
-        """A micro-batch's tensor and its gradient, once each per stage, a part by each GPU that shares it.
+        """Return the time of a micro-batch's tensor and its gradient, once each per stage.
 
-        Without sequence parallelism Megatron scatters the tensor before it sends, and gathers it again.
+        Each GPU of the stage sends a part. Without sequence parallelism Megatron scatters the tensor before it sends,
+        and gathers it again.
         """
         layout = self.layout
         size = 2 * self.shape.sequence_length * layout.micro_batch_size * self.shape.hidden
@@ -108,25 +109,29 @@ class Step(NamedTuple):
         return 2 * ring.time_ns("send", size)
 
     def _after_ns(self, case: Case, split: Sequence[Sequence[Role]]) -> float:
-        """Gradients reduced by GPUs with the same parameters, then the update, and parameters gathered if sharded."""
-        layout, held, updates = self.layout, local_parameters(self.shape, self.layout), layers_of(case)
+        """Return the time after the last backward.
+
+        Gradients are reduced by GPUs with the same parameters, then the update runs, and parameters are gathered if
+        sharded.
+        """
+        layout, parameters, updates = self.layout, local_parameters(self.shape, self.layout), layers_of(case)
         groups = (
-            (layout.shards, layout.tensor, {role: each.others for role, each in held.items()}),
+            (layout.shards, layout.tensor, {role: each.others for role, each in parameters.items()}),
             (
                 layout.expert_shards,
                 layout.expert * layout.expert_tensor,
-                {role: each.experts for role, each in held.items()},
+                {role: each.experts for role, each in parameters.items()},
             ),
         )
-        found = []
+        times_ns = []
         for stage in split:
             time = 0.0
             for size, stride, each in groups:
                 time += self._reduced_ns(self.links.ring(size, stride), sum(each[role] for role in stage))
-                update = sum(updates[role].update_ns * each[role] / held[role].total for role in stage)
+                update = sum(updates[role].update_ns * each[role] / parameters[role].total for role in stage)
                 time += update / (size if layout.sharding == "optimizer" else 1)
-            found.append(time)
-        return max(found)
+            times_ns.append(time)
+        return max(times_ns)
 
     def _reduced_ns(self, ring: Group, parameters: int) -> int:
         if ring.ring.size <= 1 or not parameters:

@@ -26,7 +26,8 @@ HELD_OUT = 512
 class Task(SimpleJob, ABC):
     """A job on samples that are generated at once.
 
-    ``target``: the validation measure to reach; ``epochs``: how many are trained. The measure is such that less is better: the loss, or the share of wrong answers.
+    ``target``: the validation measure to reach; ``epochs``: how many are trained. The measure is such that less is
+    better: the loss, or the share of wrong answers.
     """
 
     measure: str

@@ -1,7 +1,7 @@
 """AvgPipe (Chen et al., PPoPP 2023): figures 7, 11, 15, 17, 18 and 19.
 
-Costs come from the shipped analytic profiles on V100 and the paper's cluster, 3 nodes of 2 (2 for AWD), 1 Gbit/s.
-The judge shares a processor by utilisation; it is taken from the profile's own scaling: the best time per sample over
+Costs come from the shipped analytic profiles on V100 and the paper's cluster, 3 nodes of 2 (2 for AWD), 1 Gbit/s. The
+simulator shares a processor by utilisation, which is taken from the profile's scaling: the best time per sample over
 the time per sample at the size of the micro-batches. Every pipeline has PipeDream's straight partition, recomputation
 is off, and the pipelines before AvgPipe have as many micro-batches as stages, as the paper says of Dapple.
 """
@@ -43,7 +43,7 @@ from penstock.solvers.schedules.gpipe import gpipe
 from penstock.solvers.schedules.periodic.eager import eager
 
 MODELS = {"gnmt-16": (128, 3, "adam"), "bert-large": (32, 3, "adam"), "awd-lstm": (40, 2, "sgd")}
-"""Section 7: batch, nodes and optimizer."""
+"""The set-up of section 7: batch, nodes and optimizer."""
 MOST_PIPELINES = 8
 BATCHES_PER_SETTING, BATCHES_OF_THE_PROFILE = 10, 20
 SPEEDUPS = {
@@ -51,7 +51,10 @@ SPEEDUPS = {
     "bert-large": {"PyTorch": 1.3, "GPipe": 1.1, "2BW": 1.8},
     "awd-lstm": {"PyTorch": 7.0, "GPipe": 1.8, "2BW": 1.8, "PipeDream": 3.0},
 }
-"""Figure 11, section 7.1.1; training time to the target, so with the epochs that each system needs."""
+"""The speed-ups of figure 11, section 7.1.1.
+
+They are of training time to the target, so with the epochs that each system needs.
+"""
 
 FILLED = "the second pipeline fills the stalls of the first, so that forwards in advance have nothing left to gain"
 LINKS = "the gain ends where the links are full: GPipe's time per sample hardly changes with the batch, as printed"
@@ -71,7 +74,7 @@ class Case(NamedTuple):
 
 
 def sections(quick: bool, _profiles: Path | None) -> Iterator[Section]:
-    """Every figure that prediction and simulation can check."""
+    """Yield every figure that prediction and simulation can check."""
     models = ["awd-lstm"] if quick else list(MODELS)
     yield figure_7()
     yield averaging()
@@ -85,7 +88,7 @@ def sections(quick: bool, _profiles: Path | None) -> Iterator[Section]:
 
 @cache
 def case(model: str, batch: int = 0) -> Case:
-    """The paper's set-up of a model, with a measured run of its pipelines at the smallest micro-batches."""
+    """Return the paper's set-up of a model, with a measured run of its pipelines at the smallest micro-batches."""
     usual, nodes, optimizer = MODELS[model]
     topology = cluster("avgpipe-3x2")
     assert topology.uniform is not None
@@ -104,7 +107,10 @@ def case(model: str, batch: int = 0) -> Case:
 
 
 def measured_run(problem: Problem, stages: Stages, batches: tuple[Batch, ...]) -> PipelineRun:
-    """One pipeline with the smallest micro-batches: the judge's times, utilisation from the profile's scaling."""
+    """Return one pipeline with the smallest micro-batches.
+
+    Times are the simulator's, utilisation comes from the profile's scaling.
+    """
     number = batches[-1].num_micro_batches
     measured = Tuner(problem, batches, stages, 1).measured(batches[-1])
     ranks = []
@@ -131,14 +137,14 @@ def _per_sample(problem: Problem, stage: Stage, rows: int) -> float:
 
 
 def figure_7() -> Section:
-    """Claims A1, A2: two stages, eight micro-batches, a full-duplex channel."""
+    """Check claims A1, A2: two stages, eight micro-batches, a full-duplex channel."""
     problem, allocation = _uniform(2, 8, 4, 4, 1)
-    made = {
+    orders_of_name = {
         "AFAB": advance_forward(problem, allocation, afab=True),
         "1F1B": advance_forward(problem, allocation),
         "AFP": advance_forward(problem, allocation, delta=1),
     }
-    judged = {name: simulate(problem, allocation, orders) for name, orders in made.items()}
+    judged = {name: simulate(problem, allocation, orders) for name, orders in orders_of_name.items()}
     times = {name: timeline.time_per_global_batch_ns / 4 for name, timeline in judged.items()}
     peaks = {name: timeline.uses[0].memory.activations for name, timeline in judged.items()}
     stalls = {name: _stalls(timeline) for name, timeline in judged.items()}
@@ -157,7 +163,7 @@ def figure_7() -> Section:
 
 
 def forwards_in_advance() -> Section:
-    """Claim A3, and where the tapered δ reaches the time of all forwards first (ALGORITHMS 6.2)."""
+    """Check claim A3, and where the tapered δ reaches the time of all forwards first (ALGORITHMS 6.2)."""
     rows = []
     for transfer in (1, 3, 6, 10):
         problem, allocation = _uniform(6, 32, 10, 20, transfer)
@@ -181,7 +187,10 @@ def forwards_in_advance() -> Section:
 
 
 def averaging() -> Section:
-    """Claim A4: the equations of section 3.2 in the order of ALGORITHMS 6.1, replayed on quadratic losses."""
+    """Check claim A4: the equations of section 3.2 in the order of ALGORITHMS 6.1.
+
+    They are replayed on quadratic losses.
+    """
     drift, trained = {}, {}
     for diluted_first in (True, False):
         for pipelines in (1, 4):
@@ -199,7 +208,7 @@ def averaging() -> Section:
 
 
 def _averaged(pipelines: int, diluted_first: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The models, the reference and the models' average after 20 iterations."""
+    """Return the models, the reference and the models' average after 20 iterations."""
     draw = np.random.default_rng(0)
     targets = draw.normal(size=(pipelines, 20, 50))
     models, momentum, reference = np.zeros((pipelines, 50)), np.zeros((pipelines, 50)), np.zeros(50)
@@ -213,7 +222,7 @@ def _averaged(pipelines: int, diluted_first: bool) -> tuple[np.ndarray, np.ndarr
 
 
 def _plain() -> np.ndarray:
-    """One model trained alone on the same targets."""
+    """Return one model trained alone on the same targets."""
     targets = np.random.default_rng(0).normal(size=(1, 20, 50))
     model, momentum = np.zeros((1, 50)), np.zeros((1, 50))
     for step in range(20):
@@ -223,7 +232,7 @@ def _plain() -> np.ndarray:
 
 
 def figure_17(models: list[str]) -> Section:
-    """Three schedules at the paper's settings, and with one pipeline alone."""
+    """Compare three schedules at the paper's settings, and with one pipeline alone."""
     settings = {"gnmt-16": Degrees(64, 2), "bert-large": Degrees(16, 2), "awd-lstm": Degrees(1, 2)}
     printed = {
         "gnmt-16": ("1.15, +20.8 %", "1.12, +2.2 %"),
@@ -256,7 +265,7 @@ def figure_17(models: list[str]) -> Section:
 
 
 def figure_11(models: list[str]) -> Section:
-    """AvgPipe within the memory that each system before it takes."""
+    """Compare AvgPipe with each system before it, within that system's memory."""
     rows = []
     for model in models:
         problem, stages, batches = case(model)
@@ -267,13 +276,13 @@ def figure_11(models: list[str]) -> Section:
                 need = f"{timeline.peak_memory_bytes / 1e9:.1f} of {capacity / 1e9:.0f} GB"
                 rows.append(Row(f"{model}, {name}", text, f"does not fit: {need}"))
                 continue
-            found = tuned(_capped(problem, timeline.peak_memory_bytes), stages, batches, "traverse")
-            if found is None:
+            setting = tuned(_capped(problem, timeline.peak_memory_bytes), stages, batches, "traverse")
+            if setting is None:
                 got = "no pipeline fits next to the reference model and its accumulator"
                 rows.append(Row(f"{model}, AvgPipe({name})", text, got, None if printed is None else False))
                 continue
-            ratio = timeline.time_per_global_batch_ns / found.time_ns
-            got = f"{ratio:.2f} (M = {found.degrees[0]}, N = {found.degrees[1]})"
+            ratio = timeline.time_per_global_batch_ns / setting.time_ns
+            got = f"{ratio:.2f} (M = {setting.degrees[0]}, N = {setting.degrees[1]})"
             memory = f"{timeline.peak_memory_bytes / 1e9:.2f} GB"
             what = f"{model}, AvgPipe({name}) over {name}, in {memory}"
             note = _why(problem, name) if printed is not None and abs(ratio / printed - 1) > 0.25 else ""
@@ -286,7 +295,7 @@ def figure_11(models: list[str]) -> Section:
 
 
 def _why(problem: Problem, name: str) -> str:
-    """What makes a system that much slower or faster than the paper's."""
+    """Return the reason why a system is that much slower or faster than the paper's."""
     if name == "PyTorch":
         devices = tuple(range(problem.num_devices))
         return RING.format(all_reduce_ns(problem, int(problem.trainable_bytes[-1]), devices) / 1e9)
@@ -294,16 +303,16 @@ def _why(problem: Problem, name: str) -> str:
 
 
 def figure_15() -> Section:
-    """GNMT with batches from 64 to 256: GPipe, and AvgPipe in GPipe's memory."""
+    """Compare GNMT with batches from 64 to 256: GPipe, and AvgPipe in GPipe's memory."""
     rows, ratios = [], []
     for batch, printed in ((64, "1.3"), (128, "1.3"), (256, "2.6")):
         problem, stages, batches = case("gnmt-16", batch)
         timeline, _capacity = before_avgpipe(problem, stages)["GPipe"]
-        found = tuned(_capped(problem, timeline.peak_memory_bytes), stages, batches, "traverse")
-        assert found is not None
+        setting = tuned(_capped(problem, timeline.peak_memory_bytes), stages, batches, "traverse")
+        assert setting is not None
         per_sample = timeline.time_per_global_batch_ns / batch / 1e6
-        ratios.append(timeline.time_per_global_batch_ns / found.time_ns)
-        got = f"{ratios[-1]:.2f} (M = {found.degrees[0]}, N = {found.degrees[1]})"
+        ratios.append(timeline.time_per_global_batch_ns / setting.time_ns)
+        got = f"{ratios[-1]:.2f} (M = {setting.degrees[0]}, N = {setting.degrees[1]})"
         what = f"batch {batch}: GPipe {per_sample:.2f} ms a sample; AvgPipe(G) faster by"
         rows.append(Row(what, printed, got, ratios[-1] > 1.0, LINKS if batch == 256 else ""))
     grows = ratios == sorted(ratios)
@@ -312,7 +321,7 @@ def figure_15() -> Section:
 
 
 def figures_18_and_19(models: list[str]) -> Section:
-    """Tunings: what they find and what they cost, all on the paper's GPUs of 32 GB (claims A5, A6)."""
+    """Compare tunings: their results and their costs, all on the paper's GPUs of 32 GB (claims A5, A6)."""
     slower = {"gnmt-16": ("1.5", "23"), "bert-large": ("1.5", "23"), "awd-lstm": ("15", "1.0")}
     cost = {"gnmt-16": "> 50", "bert-large": "> 50", "awd-lstm": "13.5"}
     rows = []
@@ -327,12 +336,12 @@ def figures_18_and_19(models: list[str]) -> Section:
             ("max_size", "wall", slower[model][1], 0.0 if model == "awd-lstm" else 1.0, np.inf),
         ]
         for tuning, mode, printed, low, high in checks:
-            found = tuned(problem, stages, batches, tuning, mode)
-            assert found is not None
-            ratio = found.time_ns / best.time_ns
+            setting = tuned(problem, stages, batches, tuning, mode)
+            assert setting is not None
+            ratio = setting.time_ns / best.time_ns
             name = f"profile, formulas {'as printed' if mode == 'paper' else 'of wall time'}"
             what = f"{model}: {name if tuning == 'profile' else tuning} over traverse"
-            got = f"{ratio:.2f} (M = {found.degrees[0]}, N = {found.degrees[1]})"
+            got = f"{ratio:.2f} (M = {setting.degrees[0]}, N = {setting.degrees[1]})"
             holds = low < ratio <= high
             note = {"max_num": SMALL, "max_size": "" if model == "awd-lstm" else BUBBLE}.get(tuning, "")
             rows.append(Row(what, printed, got, holds, note))
@@ -349,7 +358,7 @@ def figures_18_and_19(models: list[str]) -> Section:
     return Section("Figures 18, 19: tuning the degrees", setup, rows)
 
 
-class Found(NamedTuple):
+class TunedSetting(NamedTuple):
     """A setting with its best order: time per global batch."""
 
     degrees: Degrees
@@ -372,19 +381,19 @@ def settings(tuner: Tuner, tuning: str) -> list[Degrees]:
 @cache
 def tuned(
     problem: Problem, stages: Stages, batches: tuple[Batch, ...], tuning: str, mode: Mode = "wall"
-) -> Found | None:
-    """What a tuning finds, with the best number of forwards in advance that fits."""
+) -> TunedSetting | None:
+    """Return the result of a tuning, with the best number of forwards in advance that fits."""
     tuner = Tuner(problem, batches, stages, MOST_PIPELINES, mode)
-    found = []
+    candidates = []
     for degrees in settings(tuner, tuning):
         allocation = tuner.allocation(degrees)
         times = [tuner.time_ns(allocation, orders) for orders in orders_of(tuner, allocation)]
-        found += [Found(degrees, time) for time in times if time is not None]
-    return min(found, key=lambda each: (each.time_ns, each.degrees[::-1]), default=None)
+        candidates += [TunedSetting(degrees, time) for time in times if time is not None]
+    return min(candidates, key=lambda each: (each.time_ns, each.degrees[::-1]), default=None)
 
 
 def tuning_cost_ns(problem: Problem, stages: Stages, batches: tuple[Batch, ...]) -> tuple[int, int]:
-    """What trying every setting takes, and what the profile takes, on the simulated GPUs."""
+    """Return the time of trying every setting, and the time of the profile, on the simulated GPUs."""
     tuner = Tuner(problem, batches, stages, MOST_PIPELINES)
     spent = 0
     for degrees in tuner.settings():
@@ -398,7 +407,7 @@ def tuning_cost_ns(problem: Problem, stages: Stages, batches: tuple[Batch, ...])
 
 @cache
 def before_avgpipe(problem: Problem, stages: Stages) -> dict[str, tuple[Timeline, int]]:
-    """The five systems: their timelines, and what a GPU has."""
+    """Return the five systems: their timelines, and the memory of a GPU."""
     pipeline = single_pipeline(stages, min(len(stages), problem.global_batch_size))
     whole = single_pipeline(stages, 1)
     everywhere = data_parallel(problem, batch_of(problem, problem.global_batch_size))
@@ -436,12 +445,12 @@ def _climbed(tuner: Tuner, allocation: Allocation) -> int:
 
 
 def _capped(problem: Problem, memory_bytes: int) -> Problem:
-    """Every GPU with so much memory."""
+    """Return the problem with so much memory on every GPU."""
     return replace(problem, devices=tuple(replace(each, memory_bytes=memory_bytes) for each in problem.devices))
 
 
 def _against(timeline: Timeline, plain: Timeline) -> str:
-    """Speedup over 1F1B, and growth of the memory of all GPUs."""
+    """Return the speed-up over 1F1B, and the growth of the memory of all GPUs."""
     speedup = plain.time_per_global_batch_ns / timeline.time_per_global_batch_ns
     growth = _whole_memory(timeline) / _whole_memory(plain) - 1
     return f"{speedup:.2f}, {growth:+.1%}"
@@ -452,13 +461,16 @@ def _whole_memory(timeline: Timeline) -> int:
 
 
 def _stalls(timeline: Timeline) -> int:
-    """Gaps between the operations of a GPU, and its wait before the first one."""
+    """Count the gaps between the operations of a GPU, and its wait before the first one."""
     times = [[(0, 0), *zip(track.start_ns.tolist(), track.end_ns.tolist(), strict=True)] for track in timeline.tracks]
-    return sum(after[0] > before[1] for own in times for before, after in pairwise(own))
+    return sum(after[0] > before[1] for intervals in times for before, after in pairwise(intervals))
 
 
 def _uniform(stages: int, batches: int, forward: int, backward: int, transfer: int) -> tuple[Problem, Allocation]:
-    """Equal stages, each of one layer that keeps one byte, between them channels of one byte per nanosecond."""
+    """Return equal stages and a plan.
+
+    Each stage is one layer that keeps one byte; between them are channels of one byte per nanosecond.
+    """
     layer = {"forward_ns": forward, "backward_ns": backward, "stash_bytes": 1}
     cut = [{"name": "x", "bytes_per_sample": transfer, "gradient_bytes_per_sample": transfer}]
     request = PlanRequest.parse(

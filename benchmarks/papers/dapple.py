@@ -1,8 +1,8 @@
 """DAPPLE (Fan et al., PPoPP 2021): tables IV, V, VI and VIII, figures 12 and 14.
 
 Table VII and figure 13, which compare with PipeDream, are in ``pipedream.py``. Costs come from the shipped analytic
-profiles on V100; with ``--profiles DIR`` (DAPPLE's profile texts) Table V is planned from those. The paper's network:
-each edge its own channel, its transfer and all-reduce times (ALGORITHMS 1.5, 1.6).
+profiles on V100; with ``--profiles DIR`` (DAPPLE's profile texts) Table V is planned from those texts. The network is
+the paper's: a channel for each edge, its transfer and all-reduce times (ALGORITHMS 1.5, 1.6).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.solvers.solve.driver import solve
 
 BATCHES = {"vgg-19": 2048, "gnmt-16": 1024, "bert-48": 64, "xlnet-36": 128, "amoebanet-36": 128, "resnet-50": 2048}
 SLICES = {"vgg-19": 32, "gnmt-16": 64, "bert-48": 2, "xlnet-36": 1, "amoebanet-36": 1, "resnet-50": 64}
-"""Table II: the batch that a device was profiled at; here the smallest slice of a replica."""
+"""Table II: the batch at which a device was profiled; here the smallest slice of a replica."""
 TABLE_V = {
     "resnet-50": ("DP", "DP", "DP"),
     "vgg-19": ("DP", "DP", "15:1"),
@@ -51,7 +51,7 @@ TEXTS = {
     "xlnet-36": ("xlnet-36-pbs-1.txt", 1),
     "amoebanet-36": ("amoeba-36-pbs-1.txt", 1),
 }
-"""The GNMT text is a GNMT-32 (ALGORITHMS 2.9), so it is not Table V's model."""
+"""The texts of profiles; the GNMT text is a GNMT-32 (ALGORITHMS 2.9), so it is not Table V's model."""
 TABLE_VI_FIT_SECONDS = 0.02
 CAUSE_OF_TABLE_VI = (
     "the paper's runtime holds more than the tensors counted here: with recomputation its GPipe grows by 1.1 GB per "
@@ -62,7 +62,7 @@ STATE_BYTES_OF_TABLE_VIII = 11 * 10**9
 
 
 def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
-    """Every table and figure."""
+    """Yield every table and figure."""
     yield table_iv()
     yield table_v(quick, profiles)
     yield table_vi()
@@ -72,10 +72,10 @@ def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
 
 
 def problem_of(model: str | ModelProfile, topology: Any, batch: int, min_slice: int, **more: Any) -> Problem:
-    """A request in the paper's network: Adam, fp32, no buffers counted."""
-    known = profile(model) if isinstance(model, str) else model
+    """Return a problem in the paper's network: Adam, fp32, no buffers counted."""
+    model_profile = profile(model) if isinstance(model, str) else model
     request = PlanRequest(
-        profile=known,
+        profile=model_profile,
         topology=cluster(topology) if isinstance(topology, str) else topology,
         global_batch_size=batch,
         min_slice=min_slice,
@@ -88,12 +88,12 @@ def problem_of(model: str | ModelProfile, topology: Any, batch: int, min_slice: 
 
 @cache
 def configured(model: str, configuration: str, batch: int | None = None) -> Problem:
-    """A model of Table II on configuration a, b or c."""
+    """Return a model of Table II on configuration a, b or c."""
     return problem_of(model, f"dapple-config-{configuration}", batch or BATCHES[model], SLICES[model])
 
 
 def family(allocation: Allocation) -> str:
-    """``DP``, ``straight``, or replicas with layers."""
+    """Return ``DP``, ``straight``, or the replicas of the stages."""
     stages = allocation.stages
     if len(stages) == 1:
         return "DP"
@@ -103,7 +103,7 @@ def family(allocation: Allocation) -> str:
 
 
 def halves(problem: Problem, micro_batches: int) -> Allocation:
-    """Two stages with half of the devices each, cut where the slower one is fastest."""
+    """Return two stages with half of the devices each, cut where the slower one is fastest."""
     half = problem.num_devices // 2
     costs = problem.costs("V100", 1)
     work = costs.forward_ns + costs.backward_ns
@@ -114,7 +114,7 @@ def halves(problem: Problem, micro_batches: int) -> Allocation:
 
 
 def table_iv() -> Section:
-    """P_B against P_A on two stages of eight."""
+    """Compare P_B with P_A on two stages of eight."""
     printed = {"bert-48": 1.0, "xlnet-36": 1.02, "vgg-19": 1.1, "gnmt-16": 1.31}
     rows = []
     for model, speedup in printed.items():
@@ -143,7 +143,10 @@ def _b_over_a(problem: Problem, allocation: Allocation) -> tuple[float, float]:
 
 
 def _two_layers(ratio: float) -> ModelProfile:
-    """Two equal layers of 1 ms and 2 ms whose transfers, there and back, take ``ratio`` of that over 25 Gbit/s."""
+    """Return two equal layers of 1 ms and 2 ms.
+
+    Their transfers, there and back, take ``ratio`` of that over 25 Gbit/s.
+    """
     base = profile("bert-large").model_dump(mode="json")
     layer = base["layers"][1] | {"parameter_bytes": 0, "update_ns": 0}
     bytes_each = round(ratio * 3e-3 / 2 * 25e9 / 8)
@@ -169,23 +172,25 @@ def _two_layers(ratio: float) -> ModelProfile:
 
 
 def table_v(quick: bool, profiles: Path | None) -> Section:
-    """The planner's plans for sixteen devices, and for one server of configuration A."""
+    """Compare the planner's plans for sixteen devices, and for one server of configuration A."""
     rows = []
     models = ("vgg-19", "bert-48") if quick else tuple(TABLE_V)
     for model in models:
         for column, configuration in enumerate("abc"):
             if profiles is not None and model in TEXTS:
                 file, rows_profiled = TEXTS[model]
-                made = read_profile(next(profiles.rglob(file)).read_text(), name=model, micro_batch_size=rows_profiled)
+                model_profile = read_profile(
+                    next(profiles.rglob(file)).read_text(), name=model, micro_batch_size=rows_profiled
+                )
                 topology = cluster(f"dapple-config-{configuration}")
-                problem = problem_of(made, topology, BATCHES[model], SLICES[model])
+                problem = problem_of(model_profile, topology, BATCHES[model], SLICES[model])
             else:
                 problem = configured(model, configuration)
             rows.append(_cell(f"{model} on {configuration.upper()}", problem, TABLE_V[model][column]))
     one_server = {}
     for model in models:
-        found = _solve(problem_of(model, "1x8xV100", BATCHES[model], SLICES[model], recompute="never"), "dapple")
-        one_server[model] = family(found.best.allocation) if found.best else "none fits"
+        result = _solve(problem_of(model, "1x8xV100", BATCHES[model], SLICES[model], recompute="never"), "dapple")
+        one_server[model] = family(result.best.allocation) if result.best else "none fits"
     good = all(plan == "DP" for plan in one_server.values())
     note = "" if good else "where a replica of the whole model or its micro-batches do not fit 16 GB, DP is no plan"
     text = ", ".join(f"{model} {plan}" for model, plan in one_server.items())
@@ -199,12 +204,12 @@ def _cell(what: str, problem: Problem, printed: str) -> Row:
     result = _solve(problem, "dapple")
     if result.best is None:
         return Row(what, printed, result.sentence, False)
-    found = family(result.best.allocation)
+    plan = family(result.best.allocation)
     cuts = ":".join(str(stage.last - stage.first + 1) for stage in result.best.allocation.stages)
     bound = result.bounds[-2].bound_ns
-    note = "" if found == printed else f"{100 * (result.best.value_ns / bound - 1):.0f} % above the bound of all plans"
-    shown = found if found == "DP" else f"{found}, layers {cuts}" if len(cuts) < 40 else found
-    return Row(what, printed, shown, found == printed, note)
+    note = "" if plan == printed else f"{100 * (result.best.value_ns / bound - 1):.0f} % above the bound of all plans"
+    shown = plan if plan == "DP" else f"{plan}, layers {cuts}" if len(cuts) < 40 else plan
+    return Row(what, printed, shown, plan == printed, note)
 
 
 def _solve(problem: Problem, planner: str, schedule: str = "auto", **options: object) -> Result:
@@ -212,7 +217,7 @@ def _solve(problem: Problem, planner: str, schedule: str = "auto", **options: ob
 
 
 def table_vi() -> Section:
-    """BERT-48 on two devices of configuration B: DAPPLE and GPipe, with and without recomputation."""
+    """Compare DAPPLE and GPipe, with and without recomputation, for BERT-48 on two devices of configuration B."""
     printed_memory = {("GPipe", 2): 12.1, ("DAPPLE", 2): 10.6, ("DAPPLE+RC", 2): 8.5}
     judged: dict[tuple[str, int], tuple[float, float]] = {}
     for system in ("GPipe", "GPipe+RC", "DAPPLE", "DAPPLE+RC"):
@@ -258,7 +263,7 @@ def table_vi() -> Section:
 
 
 def _bert_on_two(system: str, number: int) -> tuple[float, float]:
-    """(samples per second, mean peak in GB)."""
+    """Return (samples per second, mean peak in GB)."""
     problem = problem_of("bert-48", "2x1xV100", 2 * number, 1, micro_batch_sizes=(2,))
     devices = tuple(replace(device, memory_bytes=2**40) for device in problem.devices)
     problem = replace(problem, devices=devices)
@@ -276,7 +281,7 @@ def _bert_on_two(system: str, number: int) -> tuple[float, float]:
 
 
 def table_viii(quick: bool) -> Section:
-    """How many layers of BERT-large fit with recomputation."""
+    """Compare how many layers of BERT-large fit with recomputation."""
     printed = {1: 48, 2: 106, 4: 215, 8: 428}
     rows = []
     block = profile("bert-large").layers[1]
@@ -311,19 +316,19 @@ def _largest(devices: int) -> tuple[int, float]:
         blocks = (low + high + 1) // 2
         problem = problem_of(_stretched(blocks), f"1x{devices}xV100", 32, 1, micro_batch_sizes=(1,), recompute="always")
         states = static_bytes(problem, Stage(0, problem.num_layers - 1, (0,))).total
-        found = None
+        best = None
         if states <= devices * 16 * 10**9:
-            found = _solve(problem, "gpipe", "early-backward", stages=devices, by="parameters").best
-        if found is None:
+            best = _solve(problem, "gpipe", "early-backward", stages=devices, by="parameters").best
+        if best is None:
             high = blocks - 1
         else:
-            low, busy = blocks, 1 - found.timeline.bubble
+            low, busy = blocks, 1 - best.timeline.bubble
     return low, busy
 
 
 @cache
 def _stretched(blocks: int) -> ModelProfile:
-    """BERT-large with ``blocks`` blocks."""
+    """Return BERT-large with ``blocks`` blocks."""
     base = profile("bert-large")
     order = [0, *([1] * blocks), len(base.layers) - 1]
     layers = [
@@ -347,7 +352,7 @@ def _stretched(blocks: int) -> ModelProfile:
 
 
 def figure_12(quick: bool) -> Section:
-    """Best hybrid, DP and DP with overlap at 128 samples."""
+    """Compare the best hybrid, DP and DP with overlap at 128 samples."""
     printed = {"a": 1.71, "b": 1.37, "c": 1.79}
     rows = []
     models = ("bert-48", "vgg-19") if quick else ("vgg-19", "gnmt-16", "bert-48", "xlnet-36", "amoebanet-36")
@@ -380,7 +385,7 @@ def _value(problem: Problem, planner: str, **options: object) -> float:
 
 
 def figure_14(quick: bool) -> Section:
-    """Speed-up from 2 to 16 GPUs of configuration A."""
+    """Compare the speed-up from 2 to 16 GPUs of configuration A."""
     models = {"vgg-19": 2048, "gnmt-16": 2048, "bert-48": 128, "amoebanet-36": 256}
     shapes = {2: "1x2xV100", 8: "1x8xV100", 16: "2x8xV100"} if quick else {
         2: "1x2xV100", 4: "1x4xV100", 8: "1x8xV100", 12: "2x6xV100", 16: "2x8xV100"}  # fmt: skip
@@ -407,7 +412,7 @@ def figure_14(quick: bool) -> Section:
 
 
 def _alone(problem: Problem) -> float:
-    """One device that holds everything: the samples' work at the profiled micro-batch."""
+    """Return the time on one device that holds everything: the samples' work at the profiled micro-batch."""
     rows = max(point.rows for point in problem.measured["V100"])
     costs = problem.costs("V100", rows)
     return float(costs.forward_ns[-1] + costs.backward_ns[-1]) * problem.global_batch_size / rows

@@ -1,4 +1,4 @@
-"""MadPipe (Beaumont et al., 2022): figures 6, 7 and 8 as ratios, and what ALGORITHMS 8 states of it (M2 to M7).
+"""MadPipe (Beaumont et al., 2022): figures 6, 7 and 8 as ratios, and the statements of ALGORITHMS 8 (M2 to M7).
 
 ResNet-50, ResNet-101, Inception-v3 and DenseNet-121 with images of 1000 × 1000 in micro-batches of 8 come from the
 shipped analytic profiles on V100, whose times and boundaries grow with the number of pixels. As in the paper, layers
@@ -7,9 +7,9 @@ processors of 3 … 16 GB, links of 12 and 24 GB/s.
 
 The baseline is the paper's: PipeDream's straight dynamic program, then 1F1B* with the smallest period that really fits.
 Its memory rule, "at most P activations", is read in two ways: P on every stage (ALGORITHMS 4.5), and P - s + 1 on stage
-s, which is what PipeDream's own schedule keeps without transfers. MadPipe is what this library's planner proposes: the
-exact contiguous optimum, and allocations with a special processor, whose patterns are the periodic program's.
-Periods are those of patterns that fit; a sample is judged besides.
+s, which PipeDream's schedule keeps without transfers. MadPipe is this library's planner: the exact contiguous optimum,
+and allocations with a special processor, whose patterns come from the periodic program. Periods belong to patterns that
+fit; a sample is simulated besides.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from penstock.solvers.schedules.support.stage_line import StageLine
 from penstock.solvers.solve import driver
 
 SIDES = {"resnet-50": 224, "resnet-101": 224, "inception-v3": 299, "densenet-121": 224}
-"""The side of the images that the shipped profiles are for."""
+"""The side of the images of the shipped profiles."""
 TEXTS = {"resnet-101": ("resnet101.txt", 128), "densenet-121": ("densenet121.txt", 64)}
-"""PipeDream's profile texts and their micro-batches, images of 224 × 224."""
+"""The texts of PipeDream's profiles and their micro-batches, images of 224 × 224."""
 SIDE = 1000
 IMAGE_BYTES = 3 * SIDE * SIDE * 4
 MICRO_BATCH = 8
@@ -59,12 +59,12 @@ SCALABLE_GB = 12
 BETTER = 1.2
 BINDS = 1.1
 RULES = ("P on every stage", "P - s + 1 on stage s")
-"""Readings of PipeDream's memory rule."""
+"""The readings of PipeDream's memory rule."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one network, P, M and β give: periods in ns, 0 where there is none."""
+    """The results for one network, P, M and β: periods in ns, 0 without a plan."""
 
     network: str
     processors: int
@@ -78,12 +78,12 @@ class Case:
     pipedream_ns: tuple[int, int]
 
     def ratio(self, rule: int) -> float:
-        """PipeDream's valid period over MadPipe's."""
+        """Return PipeDream's valid period over MadPipe's."""
         return self.pipedream_ns[rule] / self.madpipe_ns
 
 
 def sections(quick: bool, folder: Path | None) -> Iterator[Section]:
-    """Figures 6 to 8, then the statements."""
+    """Yield figures 6 to 8, then the statements."""
     names = ["resnet-50"] if quick else list(SIDES)
     processors = (2, 4) if quick else PROCESSORS
     memories = MEMORIES_GB[::3] if quick else MEMORIES_GB
@@ -101,11 +101,11 @@ def sections(quick: bool, folder: Path | None) -> Iterator[Section]:
 
 
 def _figure_6(cases: list[Case]) -> Section:
-    """ResNet-50: how much larger PipeDream's valid periods are, and what was promised."""
-    own = [case for case in cases if case.network == "resnet-50"]
+    """Compare, for ResNet-50, PipeDream's valid periods with MadPipe's, and promised periods with valid ones."""
+    resnets = [case for case in cases if case.network == "resnet-50"]
     rows = []
     for rule, words in enumerate(RULES):
-        both = [case for case in own if case.pipedream_ns[rule]]
+        both = [case for case in resnets if case.pipedream_ns[rule]]
         ratios = [case.ratio(rule) for case in both]
         optimism = geometric_mean(case.pipedream_ns[rule] / case.pipedream_promised_ns[rule] for case in both)
         largest = max(ratios)
@@ -113,11 +113,11 @@ def _figure_6(cases: list[Case]) -> Section:
             Row(f"valid period, PipeDream ({words}) over MadPipe, median", "1.2 routinely", f"{np.median(ratios):.2f}"),
             Row("the same, largest", "2 to 3", f"{largest:.2f}", None, _where(both, rule)),
             Row("the same, smallest", "about 1", f"{min(ratios):.3f}", min(ratios) >= 1),
-            Row("only MadPipe has a valid schedule", "", f"{len(own) - len(both)} of {len(own)} cases"),
+            Row("only MadPipe has a valid schedule", "", f"{len(resnets) - len(both)} of {len(resnets)} cases"),
             Row("valid over promised period, PipeDream", "far above 1 where memory is short", f"{optimism:.2f}"),
         ]
-    ours = geometric_mean(case.madpipe_ns / case.madpipe_promised_ns for case in own if case.madpipe_ns)
-    wrong = _violations(own)
+    ours = geometric_mean(case.madpipe_ns / case.madpipe_promised_ns for case in resnets if case.madpipe_ns)
+    wrong = _violations(resnets)
     rows.append(Row("valid over promised period, MadPipe", "near 1", f"{ours:.2f}", ours < BETTER, LITERAL))
     rows.append(Row("promised periods never grow with memory", "non-increasing", f"{wrong} violations", wrong == 0))
     return Section("Figure 6: periods for ResNet-50", SETUP, rows)
@@ -133,7 +133,7 @@ def _where(cases: list[Case], rule: int) -> str:
 
 
 def _violations(cases: list[Case]) -> int:
-    """Neighbouring cases of which the one with more memory promises a longer period."""
+    """Count neighbouring cases of which the one with more memory promises a longer period."""
     count = 0
     for a, b in pairwise(sorted(cases, key=lambda c: (c.processors, c.bandwidth_gb, c.memory_gb))):
         same = (a.processors, a.bandwidth_gb) == (b.processors, b.bandwidth_gb)
@@ -143,13 +143,13 @@ def _violations(cases: list[Case]) -> int:
 
 
 def _figure_7(cases: list[Case]) -> Section:
-    """Geometric means over P and β, for each memory, all networks together."""
+    """Compare geometric means over P and β, for each memory, all networks together."""
     rows = []
     for memory in dict.fromkeys(case.memory_gb for case in cases):
-        own = [case for case in cases if case.memory_gb == memory and case.madpipe_ns]
+        of_memory = [case for case in cases if case.memory_gb == memory and case.madpipe_ns]
         for rule, words in enumerate(RULES):
-            both = [case for case in own if case.pipedream_ns[rule]]
-            note = f"{len(both)} cases, {len(own) - len(both)} more only with MadPipe"
+            both = [case for case in of_memory if case.pipedream_ns[rule]]
+            note = f"{len(both)} cases, {len(of_memory) - len(both)} more only with MadPipe"
             what, printed = f"M = {memory} GB, {words}", "> 1.2" if memory < 10 else "towards 1"
             if not both:
                 rows.append(Row(what, printed, "PipeDream has no valid schedule", None, note))
@@ -157,7 +157,7 @@ def _figure_7(cases: list[Case]) -> Section:
             mean = geometric_mean(case.ratio(rule) for case in both)
             good = mean > BETTER if memory < 10 else mean < BETTER
             rows.append(Row(what, printed, f"{mean:.3f}", good, note if good else f"{note}; {CAUSE}"))
-        gained = [case.contiguous_ns / case.madpipe_ns for case in own if case.contiguous_ns]
+        gained = [case.contiguous_ns / case.madpipe_ns for case in of_memory if case.contiguous_ns]
         if gained:
             rows.append(Row(f"M = {memory} GB, contiguous optimum over MadPipe", "", f"{geometric_mean(gained):.3f}"))
     rows += _where_memory_binds(cases)
@@ -175,7 +175,10 @@ CAUSE = (
 
 
 def _where_memory_binds(cases: list[Case]) -> Iterator[Row]:
-    """The paper's regime whatever the gigabytes: MadPipe's own period is longer than with the largest memory."""
+    """Yield the ratios in the paper's regime, for any number of gigabytes.
+
+    There MadPipe's period is longer than with the largest memory.
+    """
     best: dict[tuple[str, int, int], int] = {}
     for case in cases:
         if case.madpipe_ns:
@@ -196,17 +199,17 @@ def _where_memory_binds(cases: list[Case]) -> Iterator[Row]:
 
 
 def _figure_8(cases: list[Case]) -> Section:
-    """U(1, L) / T for large memory."""
+    """Compare U(1, L) / T for large memory."""
     rows = []
     most = max(case.memory_gb for case in cases)
     for p in dict.fromkeys(case.processors for case in cases):
-        own = [c for c in cases if c.processors == p and c.memory_gb >= SCALABLE_GB and c.madpipe_ns]
-        if not own:
-            own = [c for c in cases if c.processors == p and c.memory_gb == most and c.madpipe_ns]
-        if not own:
+        large = [c for c in cases if c.processors == p and c.memory_gb >= SCALABLE_GB and c.madpipe_ns]
+        if not large:
+            large = [c for c in cases if c.processors == p and c.memory_gb == most and c.madpipe_ns]
+        if not large:
             continue
-        ours = geometric_mean(c.sequential_ns / c.madpipe_ns for c in own)
-        theirs = [c.sequential_ns / c.pipedream_ns[0] for c in own if c.pipedream_ns[0]]
+        ours = geometric_mean(c.sequential_ns / c.madpipe_ns for c in large)
+        theirs = [c.sequential_ns / c.pipedream_ns[0] for c in large if c.pipedream_ns[0]]
         baseline = f"{geometric_mean(theirs):.2f}" if theirs else "none"
         rows.append(
             Row(
@@ -236,7 +239,7 @@ def _statements(names: list[str], quick: bool, folder: Path | None) -> Section:
 
 
 def _two_p_minus_one() -> Row:
-    """M3."""
+    """Check M3."""
     draw = random.Random(0)
     seen = 0
     for _ in range(2000):
@@ -253,7 +256,7 @@ def _two_p_minus_one() -> Row:
 
 
 def _target_monotone(quick: bool) -> Row:
-    """M2: what is possible at a target period is possible at every longer one."""
+    """Check M2: what is possible at a target period is possible at every longer one."""
     draw = random.Random(1)
     wrong, count = 0, 40 if quick else 200
     for _ in range(count):
@@ -279,7 +282,7 @@ def _with_special(chain: Chain, period_ns: int) -> bool:
 
 
 def _special_is_optimistic() -> Row:
-    """M5: ALGORITHMS 4.3 at M = 6."""
+    """Check M5: ALGORITHMS 4.3 at M = 6."""
     chain = Chain.of_layers(
         [10**9, 2 * 10**9, 10**9],
         [3 * 10**9, 4 * 10**9, 10**9],
@@ -289,22 +292,22 @@ def _special_is_optimistic() -> Row:
         memory_bytes=6000,
         processors=2,
     )
-    found = special_optimum(chain, tight=False).allocations[0]
-    pattern = solve(_line(chain, found)).pattern
+    literal = special_optimum(chain, tight=False).allocations[0]
+    pattern = solve(_line(chain, literal)).pattern
     tight = special_optimum(chain).allocations[0]
     valid = 0.0 if pattern is None else pattern.period_ns / 1e9
-    good = abs(valid - 9.25) < 0.001 and abs(found.period_ns / 1e9 - 6) < 0.001
+    good = abs(valid - 9.25) < 0.001 and abs(literal.period_ns / 1e9 - 6) < 0.001
     return Row(
         "M5: promised and valid period of the special example, M = 6",
         "6.0 and 9.25",
-        f"{found.period_ns / 1e9:.2f} and {valid:.2f}",
+        f"{literal.period_ns / 1e9:.2f} and {valid:.2f}",
         good,
         f"the tightened memory promises {tight.period_ns / 1e9:.2f}; the contiguous optimum is 8",
     )
 
 
 def _iterations(names: list[str], quick: bool, folder: Path | None) -> Iterator[Row]:
-    """M6, on the paper's grid; and the grid against the exact search."""
+    """Check M6, on the paper's grid, and compare the grid with the exact search."""
     worst, after, missing, compared = 1.0, [], 0, 0
     for name in names[:1] if quick else names[:2]:
         for memory in MEMORIES_GB[1::3]:
@@ -328,7 +331,7 @@ def _iterations(names: list[str], quick: bool, folder: Path | None) -> Iterator[
 
 
 def _judged(name: str, folder: Path | None) -> Row:
-    """The planner's whole answer, judged, against the pattern's period."""
+    """Compare the planner's whole answer, simulated, with the pattern's period."""
     processors, memory, bandwidth = 4, 8, 12
     names = tuple(f"gpu{d}" for d in range(processors))
     problem = replace(
@@ -354,14 +357,14 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
     below = None if contiguous is None else contiguous.period_ns
     searched = portfolio(chain, below)
     periods = [] if contiguous is None else [contiguous.period_ns]
-    for found in searched.allocations:
-        line = _line(chain, found)
+    for allocation in searched.allocations:
+        line = _line(chain, allocation)
         pattern = inside_out.smallest(line, below_ns=min(periods, default=None))
         periods += [] if pattern is None else [pattern.period_ns]
         answer = solve(line, below_ns=min(periods, default=None))
         periods += [] if answer.pattern is None else [answer.pattern.period_ns]
     partitions = [_pipedream(chain, position) for position in (False, True)]
-    valid = [None if found is None else minimal_period_ns(_line(chain, found)) for found in partitions]
+    valid = [None if allocation is None else minimal_period_ns(_line(chain, allocation)) for allocation in partitions]
     return Case(
         network=name,
         processors=processors,
@@ -376,22 +379,22 @@ def _case(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder:
     )
 
 
-def _period(found: PartsAtPeriod | None) -> int:
-    return 0 if found is None else found.period_ns
+def _period(allocation: PartsAtPeriod | None) -> int:
+    return 0 if allocation is None else allocation.period_ns
 
 
 def _pipedream(chain: Chain, by_position: bool) -> PartsAtPeriod | None:
-    """PipeDream's straight dynamic program (ALGORITHMS 4.5, 7.4), stages numbered from the last one."""
+    """Run PipeDream's straight dynamic program (ALGORITHMS 4.5, 7.4), stages numbered from the last one."""
     n, processors = chain.size, chain.processors
     best = np.full((processors + 1, n + 1), np.inf)
     choice = np.zeros((processors + 1, n + 1), dtype=np.int64)
     best[0, n] = 0.0
     for p in range(1, processors + 1):
-        held = chain.fixed_bytes + (p if by_position else processors) * chain.kept_bytes[0] + chain.work_bytes[0]
+        resident = chain.fixed_bytes + (p if by_position else processors) * chain.kept_bytes[0] + chain.work_bytes[0]
         for k in range(n):
             load = chain.load_ns[0, k + 1 :] - chain.load_ns[0, k]
             reached = np.maximum(np.maximum(best[p - 1, k + 1 :], load), chain.hop_ns[-1, k])
-            reached[held[k, k + 1 :] > chain.available_bytes] = np.inf
+            reached[resident[k, k + 1 :] > chain.available_bytes] = np.inf
             choice[p, k] = k + 1 + int(np.argmin(reached))
             best[p, k] = reached.min()
     p = int(np.argmin(best[:, 0]))
@@ -404,32 +407,32 @@ def _pipedream(chain: Chain, by_position: bool) -> PartsAtPeriod | None:
     return PartsAtPeriod(period, tuple(parts))
 
 
-def _line(chain: Chain, found: PartsAtPeriod) -> StageLine:
-    """The stages of an allocation of the paper's own model."""
-    forward = [int(chain.forward_ns[part.after] - chain.forward_ns[part.first]) for part in found.parts]
-    hops = [int(chain.hop_ns[-1, part.after]) // 2 for part in found.parts[:-1]]
+def _line(chain: Chain, allocation: PartsAtPeriod) -> StageLine:
+    """Return the stages of an allocation of the paper's model."""
+    forward = [int(chain.forward_ns[part.after] - chain.forward_ns[part.first]) for part in allocation.parts]
+    hops = [int(chain.hop_ns[-1, part.after]) // 2 for part in allocation.parts[:-1]]
     place: list[int] = []
     special: int | None = None
-    for part in found.parts:
+    for part in allocation.parts:
         fresh = len(set(place))
         place.append(special if part.special and special is not None else fresh)
         special = place[-1] if part.special else special
     return StageLine(
         tuple(forward),
-        tuple(chain.load(part.first, part.after) - f for part, f in zip(found.parts, forward, strict=True)),
+        tuple(chain.load(part.first, part.after) - f for part, f in zip(allocation.parts, forward, strict=True)),
         tuple(hops),
         tuple(hops),
         tuple(place),
-        tuple(int(chain.fixed_bytes[part.first, part.after]) for part in found.parts),
-        tuple(int(chain.kept_bytes[0, part.first, part.after]) for part in found.parts),
-        (0,) * len(found.parts),
+        tuple(int(chain.fixed_bytes[part.first, part.after]) for part in allocation.parts),
+        tuple(int(chain.kept_bytes[0, part.first, part.after]) for part in allocation.parts),
+        (0,) * len(allocation.parts),
         (chain.available_bytes,) * (max(place) + 1),
         chain.most_in_flight,
     )
 
 
 def _chain(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder: Path | None) -> Chain:
-    """The network in the paper's own model (section 4.1)."""
+    """Return the network in the paper's model (section 4.1)."""
     base = _base(name, folder)
     costs = base.costs("V100", MICRO_BATCH)
     return Chain.of_layers(
@@ -445,7 +448,7 @@ def _chain(name: str, processors: int, memory_gb: int, bandwidth_gb: int, folder
 
 @cache
 def _base(name: str, folder: Path | None) -> Problem:
-    """The network at 1000 × 1000 as a request; each layer's stash is its input. Weights do not grow."""
+    """Return the network at 1000 × 1000 as a request; each layer's stash is its input. Weights do not grow."""
     model, side = _model(name, folder)
     request = PlanRequest(
         profile=model,

@@ -1,8 +1,8 @@
-"""PipeDream (Narayanan et al., SOSP 2019), and what DAPPLE says of it: Table VII and figure 13 of DAPPLE.
+"""PipeDream (Narayanan et al., SOSP 2019), and DAPPLE's comparisons with it: Table VII and figure 13 of DAPPLE.
 
 Costs come from the shipped analytic profiles on V100, in DAPPLE's network (``dapple.problem_of``). With
 ``--profiles DIR`` Table VII is planned from DAPPLE's profile texts, and the released optimizer's numbers are computed
-from PipeDream's: files are looked for anywhere below DIR.
+from PipeDream's: the script searches for files anywhere below DIR.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TABLE_VII = {
 }
 SLICE = SLICES | {"bert-large": 2}
 RELEASED_BANDWIDTHS = (4_294_967_296, 2_147_483_648)
-"""Inside and between 8 x 2 machines, as issue 37 of the released optimizer's repository was run."""
+"""The bandwidths inside and between 8 x 2 machines, as in issue 37 of the released optimizer's repository."""
 RELEASED_TABLE = {
     (0, 1): 0.005865730156898499,
     (0, 2): 0.007115605156898499,
@@ -52,11 +52,11 @@ RELEASED_TABLE = {
     (2, 3): 0.01995642144751549,
     (2, 40): 0.08422506928798132,
 }
-"""What issue 37 prints of A^1(i -> j - 1, 8) for VGG-16, in seconds."""
+"""A^1(i -> j - 1, 8) for VGG-16 as issue 37 prints it, in seconds."""
 PROFILED = 128
-"""Samples per micro-batch of PipeDream's VGG-16 profile."""
+"""The samples per micro-batch of PipeDream's VGG-16 profile."""
 SHIPPED = {16: "15:1", 8: "7:1", 4: "3:1"}
-"""Replicas of VGG-16's stages in the runtime configurations of the released repository."""
+"""The replicas of VGG-16's stages in the runtime configurations of the released repository."""
 FORMULAS = {
     "paper": Rules(),
     "released": Rules(released=True),
@@ -72,7 +72,7 @@ INFINITE = float("inf")
 
 
 def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
-    """Every table and figure."""
+    """Yield every table and figure."""
     yield table_vii(quick, profiles)
     yield figure_13(quick, profiles)
     yield random_instances(quick)
@@ -81,34 +81,34 @@ def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
 
 
 def planned(model: str, shape: str, profiles: Path | None = None) -> Problem:
-    """A model of Table VII at the micro-batch that it was profiled at."""
-    known: str | ModelProfile = model
+    """Return a model of Table VII at the micro-batch at which it was profiled."""
+    source: str | ModelProfile = model
     if profiles is not None and model in TEXTS:
         file, rows = TEXTS[model]
-        known = read_profile(find(profiles, file).read_text(), name=model, micro_batch_size=rows)
-    return problem_of(known, shape, BATCHES[model], SLICE[model])
+        source = read_profile(find(profiles, file).read_text(), name=model, micro_batch_size=rows)
+    return problem_of(source, shape, BATCHES[model], SLICE[model])
 
 
 def find(folder: Path, file: str) -> Path:
-    """A file by its name anywhere below the folder."""
-    found = sorted(folder.rglob(file))
-    if not found:
+    """Return a file by its name from anywhere below the folder."""
+    matches = sorted(folder.rglob(file))
+    if not matches:
         raise FileNotFoundError(f"no {file} below {folder}")
-    return found[0]
+    return matches[0]
 
 
 def table_vii(quick: bool, profiles: Path | None) -> Section:
-    """The plans of both planners for two servers of eight."""
+    """Compare the plans of both planners for two servers of eight."""
     rows = []
     for model in ("bert-large", "vgg-19") if quick else tuple(TABLE_VII):
         problem = planned(model, "dapple-config-a", profiles)
         ours = solve(problem, "dapple").best
         for system, wanted in zip(("DAPPLE", "PipeDream"), TABLE_VII[model], strict=True):
             if system == "DAPPLE":
-                made = {"": None if ours is None else ours.allocation}
+                plans = {"": None if ours is None else ours.allocation}
             else:
-                made = {name: partitioned(problem, SLICE[model], rules) for name, rules in FORMULAS.items()}
-            shown = {name: "does not fit" if plan is None else described(plan) for name, plan in made.items()}
+                plans = {name: partitioned(problem, SLICE[model], rules) for name, rules in FORMULAS.items()}
+            shown = {name: "does not fit" if plan is None else described(plan) for name, plan in plans.items()}
             same = any(text.split(",")[0] == wanted.split(",")[0] for text in shown.values())
             text = "; ".join(f"{name}: {text}" if name else text for name, text in shown.items())
             note = "" if same else CAUSE_OF_VII
@@ -131,7 +131,7 @@ def table_vii(quick: bool, profiles: Path | None) -> Section:
 
 
 def best_of_two(problem: Problem, wanted: str) -> float:
-    """The quickest plan of two stages with these replicas, whatever its cut and its micro-batches."""
+    """Return the time of the quickest plan of two stages with these replicas, over all cuts and micro-batches."""
     first, second = (int(count) for count in wanted.split(",")[0].split(":"))
     devices = tuple(range(first + second))
     best = INFINITE
@@ -147,13 +147,13 @@ def best_of_two(problem: Problem, wanted: str) -> float:
 
 
 def partitioned(problem: Problem, slice_rows: int, rules: Rules) -> Allocation | None:
-    """PipeDream's partition of one profiled micro-batch."""
-    found = allocated(problem, batch_of(problem, slice_rows), rules)
-    return None if found is None else found.allocation
+    """Return PipeDream's partition of one profiled micro-batch."""
+    rated = allocated(problem, batch_of(problem, slice_rows), rules)
+    return None if rated is None else rated.allocation
 
 
 def flushed(problem: Problem, slice_rows: int, rules: Rules) -> float:
-    """Return the time of PipeDream's partition of one profiled micro-batch under P_A, by the judge."""
+    """Return the simulated time of PipeDream's partition of one profiled micro-batch under P_A."""
     allocation = partitioned(problem, slice_rows, rules)
     if allocation is None:
         return INFINITE
@@ -163,7 +163,7 @@ def flushed(problem: Problem, slice_rows: int, rules: Rules) -> float:
 
 
 def described(allocation: Allocation) -> str:
-    """``8:8, layers 14:13``; ``DP``; ``straight``."""
+    """Return a text such as ``8:8, layers 14:13``, ``DP`` or ``straight``."""
     replicas = family(allocation)
     if replicas in ("DP", "straight"):
         return replicas
@@ -171,7 +171,7 @@ def described(allocation: Allocation) -> str:
 
 
 def figure_13(quick: bool, profiles: Path | None) -> Section:
-    """Speed-ups over data parallelism with a flush."""
+    """Compare speed-ups over data parallelism with a flush."""
     rows, gains = [], []
     for model in ("bert-large", "vgg-19") if quick else tuple(TABLE_VII):
         for servers in (2,) if quick else (2, 4):
@@ -199,20 +199,20 @@ def figure_13(quick: bool, profiles: Path | None) -> Section:
 
 
 def times(parallel: float, other: float) -> str:
-    """A speed-up; relative to nothing where data parallelism does not fit."""
+    """Return a speed-up as text, "-" where data parallelism does not fit."""
     if other >= INFINITE:
         return "does not fit"
     return "-" if parallel >= INFINITE else f"{parallel / other:.2f}"
 
 
 def value(problem: Problem, planner: str, **options: object) -> float:
-    """Time per global batch by the judge."""
+    """Return the simulated time per global batch."""
     best = solve(problem, planner, options=options).best
     return INFINITE if best is None else float(best.value_ns)
 
 
 def random_instances(quick: bool) -> Section:
-    """DAPPLE's value is not above PipeDream's plan."""
+    """Check that DAPPLE's value is not above PipeDream's plan."""
     count = INSTANCES // 10 if quick else INSTANCES
     misses, gains = [], []
     for seed in range(count):
@@ -240,14 +240,14 @@ def random_instances(quick: bool) -> Section:
 
 
 def drawn(seed: int) -> Problem:
-    """A random chain on random nodes."""
+    """Return a random chain on random nodes."""
     draw = np.random.default_rng(seed)
     layers = int(draw.integers(4, 13))
     base = profile("bert-large").model_dump(mode="json")
     layer, cost = base["layers"][1], base["measurements"][0]["layers"][1]
     sizes = draw.integers(10**5, 4 * 10**7, layers).tolist()
     forward = draw.integers(10**5, 5 * 10**6, layers).tolist()
-    made = ModelProfile.parse(
+    model_profile = ModelProfile.parse(
         base
         | {
             "name": f"instance {seed}",
@@ -272,11 +272,11 @@ def drawn(seed: int) -> Problem:
     )
     shape = ("2x2xV100", "4x1xV100", "2x4xV100", "3x2xV100")[int(draw.integers(4))]
     batch = int(draw.choice([16, 32, 64]))
-    return to_problem(PlanRequest(profile=made, topology=cluster(shape), global_batch_size=batch))
+    return to_problem(PlanRequest(profile=model_profile, topology=cluster(shape), global_batch_size=batch))
 
 
 def released(profiles: Path) -> Section:
-    """The released optimizer's own output on its VGG-16 profile, and the plans that its repository ships."""
+    """Compare with the released optimizer's output on its VGG-16 profile, and the plans that its repository ships."""
     chain = vgg_16(profiles)
     inside, between = (Level(m, b) for m, b in zip((8, 2), RELEASED_BANDWIDTHS, strict=True))
     rows = []
@@ -295,9 +295,9 @@ def released(profiles: Path) -> Section:
     both = partition(chain, (inside, between), Rules(released=True, compression=1.0))
     rows.append(Row("8 x 2 machines of issue 37", "", "none" if both is None else split(both)))
     for machines, wanted in SHIPPED.items():
-        found = {name: partition(chain, (Level(machines, TEN_GBIT),), rules) for name, rules in FORMULAS.items()}
-        text = "; ".join(f"{name}: {'none' if plan is None else split(plan)}" for name, plan in found.items())
-        same = any(plan is not None and split(plan).split(",")[0] == wanted for plan in found.values())
+        plans = {name: partition(chain, (Level(machines, TEN_GBIT),), rules) for name, rules in FORMULAS.items()}
+        text = "; ".join(f"{name}: {'none' if plan is None else split(plan)}" for name, plan in plans.items())
+        same = any(plan is not None and split(plan).split(",")[0] == wanted for plan in plans.values())
         rows.append(Row(f"VGG-16, {machines} machines in a row, 10 Gbit/s", wanted, text, same))
     setup = (
         "PipeDream's VGG-16 profile (128 samples). The first row compares with what the released optimizer printed, "
@@ -308,15 +308,18 @@ def released(profiles: Path) -> Section:
 
 
 def vgg_16(profiles: Path) -> Chain:
-    """The formula's view of PipeDream's VGG-16."""
-    made = read_profile(find(profiles, "vgg16.txt").read_text(), name="vgg-16", micro_batch_size=PROFILED)
-    request = PlanRequest(profile=made, topology=cluster("2x8xV100"), global_batch_size=16 * PROFILED)
+    """Return PipeDream's VGG-16 as the formula's chain."""
+    model_profile = read_profile(find(profiles, "vgg16.txt").read_text(), name="vgg-16", micro_batch_size=PROFILED)
+    request = PlanRequest(profile=model_profile, topology=cluster("2x8xV100"), global_batch_size=16 * PROFILED)
     problem = to_problem(request)
     return replace(chain_of(problem, batch_of(problem, PROFILED)), room_bytes=2**60)
 
 
 def between_places(chain: Chain, i: int, j: int) -> Chain:
-    """A part of a chain, what leaves it included: A(i -> j - 1) counts the transfer after its last layer."""
+    """Return a part of a chain, including what leaves it.
+
+    A(i -> j - 1) counts the transfer after its last layer.
+    """
     part = slice(i, j + 1)
     return Chain(
         chain.places[part] - i,
@@ -329,7 +332,7 @@ def between_places(chain: Chain, i: int, j: int) -> Chain:
 
 
 def split(plan: Plan) -> str:
-    """``15:1, layers 24:16``."""
+    """Return a text such as ``15:1, layers 24:16``."""
     replicas = ":".join(str(len(part.positions)) for part in plan.parts)
     return f"{replicas}, layers {':'.join(str(part.stop - part.first) for part in plan.parts)}"
 

@@ -1,4 +1,4 @@
-"""What every script of ``benchmarks/papers`` shares: its arguments, and its result as a Markdown table.
+"""The shared parts of every script of ``benchmarks/papers``: its arguments, and its result as a Markdown table.
 
 A script has a function ``sections(quick, profiles)`` that yields ``Section`` after ``Section``; ``main`` prints them as
 they come. ``ok`` of a row: True or False where the paper's claim can be checked, None where it is shown only.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One figure of the paper and ours; ``note`` says why they differ, where they do."""
+    """One figure of the paper and its value here; ``note`` gives the reason for a difference."""
 
     what: str
     printed: str
@@ -53,7 +53,7 @@ def main(paper: str, sections: Sections) -> None:
 
 
 def markdown(section: Section) -> str:
-    """A section as Markdown."""
+    """Return a section as Markdown."""
     lines = [
         f"### {section.title}",
         "",

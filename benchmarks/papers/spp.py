@@ -2,7 +2,7 @@
 
 Costs come from the shipped analytic profiles. The paper's network: private half-duplex channels over all k k' links of
 two stages, a flat ring all-reduce after the last backward. SPP is the paper's (``paper``: all devices used,
-schedule ``pe``); PipeDream has its own partition and a barrier, data parallelism one micro-batch per device.
+schedule ``pe``); PipeDream has its published partition and a barrier, data parallelism one micro-batch per device.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ LEVELS = {"low": (8, 10), "medium": (16, 20), "high": HIGH}
 
 
 def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
-    """Every table and figure; real profiles of these models are not published."""
+    """Yield every table and figure; real profiles of these models are not published."""
     seeds = range(1 if quick else SEEDS)
     for testbed in TABLE_III:
         yield table_iii(testbed, quick)
@@ -100,9 +100,9 @@ def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
 
 
 def request(model: str, topology: Any, micro_batches: int, size: int, **more: Any) -> Problem:
-    """A model in the paper's network; Adam for the language models, SGD with momentum for the others."""
+    """Return a model in the paper's network; Adam for the language models, SGD with momentum for the others."""
     optimizer: Literal["adam", "momentum"] = "momentum" if model in VISION else "adam"
-    asked = PlanRequest(
+    plan_request = PlanRequest(
         profile=profile(model),
         topology=topology,
         global_batch_size=micro_batches * size,
@@ -112,11 +112,11 @@ def request(model: str, topology: Any, micro_batches: int, size: int, **more: An
         recompute="never",
         **more,
     )
-    return to_problem(asked)
+    return to_problem(plan_request)
 
 
 def planned(problem: Problem, system: str) -> JudgedPlan | None:
-    """A system's best plan; data parallelism has the whole batch as one micro-batch."""
+    """Return a system's best plan; data parallelism has the whole batch as one micro-batch."""
     planner, schedule, options = SYSTEMS[system]
     if system == "DP":
         problem = replace(problem, micro_batch_sizes=(problem.global_batch_size,))
@@ -129,7 +129,7 @@ def milliseconds(problem: Problem, system: str) -> float:
 
 
 def table_iii(testbed: str, quick: bool) -> Section:
-    """Each baseline's time over SPP's."""
+    """Compare each baseline's time with SPP's."""
     rows = []
     for model, printed in TABLE_III[testbed].items():
         if quick and model not in ("VGG19", "BERT-large"):
@@ -153,7 +153,10 @@ def table_iii(testbed: str, quick: bool) -> Section:
 
 
 def _why_slower(problem: Problem, systems: list[str]) -> str:
-    """Data parallelism has one micro-batch; what ``spp`` takes when the number of micro-batches is free, too."""
+    """Return the reason why systems are faster than SPP.
+
+    Data parallelism has one micro-batch. The time of ``spp`` with a free number of micro-batches is added.
+    """
     best = solve(replace(problem, micro_batch_sizes=()), "spp", options={"paper": True}).best
     free = "" if best is None else f"; spp with any size takes {best.value_ns / 1e6:.0f} ms"
     return f"{' and '.join(systems)} faster here: the whole batch at once runs at a better rate{free}"
@@ -164,7 +167,10 @@ def _over(system: str, time: float, base: float) -> str:
 
 
 def drawn(seed: int, nodes: Iterable[int], between: tuple[int, int]) -> Network:
-    """R-16: one bandwidth per server and one per pair of servers, in whole Gbit/s; three servers in eight are slow."""
+    """Draw one bandwidth per server and one per pair of servers, in whole Gbit/s (R-16).
+
+    Three servers in eight are slow.
+    """
     draw = random.Random(seed)
     sizes = tuple(nodes)
     node_of = [n for n, size in enumerate(sizes) for _ in range(size)]
@@ -189,10 +195,10 @@ def simulated(
     between: tuple[int, int] = HIGH,
     activations: int = 1,
 ) -> Problem:
-    """Section V-B: V100 costs on drawn bandwidths; the paper's simulation knows no memory limit.
+    """Return V100 costs on drawn bandwidths (section V-B); the paper's simulation has no memory limit.
 
-    A stage of r replicas takes 1/r of a micro-batch's time (section III-A), whatever r: a sample counts as ``GRAINS``
-    rows here, each with its share of what the micro-batch takes.
+    A stage of r replicas takes 1/r of a micro-batch's time (section III-A), whatever r. So a sample counts as
+    ``GRAINS`` rows here, each with its share of the micro-batch's time.
     """
     problem = request(model, cluster(f"{nodes[0]}x{nodes[1]}xV100"), batches, MICRO_BATCH)
     network = drawn(seed, [nodes[1]] * nodes[0], between)
@@ -219,20 +225,20 @@ def simulated(
 
 @cache
 def swept(seeds: range, **setting: Any) -> dict[str, float]:
-    """Mean milliseconds of each system over the seeds; on one server HetPipe is PipeDream (section V-A)."""
+    """Return mean milliseconds of each system over the seeds; on one server HetPipe is PipeDream (section V-A)."""
     one = setting.get("nodes", (8, 4))[0] == 1
     systems = [system for system in SYSTEMS if not (one and system == "HetPipe")]
     return {s: mean(milliseconds(simulated(seed, **setting), s) for seed in seeds) for s in systems}
 
 
 def changed(**setting: Any) -> dict[str, Any]:
-    """Only what differs from the default setting, so that its times are computed once."""
+    """Return only what differs from the default setting, so that its times are computed once."""
     default = {"batches": 32, "between": HIGH, "model": "bert-large", "activations": 1}
     return {name: value for name, value in setting.items() if default[name] != value}
 
 
 def shown(what: str, times: dict[str, float], claim: str = "SPP fastest") -> Row:
-    """SPP's time, and the baselines' over it."""
+    """Return a row with SPP's time, and the baselines' times over it."""
     got = f"SPP {times['SPP']:.0f} ms; " + ", ".join(_over(s, times[s], times["SPP"]) for s in list(times)[1:])
     faster = [s for s in times if times[s] < times["SPP"] * 0.995]
     return Row(what, claim, got, not faster, f"{' and '.join(faster)} faster here" if faster else "")
@@ -246,7 +252,7 @@ def set_up(seeds: Iterable[int]) -> str:
 
 
 def by_micro_batches(seeds: range, quick: bool) -> Iterator[Section]:
-    """Figure 6, and what the text says of utilisation (S8)."""
+    """Compare numbers of micro-batches (figure 6), and check the text's claim on utilisation (S8)."""
     rows, busy, distance = [], {}, {}
     for batches in (16, 32) if quick else (8, 16, 32, 64):
         rows.append(shown(f"M = {batches}", swept(seeds, **changed(batches=batches))))
@@ -279,7 +285,7 @@ def _rises(values: Iterable[float]) -> bool:
 
 
 def by_bandwidth(seeds: range) -> Section:
-    """Figure 7: the levels of bandwidth between servers (S7)."""
+    """Compare the levels of bandwidth between servers (figure 7, S7)."""
     times = {level: swept(seeds, **changed(between=LEVELS[level])) for level in LEVELS}
     rows = [shown(f"{level}: {LEVELS[level][0]}-{LEVELS[level][1]} Gbit/s", times[level]) for level in LEVELS]
     slope = {system: times["low"][system] / times["high"][system] for system in SYSTEMS}
@@ -298,14 +304,14 @@ def by_bandwidth(seeds: range) -> Section:
 
 
 def by_connectivity(seeds: range, quick: bool) -> Section:
-    """Figure 8."""
+    """Compare servers and devices per server (figure 8)."""
     shapes = ((3, 4),) if quick else ((6, 2), (3, 4), (1, 8))
     rows = [shown(f"{servers} x {size}", swept(seeds, nodes=(servers, size))) for servers, size in shapes]
     return Section("Figure 8: servers and devices per server", set_up(seeds), rows)
 
 
 def by_layers(seeds: range, quick: bool) -> Section:
-    """Figure 9 (S6)."""
+    """Compare numbers of layers (figure 9, S6)."""
     rows = []
     for model in ("bert-large",) if quick else ("bert-large", "bert-48", "bert-72"):
         times = swept(seeds, **changed(model=model))
@@ -316,7 +322,7 @@ def by_layers(seeds: range, quick: bool) -> Section:
 
 
 def by_activations(seeds: range, quick: bool) -> Section:
-    """Figure 10."""
+    """Compare bytes between layers (figure 10)."""
     times = {factor: swept(seeds, **changed(activations=factor)) for factor in ((1, 4) if quick else (1, 2, 4, 8))}
     rows = [shown(f"activations x {factor}", each) for factor, each in times.items()]
     growth = times[max(times)]["SPP"] / times[1]["SPP"]
@@ -325,23 +331,23 @@ def by_activations(seeds: range, quick: bool) -> Section:
 
 
 def figure_11(seeds: range) -> Section:
-    """W of PRM and the time under PE for each number of stages (S5)."""
+    """Compare W of PRM and the time under PE for each number of stages (figure 11, S5)."""
     counts = range(1, 17)
-    slowest, taken = np.zeros((2, len(counts)))
+    slowest, times_ms = np.zeros((2, len(counts)))
     for seed in seeds:
         problem = simulated(seed)
         line = windows(problem, device_order(graph_of(problem)))
         batch = batch_of(problem, MICRO_BATCH * GRAINS)
         fed = [r for r in pruned_replicas(problem) if r <= batch.replicas_fed(1)]
-        found = search(chain_of(problem, line, batch, fed, max(counts), unused=False), max(counts))
+        partitions = search(chain_of(problem, line, batch, fed, max(counts), unused=False), max(counts))
         for place, stages in enumerate(counts):
-            if stages not in found:
-                slowest[place], taken[place] = OOM, OOM
+            if stages not in partitions:
+                slowest[place], times_ms[place] = OOM, OOM
                 continue
-            plan = found_of(problem, line, batch, found[stages].parts[0]).allocation
-            slowest[place] += found[stages].value_ns / 1e6 / len(seeds)
-            taken[place] += makespan_ns(problem, plan, pipeline_execution(problem, plan)) / 1e6 / len(seeds)
-    best = counts[int(np.argmin(taken))]
+            plan = found_of(problem, line, batch, partitions[stages].parts[0]).allocation
+            slowest[place] += partitions[stages].value_ns / 1e6 / len(seeds)
+            times_ms[place] += makespan_ns(problem, plan, pipeline_execution(problem, plan)) / 1e6 / len(seeds)
+    best = counts[int(np.argmin(times_ms))]
     later = slowest[3:]
     spread = float(later.max() / later.min() - 1)
     return Section(
@@ -352,7 +358,7 @@ def figure_11(seeds: range) -> Section:
             Row("W from 4 stages on", "stable", f"within {100 * spread:.1f} %", spread <= 0.05,
                 "all-reduces across servers weigh more than on the measured V100: W falls until each of 8 stages has a "
                 "server of its own; of more than 8 stages not all have more devices than layers: W is a layer's time"),
-            Row("time of 1 to 16 stages, ms", "falls, then rises", " ".join(f"{t:.0f}" for t in taken)),
+            Row("time of 1 to 16 stages, ms", "falls, then rises", " ".join(f"{t:.0f}" for t in times_ms)),
             Row("stages of the least time", "6", str(best), 4 <= best <= 10),
         ],
     )  # fmt: skip

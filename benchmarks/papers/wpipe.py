@@ -1,8 +1,8 @@
 """WPipe (Yang et al., ICLR 2022): table 1, table 3, figures 8, 9 and 11, and the d:w rule of section 3.4.
 
-Models on V100 by the analytic profiler: BERT with hidden size 768 and 128 tokens, of blocks that are all alike;
-ResNeXt (32×4d) from the shipped ResNeXt-50, its second and third section lengthened as in ResNet-200, as the paper
-does not say which blocks its ResNeXt-302 and -500 have. fp32; Adam for BERT, SGD for ResNeXt; shared links.
+Models on V100 come from the analytic profiler. BERT has hidden size 768, 128 tokens and blocks that are all alike.
+ResNeXt (32×4d) is the shipped ResNeXt-50 with its second and third section lengthened as in ResNet-200, as the paper
+does not say which blocks its ResNeXt-302 and -500 have. Precision is fp32; Adam for BERT, SGD for ResNeXt, shared links.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ RESNEXTS = {200: (3, 24, 36, 3), 302: (3, 38, 56, 3), 500: (3, 64, 96, 3)}
 
 
 class Judged(NamedTuple):
-    """A plan's time per global batch; None where nothing fits."""
+    """The time of a plan per global batch; None where nothing fits."""
 
     time_ns: int | None
     allocation: Allocation | None = None
 
     def shape(self) -> str:
-        """d:w."""
+        """Return d:w as text."""
         if self.allocation is None:
             return "nothing fits"
         used = len({d for stage in self.allocation.stages for d in stage.devices})
@@ -68,7 +68,7 @@ class Judged(NamedTuple):
 
 
 def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
-    """Every table and figure; ``profiles`` has none of this paper's models."""
+    """Yield every table and figure; ``profiles`` has none of this paper's models."""
     del profiles
     yield table_1(quick)
     yield figure_9(quick)
@@ -83,43 +83,43 @@ def sections(quick: bool, profiles: Path | None) -> Iterator[Section]:
 
 @cache
 def bert(blocks: int) -> ModelProfile:
-    """An embedding, the given number of blocks, a head."""
+    """Return an embedding, the given number of blocks, a head."""
     job = QuestionJob("bert", Config(blocks=2, width=768, heads=12, length=128), batch_size=64)
-    made = analytic_profile(job, "V100", SIZES)
-    return stretched(made, f"bert-{blocks}", [0, *([1] * (blocks - 1)), 2, 3])
+    base = analytic_profile(job, "V100", SIZES)
+    return stretched(base, f"bert-{blocks}", [0, *([1] * (blocks - 1)), 2, 3])
 
 
 @cache
 def resnext(layers: int) -> ModelProfile:
-    """The second block of each section repeated."""
-    known = profile("resnext-50")
-    names = [layer.name for layer in known.layers]
+    """Return a ResNeXt with the second block of each section repeated."""
+    base = profile("resnext-50")
+    names = [layer.name for layer in base.layers]
     order = [0]
     for section, blocks in enumerate(RESNEXTS[layers], 1):
         for block in range(blocks):
             source = f"section{section}.{min(block, 1)}"
             order += [names.index(f"{source}.branch"), names.index(f"{source}.join")]
-    return stretched(known, f"resnext-{layers}", [*order, len(names) - 1])
+    return stretched(base, f"resnext-{layers}", [*order, len(names) - 1])
 
 
-def stretched(known: ModelProfile, name: str, order: list[int]) -> ModelProfile:
-    """The profile of a chain of copies of a profile's layers."""
+def stretched(base: ModelProfile, name: str, order: list[int]) -> ModelProfile:
+    """Return the profile of a chain of copies of a profile's layers."""
     measurements = tuple(
         m.model_copy(update={"layers": tuple(m.layers[i] for i in order)})
-        for m in known.measurements
+        for m in base.measurements
         if m.device_kind == "V100"
     )
     layers = tuple(
-        known.layers[i].model_copy(update={"name": f"{k}.{known.layers[i].name}"}) for k, i in enumerate(order)
+        base.layers[i].model_copy(update={"name": f"{k}.{base.layers[i].name}"}) for k, i in enumerate(order)
     )
-    boundaries = tuple(known.boundaries[i] for i in order[:-1])
-    return known.model_copy(
+    boundaries = tuple(base.boundaries[i] for i in order[:-1])
+    return base.model_copy(
         update={"name": name, "layers": layers, "boundaries": boundaries, "measurements": measurements}
     )
 
 
 def problem_of(model: ModelProfile, topology: str, batch: int, system: str = "wpipe", **more: Any) -> Problem:
-    """A request for one system's update rule."""
+    """Return a request for one system's update rule."""
     request = PlanRequest(
         profile=model,
         topology=cluster(topology),
@@ -133,7 +133,10 @@ def problem_of(model: ModelProfile, topology: str, batch: int, system: str = "wp
 
 
 def fixed(problem: Problem, system: str, depth: int, width: int, number: int, recompute: bool) -> tuple[Any, Any]:
-    """The allocation of evenly long parts in layout A, whatever memory it takes, and its judged timeline."""
+    """Return the allocation of evenly long parts in layout A, whatever memory it takes.
+
+    Also returns its simulated timeline.
+    """
     batch = batch_of(problem, -(-problem.global_batch_size // number))
     groups = 2 if system == "wpipe" else 1
     shape = Shape(depth, width, batch, "A", (recompute,) * groups)
@@ -151,20 +154,23 @@ def fixed(problem: Problem, system: str, depth: int, width: int, number: int, re
 
 
 def mean_peak(timeline: Timeline) -> float:
-    """The paper's measure: the average over the devices of what each holds at most."""
+    """Return the paper's measure: the average over the devices of each device's peak."""
     return mean(use.memory.total for use in timeline.uses.values())
 
 
 def planned(problem: Problem, system: str, layout: str = "all", depth: int = 0) -> Judged:
-    """A planner's best plan, with the paper's warm-up; of GPipe that of all d:w, M and recomputations in layout A."""
+    """Return a planner's best plan, with the paper's warm-up.
+
+    For GPipe it is the best over all d:w, M and recomputations in layout A.
+    """
     if system == "gpipe":
         return _best_gpipe(problem)
     groups = {"wpipe": 2, "pipedream-2bw": 1}.get(system)
     if groups is None:
         best = solve(problem, system).best
     else:
-        found = exhaustive(problem, Wanted(groups, ("A",), layout, depth))
-        best = judged(problem, system, (_proposal(problem, system, each) for each in worth_judging(found))).best
+        rated = exhaustive(problem, Wanted(groups, ("A",), layout, depth))
+        best = judged(problem, system, (_proposal(problem, system, each) for each in worth_judging(rated))).best
     return Judged(None) if best is None else Judged(best.value_ns, best.allocation)
 
 
@@ -178,7 +184,7 @@ def _proposal(problem: Problem, system: str, each: RatedCut) -> Proposal:
 
 
 def _best_gpipe(problem: Problem) -> Judged:
-    found = Judged(None)
+    best = Judged(None)
     total = problem.num_devices
     for depth in [d for d in range(2, total + 1) if total % d == 0]:
         width = total // depth
@@ -188,13 +194,13 @@ def _best_gpipe(problem: Problem) -> Judged:
             for recompute in (False, True):
                 allocation, timeline = fixed(problem, "gpipe", depth, width, number, recompute)
                 fits = all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items())
-                if fits and (found.time_ns is None or timeline.time_per_global_batch_ns < found.time_ns):
-                    found = Judged(timeline.time_per_global_batch_ns, allocation)
-    return found
+                if fits and (best.time_ns is None or timeline.time_per_global_batch_ns < best.time_ns):
+                    best = Judged(timeline.time_per_global_batch_ns, allocation)
+    return best
 
 
 def table_1(quick: bool) -> Section:
-    """Bubble, buffers and activations at M = N, in shares of the model's weights and activations."""
+    """Compare bubble, buffers and activations at M = N, in shares of the model's weights and activations."""
     n = 4 if quick else 8
     problem = equal_blocks(n)
     costs = problem.costs("V100", 1)
@@ -209,11 +215,11 @@ def table_1(quick: bool) -> Section:
     for system, (bubble, buffers, activations, rebuilt) in printed.items():
         _allocation, timeline = fixed(problem, system, n, 1, n, False)
         uses = [use.memory for use in timeline.uses.values()]
-        held = sum(u.parameters + u.versions for u in uses) / weights
-        own = held - 0.5 if system == "wpipe" else held if system != "gpipe" else held - 1
+        copies = sum(u.parameters + u.versions for u in uses) / weights
+        extra = copies - 0.5 if system == "wpipe" else copies if system != "gpipe" else copies - 1
         kept = sum(u.activations for u in uses) / stash
-        got = f"{timeline.bubble:.3f}, {own:.2f} S_m, {kept:.3f} S_a"
-        same = abs(timeline.bubble - float(bubble)) < 0.01 and abs(own - buffers) < 1e-9
+        got = f"{timeline.bubble:.3f}, {extra:.2f} S_m, {kept:.3f} S_a"
+        same = abs(timeline.bubble - float(bubble)) < 0.01 and abs(extra - buffers) < 1e-9
         rows.append(
             Row(
                 f"{system}, N = M = {n}: bubble, buffers, activations",
@@ -235,9 +241,9 @@ def table_1(quick: bool) -> Section:
 
 
 def equal_blocks(n: int) -> Problem:
-    """2N blocks of BERT without embedding and head, no transfers to wait for, no buffers, no workspace."""
-    made = stretched(bert(2), f"{2 * n} blocks", [1] * (2 * n))
-    problem = problem_of(made, ENV_1, n)
+    """Return 2N blocks of BERT without embedding and head, no transfers to wait for, no buffers, no workspace."""
+    model = stretched(bert(2), f"{2 * n} blocks", [1] * (2 * n))
+    problem = problem_of(model, ENV_1, n)
     bare = {
         kind: tuple(replace(m, workspace_bytes=m.workspace_bytes * 0) for m in each)
         for kind, each in problem.measured.items()
@@ -256,7 +262,7 @@ def equal_blocks(n: int) -> Problem:
 
 
 def figure_9(quick: bool) -> Section:
-    """Memory by micro-batch, with and without recomputation."""
+    """Compare memory by micro-batch, with and without recomputation."""
     rows = [*_memory_rows(bert(96), 8, 1, 64, {"wpipe": 0.65, "pipedream-2bw": 0.47})]
     if not quick:
         rows += _memory_rows(resnext(200), 2, 4, 32, {"wpipe": 0.56, "pipedream-2bw": 0.29})
@@ -307,7 +313,7 @@ def _peak(model: ModelProfile, system: str, depth: int, width: int, size: int, r
 
 
 def figure_8e(quick: bool) -> Section:
-    """How much larger the largest micro-batch gets by recomputation."""
+    """Compare how much larger the largest micro-batch gets by recomputation."""
     rows = []
     grown = {}
     for system, printed in (("pipedream-2bw", 16), ("wpipe", 44)):
@@ -333,7 +339,7 @@ def _largest(model: ModelProfile, system: str, recompute: bool, most: int) -> in
 
 
 def _last(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to ``most`` for which a falling predicate holds; 1 where it never does."""
+    """Return the largest number from 1 to ``most`` for which a falling predicate holds, or 1."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -345,7 +351,7 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
 
 
 def table_3() -> Section:
-    """Layouts A and B of 4:16."""
+    """Compare layouts A and B of 4:16."""
     problem = problem_of(resnext(500), ENV_2, 3328, recompute="always")
     times = {layout: planned(problem, "wpipe", layout=layout, depth=4).time_ns for layout in ("A", "B")}
     rows = []
@@ -358,7 +364,7 @@ def table_3() -> Section:
 
 
 def figure_8() -> Section:
-    """Throughput against the other systems."""
+    """Compare throughput with the other systems."""
     rows = []
     for model, name, other, printed, batch in (
         (bert(192), "bert-192", "gpipe", 2.1, 512),
@@ -373,9 +379,9 @@ def figure_8() -> Section:
         keeping = {"recompute": "never"} if other == "pipedream" else {}
         theirs = planned(problem_of(model, place, batch, other, **keeping), other)
         rows.append(_compared(f"{name}, batch {batch}: WPipe / {other}", printed, ours, theirs))
-    found = planned(problem_of(bert(768), ENV_2, 512, "gpipe"), "gpipe")
-    fits = found.time_ns is not None
-    got = found.shape() if fits else "does not fit"
+    outcome = planned(problem_of(bert(768), ENV_2, 512, "gpipe"), "gpipe")
+    fits = outcome.time_ns is not None
+    got = outcome.shape() if fits else "does not fit"
     rows.append(Row("bert-768 on Env-2 by gpipe", "does not fit", got, not fits, CAUSE_OF_BERT_768 if fits else ""))
     setup = "Each system's best plan: WPipe and 2BW by their planners with the paper's warm-up, PipeDream by its own "
     setup += "without recomputation, GPipe over d:w and M. A printed factor is met within a quarter."
@@ -400,20 +406,20 @@ def _compared(what: str, printed: float | None, ours: Judged, theirs: Judged) ->
 
 
 def figure_8_d_f() -> Section:
-    """What depth convolutions want."""
+    """Compare depths for convolutions."""
     rows = []
     problem = problem_of(resnext(500), ENV_2, 2048)
     speeds = []
     for depth in (64, 32, 16, 8, 4):
-        found = planned(problem, "wpipe", depth=depth)
-        speeds.append(0.0 if found.time_ns is None else 2048e9 / found.time_ns)
+        outcome = planned(problem, "wpipe", depth=depth)
+        speeds.append(0.0 if outcome.time_ns is None else 2048e9 / outcome.time_ns)
     text = ", ".join(f"{speed:.0f}" for speed in speeds)
     rises = speeds == sorted(speeds)
     note = "" if rises else f"the last step: {speeds[-1] / speeds[-2] - 1:+.1%}"
     rows.append(Row("resnext-500, batch 2048: samples/s at d = 64, 32, 16, 8, 4", "rising", text, rises, note))
     for system, printed in (("wpipe", "fits"), ("pipedream-2bw", "does not fit")):
-        found = planned(problem_of(resnext(500), ENV_2, 512, system), system, depth=4)
-        got = "fits" if found.time_ns else "does not fit"
+        outcome = planned(problem_of(resnext(500), ENV_2, 512, system), system, depth=4)
+        got = "fits" if outcome.time_ns else "does not fit"
         note = "" if got == printed else CAUSE_OF_FIGURE_8D
         rows.append(Row(f"resnext-500, batch 512, d = 4 by {system}", printed, got, got == printed, note))
     return Section("Figures 8d and 8f", "WPipe on Env-2, the best w, M and layout for each depth.", rows)
@@ -423,7 +429,7 @@ CAUSE_OF_FIGURE_8D = "2BW's planner finds micro-batches with which it fits; the 
 
 
 def rule_for_d_and_w() -> Section:
-    """The climb of section 3.4 against the search of equation 3."""
+    """Compare the climb of section 3.4 with the search of equation 3."""
     rows = []
     wanted = Wanted(2, ("A",), by_group=False)
     same = total = 0
@@ -437,11 +443,11 @@ def rule_for_d_and_w() -> Section:
     ):
         for batch in (256, 1024):
             problem = problem_of(model, place, batch)
-            found = [search(problem, wanted)[0] for search in (climb, exhaustive)]
-            shapes = [f"{each.shape.depth}:{each.shape.width}" for each in found]
+            rated = [search(problem, wanted)[0] for search in (climb, exhaustive)]
+            shapes = [f"{each.shape.depth}:{each.shape.width}" for each in rated]
             same += shapes[0] == shapes[1]
             total += 1
-            slower = found[0].period_ns / found[1].period_ns
+            slower = rated[0].period_ns / rated[1].period_ns
             rows.append(Row(f"{name} on {place}, batch {batch}", shapes[1], f"{shapes[0]} ({slower:.2f}× as long)"))
     rows.append(Row("the climb ends where the search does", "", f"{same} of {total}"))
     setup = "d:w of the exhaustive search (printed) and of the paper's climb (got), by the throughput model."

@@ -1,6 +1,6 @@
-"""Models of the papers' tables that Penstock does not ship, by name, with their profiles. Loads no torch.
+"""The models of the papers' tables that Penstock does not ship, by name, with their profiles. Loads no torch.
 
-``scripts/make-example-profiles`` computes the profiles; ``profile`` knows the shipped models, too.
+``scripts/make-example-profiles`` computes the profiles; ``profile`` also returns profiles of shipped models.
 """
 
 from __future__ import annotations

@@ -103,7 +103,10 @@ class Cell(nn.Module):
         )
 
     def forward(self, before: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of the last two cells, to those of the last and this one."""
+        """Return the outputs of the last cell and of this one.
+
+        The inputs are the outputs of the last two cells.
+        """
         states = [self.adapt_last(last), self.adapt_before(before)]
         for pair in range(0, len(self.sources), 2):
             one, two = (self.operations[k](states[self.sources[k]]) for k in (pair, pair + 1))
@@ -121,7 +124,7 @@ class Stem(nn.Module):
         )
 
     def forward(self, image: Tensor) -> Tensor:
-        """(samples, 3, side, side) to half the side."""
+        """Map (samples, 3, side, side) to half the side."""
         out: Tensor = self.convolution(image)
         return out
 
@@ -130,12 +133,15 @@ class FirstCell(Cell):
     """The cell whose two inputs are both the stem."""
 
     def forward(self, before: Tensor, last: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The stem's output, to the stem's output and this cell's."""
+        """Map the stem's output to the stem's output and this cell's output."""
         return super().forward(before, before)
 
 
 def layers(depth: int, filters: int, classes: int = 1000) -> list[LayerSpec]:
-    """Stem, two reducing cells, three sections of ``depth / 3`` cells with a reducing one between, head."""
+    """Build stem, two reducing cells, three sections of cells, and head.
+
+    A section has ``depth / 3`` cells; a reducing cell is between sections.
+    """
     stem = max(8, filters // 16)
     specs = [LayerSpec("stem", partial(Stem, stem))]
     before, last, larger = stem, stem, False

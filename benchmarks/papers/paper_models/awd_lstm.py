@@ -17,7 +17,7 @@ from .gnmt import Recurrent
 
 
 class Embedding(nn.Module):
-    """Token ids to vectors."""
+    """A map from token ids to vectors."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(samples, positions) to (samples, positions, width)."""
+        """Map (samples, positions) to (samples, positions, width)."""
         out: Tensor = self.dropout(self.table(ids))
         return out
 
 
 def layers(vocabulary: int, width: int, hidden: int) -> list[LayerSpec]:
-    """Embedding, three LSTMs, logits."""
+    """Build embedding, three LSTMs, logits."""
     return [
         LayerSpec("embedding", partial(Embedding, vocabulary, width)),
         LayerSpec("lstm.0", partial(Recurrent, width, hidden)),

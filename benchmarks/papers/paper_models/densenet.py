@@ -19,14 +19,14 @@ _BOTTLENECK = 4
 
 
 class Stem(nn.Sequential):
-    """7×7 convolution and a pool: a quarter of the side."""
+    """A 7×7 convolution and a pool: a quarter of the side."""
 
     def __init__(self, width: int) -> None:
         super().__init__(ConvNormRelu(3, width, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1))
 
 
 class DenseLayer(nn.Module):
-    """``growth`` new features from all before, appended to them."""
+    """A layer that appends ``growth`` new features, computed from all before, to them."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class DenseLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, channels, height, width), with ``growth`` channels more."""
+        """Map (samples, channels, height, width) to ``growth`` more channels."""
         return torch.cat((x, self.new(x)), dim=1)
 
 
@@ -63,7 +63,7 @@ class Head(nn.Sequential):
 
 
 def layers(depths: Sequence[int], growth: int, width: int, classes: int = 1000) -> list[LayerSpec]:
-    """``depths``: dense layers of each block."""
+    """Build the layers; ``depths``: dense layers of each block."""
     specs = [LayerSpec("stem", partial(Stem, width))]
     for block, depth in enumerate(depths, start=1):
         if block > 1:

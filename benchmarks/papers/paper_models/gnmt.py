@@ -37,14 +37,14 @@ class Recurrent(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """(samples, positions, inputs) to (samples, positions, width)."""
+        """Map (samples, positions, inputs) to (samples, positions, width)."""
         inputs = self.dropout(x)
         out: Tensor = self.lstm(inputs if context is None else torch.cat((inputs, context), dim=-1))[0]
         return out + x if self.residual else out
 
 
 class AttentiveDecoder(nn.Module):
-    """The first decoder layer: an LSTM, then Bahdanau's attention to the encoder; gives its output and the context."""
+    """The first decoder layer: an LSTM, then Bahdanau's attention to the encoder, with output and context."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -55,14 +55,17 @@ class AttentiveDecoder(nn.Module):
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """(samples, positions, width) twice, to (samples, positions, width) twice."""
+        """Map (samples, positions, width) twice to (samples, positions, width) twice."""
         out: Tensor = self.lstm(self.dropout(x))[0]
         scores = self.score(torch.tanh(self.query(out)[:, :, None] + self.key(memory)[:, None])).squeeze(-1)
         return out, scores.softmax(dim=-1) @ memory
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Encoder, then decoder; ``x`` is the encoder's state, ``y`` the decoder's, ``context`` the attention's result."""
+    """Build the encoder, then the decoder.
+
+    ``x`` is the encoder's state, ``y`` the decoder's, ``context`` the attention's result.
+    """
     width, embedding = config.width, partial(nn.Embedding, config.vocabulary, config.width)
     specs = [
         LayerSpec("encoder.embedding", embedding, ("source",), ("x",)),
@@ -84,12 +87,12 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def make(name: str, config: Config, *, batch_size: int) -> TranslationJob:
-    """A job that trains this GNMT on random pairs."""
-    made = TranslationJob(
+    """Return a job that trains this GNMT on random pairs."""
+    job = TranslationJob(
         name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
     )
-    made.outputs = ("y",)
-    return made
+    job.outputs = ("y",)
+    return job
 
 
 gnmt_16 = make("gnmt-16", Config(depth=8, width=1024), batch_size=1024)

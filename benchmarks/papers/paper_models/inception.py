@@ -18,14 +18,14 @@ _conv = ConvNormRelu
 
 
 class Branches(nn.Module):
-    """Several ways from the same input, their channels concatenated."""
+    """The paths from one input, their channels concatenated."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, channels, height, width)."""
+        """Concatenate the branches' (samples, channels, height, width)."""
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
@@ -93,7 +93,7 @@ def _block_e(inputs: int) -> Branches:
 
 
 def layers() -> list[LayerSpec]:
-    """Stem, blocks A to E, head."""
+    """Build stem, blocks A to E, head."""
     builders: dict[str, Builder] = {
         "stem.0": partial(_conv, 3, 32, 3, stride=2, padding=0),
         "stem.1": partial(_conv, 32, 32, 3, padding=0),

@@ -15,21 +15,21 @@ from penstock.executor.run.job import LayerSpec
 
 
 class Convolution(nn.Sequential):
-    """3×3 convolution and ReLU."""
+    """A 3×3 convolution and ReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True))
 
 
 class Hidden(nn.Sequential):
-    """Linear, ReLU, dropout; the first one flattens the image."""
+    """A linear layer, ReLU, dropout; the first one flattens the image."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(inputs, outputs), nn.ReLU(inplace=True), nn.Dropout(0.5))
 
 
 def layers(groups: Sequence[tuple[int, int]], hidden: int, side: int, classes: int) -> list[LayerSpec]:
-    """``groups``: (channels, convolutions) each followed by a pool of two."""
+    """Build the layers; ``groups``: (channels, convolutions), each followed by a pool of two."""
     specs, channels = [], 3
     for g, (width, count) in enumerate(groups, start=1):
         for c in range(1, count + 1):

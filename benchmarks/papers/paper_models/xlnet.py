@@ -1,4 +1,4 @@
-"""XLNet: relative positions in every attention, each layer with its own projection of them; content stream only.
+"""XLNet: relative positions in every attention, each layer with a separate projection of them; content stream only.
 
 .. [1] Yang et al., XLNet (2019); relative attention from Dai et al., Transformer-XL (2019), section 3.3.
 .. [2] DAPPLE, Table II: XLNet-36, large with 36 layers, 500M parameters (in units of 2^20, as its profile shows).
@@ -37,12 +37,12 @@ class HeadBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(heads, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, heads, positions, width), before and after."""
+        """Map (samples, heads, positions, width) to the same shape."""
         return x + self.weight
 
 
 class RelativeAttention(nn.Module):
-    """Scores are ``(q + u) k + (q + v) r``, where r projects the distance between two positions."""
+    """An attention with scores ``(q + u) k + (q + v) r``, where r projects the distance between two positions."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class RelativeAttention(nn.Module):
         self.position_bias = HeadBias(heads, self.head_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Map (samples, positions, width) to the same shape."""
         length = x.shape[1]
         query, key, value = (part.transpose(1, 2) for part in self._heads(self.query_key_value(x), 3).chunk(3, dim=-1))
         distance = self._heads(self.relative(_sinusoids(length, x)[None]), 1).transpose(1, 2)[0]
@@ -65,7 +65,7 @@ class RelativeAttention(nn.Module):
         return out
 
     def _heads(self, x: Tensor, parts: int) -> Tensor:
-        """(…, positions, heads, parts of each): of all heads, or of those that a GPU has."""
+        """Return (…, positions, heads, parts of each): all heads, or a GPU's heads."""
         heads: Tensor = x.unflatten(-1, (-1, parts * self.head_width))
         return heads
 
@@ -81,7 +81,7 @@ class Block(nn.Module):
         self.norm_feed_forward = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width), before and after."""
+        """Map (samples, positions, width) to the same shape."""
         x = self.norm_attention(x + self.attention(x))
         out: Tensor = self.norm_feed_forward(x + self.feed_forward(x))
         return out
@@ -95,7 +95,7 @@ class Head(nn.Module):
         self.classes = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, classes)."""
+        """Return (samples, positions, classes)."""
         out: Tensor = self.classes(x)
         return out
 
@@ -104,13 +104,13 @@ class LabelJob(TokenJob):
     """Tokens, with one of two labels for each."""
 
     def sample(self, generator: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-        """A sequence; the label of a token is its parity."""
+        """Return a sequence; the label of a token is its parity."""
         inputs, tokens = super().sample(generator)
         return inputs, tokens % 2
 
 
 def layers(config: Config) -> list[LayerSpec]:
-    """Embedding, blocks, head."""
+    """Build embedding, blocks, head."""
     words = partial(nn.Embedding, config.vocabulary, config.width)
     specs = [LayerSpec("embedding", words, parallel=divided_words)]
     specs += [LayerSpec(f"block.{i}", partial(Block, config), parallel=divided_block) for i in range(config.blocks)]
@@ -118,14 +118,17 @@ def layers(config: Config) -> list[LayerSpec]:
 
 
 def divided_words() -> Styles:
-    """A part of the words on each GPU."""
+    """Return the styles that put a part of the words on each GPU."""
     from penstock.examples.division import words
 
     return {"": words()}
 
 
 def divided_block() -> Styles:
-    """A part of the heads and of the feed-forward on each GPU, and between them a part of the sequence."""
+    """Return the styles that put a part of the heads and of the feed-forward on each GPU.
+
+    Between them each GPU has a part of the sequence.
+    """
     from penstock.examples.division import OfHeads, columns, gathered, norm, rows
 
     return {
@@ -142,21 +145,21 @@ def divided_block() -> Styles:
 
 
 def divided_head() -> Styles:
-    """Each GPU scores its part of the sequence; the loss is that of all scores."""
+    """Return the styles with which each GPU scores its part of the sequence; the loss is over all scores."""
     from penstock.examples.division import joined, norm
 
     return {"classes": norm(), "": joined()}
 
 
 def make(name: str, config: Config, *, batch_size: int) -> LabelJob:
-    """A job that trains this XLNet on random tokens."""
+    """Return a job that trains this XLNet on random tokens."""
     return LabelJob(
         name, partial(layers, config), batch_size=batch_size, length=config.length, vocabulary=config.vocabulary
     )
 
 
 def _sinusoids(length: int, like: Tensor) -> Tensor:
-    """Positions from ``length - 1`` down to ``-length``, (2 * length, width)."""
+    """Return sinusoids of positions from ``length - 1`` down to ``-length``, (2 * length, width)."""
     width = like.shape[-1]
     distance = torch.arange(length - 1, -length - 1, -1, device=like.device, dtype=torch.float32)
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
@@ -165,7 +168,7 @@ def _sinusoids(length: int, like: Tensor) -> Tensor:
 
 
 def _shifted(scores: Tensor, length: int) -> Tensor:
-    """Row i of (…, length, 2 * length) moved by i, so that column j holds the distance from i to j."""
+    """Move row i of (…, length, 2 * length) by i, so that column j holds the distance from i to j."""
     *lead, rows, columns = scores.shape
     flat = scores.reshape(*lead, columns, rows)[..., 1:, :].reshape(*lead, rows, columns - 1)
     return flat[..., :length].contiguous()
