@@ -2,7 +2,8 @@
 
 Models on V100 come from the analytic profiler. BERT has hidden size 768, 128 tokens and blocks that are all alike.
 ResNeXt (32×4d) is the shipped ResNeXt-50 with its second and third section lengthened as in ResNet-200, as the paper
-does not say which blocks its ResNeXt-302 and -500 have. Precision is fp32; Adam for BERT, SGD for ResNeXt, shared links.
+does not say which blocks its ResNeXt-302 and -500 have. Precision is fp32; Adam for BERT, SGD for ResNeXt,
+shared links.
 """
 
 from __future__ import annotations

@@ -204,8 +204,8 @@ def _plans(problem: Problem, setups: list[Setup], second: SecondPhase) -> Iterat
         searched = portfolio(setup.chain, None if contiguous is None else contiguous.period_ns)
         spent += searched.labels
         note = "" if searched.exact else ROUNDED
-        plans = second.note(_by_promise(_plans_of(problem, setup, list(searched.found))))
-        both = chain(plans, second.solved(setup, searched.found))
+        plans = second.note(_by_promise(_plans_of(problem, setup, list(searched.allocations))))
+        both = chain(plans, second.solved(setup, searched.allocations))
         yield from (plan._replace(note=note) for plan in both)
     for setup, contiguous in promising:
         for halves, allocations in _with_fewer_buffers(problem, setup, contiguous):
