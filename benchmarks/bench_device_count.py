@@ -1,8 +1,8 @@
 """The count of devices where devices are unlike and links are slow: what it proves, and in how much CPU time.
 
 512 devices × 100 layers, M = 128 (``large_requests.py``). The devices are all H100 of 80 GiB, or the last two of each
-four nodes have less memory, are slower by a factor, or both; then each device alone in its node, with a link of 25 Gbit/s. Prints
-a Markdown table with the load bound and, with ``--plans``, the time of ``spread``.
+four nodes have less memory, are slower by a factor, or both; then each device alone in its node, with a link of
+25 Gbit/s. Prints a Markdown table with the load bound and, with ``--plans``, the time of ``spread``.
 """
 
 from __future__ import annotations

@@ -51,14 +51,12 @@ def analytic_profile(
 ) -> ModelProfile:
     """Compute the profile of ``job`` on one kind of device, or several, at each micro-batch size (samples).
 
-    The loss belongs to the last layer, as the executor runs it. A layer has one update time for all kinds: its time on
-    ``update_kind``, or on the first kind.
+    The loss belongs to the last layer. A layer has one update time for all kinds, on ``update_kind`` or the first kind.
 
-    ``dtype``: the data type of all tensors. ``precision``: bf16 or fp16 where layers run under autocast over parameters
-    in fp32, as on ranks; norms, sums and losses then have the types that autocast gives them. ``…_degrees``: the
-    degrees besides 1 at which the profile has costs as well, and at all products of them whose groups nest. ``level``:
-    the level of the efficiencies in the table of devices. ``counts_workspace``: count the bytes that layers need only
-    while they run; shipped profiles do not.
+    ``dtype``: the type of all tensors. ``precision``: bf16 or fp16 under autocast over parameters in fp32, as on ranks.
+    ``…_degrees``: further degrees at which the profile has costs, with all products of them whose groups nest.
+    ``level``: the level of the efficiencies in the table of devices. ``counts_workspace``: count the bytes that layers
+    need only while they run; shipped profiles do not.
 
     Raises NotFound for a kind that the table does not have at that level, InvalidDocument for impossible sizes,
     degrees, dtype or precision, ModelMismatch for a model that does not run on the meta device, UnsupportedRequest for

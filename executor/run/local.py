@@ -147,10 +147,9 @@ def run_locally(
     """Run one process per rank on this machine, up to step ``steps``.
 
     ``devices``: torch's names of the devices, which ranks get in turn. ``environments``: variables that ranks get in
-    turn, added to the variables of this process. ``transport``: see ``executor.transport``. ``layers``: the names of
-    the plan's layers. ``boundaries``: the tensors at its cuts. Both are compared with the model. ``directory``: the
-    place of ``job`` (``module:attribute``). ``on_progress`` gets every event of every rank, ``on_started`` the ranks'
-    process ids. ``count_memory``: count peaks in the ranks' tensors, which takes time.
+    turn, besides this process's. ``transport``: see ``executor.transport``. ``layers``: the names of the plan's layers,
+    ``boundaries``: the tensors at its cuts; both are compared with the model. ``directory``: the place of ``job``.
+    ``on_progress`` gets every event of every rank, ``on_started`` process ids. ``count_memory``: count peaks in tensors.
 
     Raises RunFailed with the first rank that failed, its signal or exception and its last instruction. Errors that name
     a remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised unchanged.

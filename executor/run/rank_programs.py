@@ -36,7 +36,7 @@ class Work:
 
     @classmethod
     def of(cls, source: Work | Sequence[Program]) -> Work:
-        """Return ``source``, or one program per rank as Work. Raises InvalidDocument when ranks have different numbers of programs."""
+        """Return ``source``, or a program per rank, as Work. Raises InvalidDocument for unequal numbers of programs."""
         work = source if isinstance(source, Work) else cls((tuple(source),))
         sizes = {len(programs) for programs in work.programs}
         if len(sizes) != 1 or 0 in sizes:

@@ -121,13 +121,11 @@ class Gradients:
 class HeldStage:
     """A stage of this rank, with the parameters in ``parts``.
 
-    ``counted``: the parameters that this rank counts in the norm of all gradients. ``sharding``: the optimizer states
-    that this replica has. ``shards``: the gradients and parameters that this replica has.
-    ``replicated_buffers``: buffers that other ranks have too, with the first of these ranks and their process group.
-    ``schedule``: the learning-rate schedule, stepped after each step of the optimizer.
-    ``scale``: the factor for gradients where micro-batches are normalised separately (weight stashing).
-    ``row_group``: the replicas that split each micro-batch. ``part_group``: the ranks that each have a part of some
-    gradients; None without such gradients.
+    ``counted``: the parameters that this rank counts in the norm of all gradients. ``sharding``, ``shards``: the
+    states, and the gradients and parameters, that this replica has. ``replicated_buffers``: buffers that other ranks
+    have too, with the first of these ranks and their process group. ``schedule``: the learning-rate schedule.
+    ``scale``: the factor for gradients where micro-batches are normalised separately (weight stashing). ``row_group``:
+    the replicas that split each micro-batch. ``part_group``: the ranks that each have a part of some gradients, or None.
     """
 
     parts: StageParts
@@ -279,9 +277,8 @@ class Holder:
             shards.enclose(module.modules, lowered=self.training.lowered)
             if isinstance(module, LayerwiseStage):
                 module.shards = shards
-        apart = [
-            each.local_parameter for each in parts.pieces.values() if isinstance(each, RowPiece) or each.is_sharded
-        ]
+        pieces = parts.pieces.values()
+        apart = [each.local_parameter for each in pieces if isinstance(each, RowPiece) or each.is_sharded]
         refuse_whole_tensor_optimizer(self.chain.job, apart)
         optimizer = self._optimizer(parts)
         averaging = self._averaging(parts)
@@ -356,10 +353,7 @@ class Holder:
         ]
 
     def _counted(self, parts: StageParts, sharding: ShardedStates | None) -> list[nn.Parameter]:
-        """Return the parameters that count here: no earlier rank holds them, or this rank alone steps them.
-
-        Each parameter then counts once over all ranks.
-        """
+        """Return the parameters that count here, so that each counts once over all ranks."""
         groups = self.program.groups
         counted = []
         for k in parts.buckets:
@@ -380,8 +374,7 @@ class Holder:
     def _shares(self, parts: StageParts) -> Shares:
         """Assign parameters of buckets that replicas share out to the replicas that step them.
 
-        Loads are the bytes of whole parameters, so ranks with different parts of them agree. Each group is balanced by
-        itself, since other ranks may have a group's layers in a stage with other groups.
+        Loads are the bytes of whole parameters, so ranks with different parts agree. Each group is balanced by itself.
         """
         program = self.program
         if not program.shard_states or program.update_rule == "elastic_averaging":
@@ -502,8 +495,6 @@ def refuse_other_stages(programs: Sequence[Program]) -> None:
 
 
 def _essence(program: Program) -> Any:
-    entries = program.stages
-    stages = [
-        (h.stage, h.first, h.last, h.replica, h.ranks, h.rows, h.buckets, h.recompute, h.modules) for h in entries
-    ]
+    every = program.stages
+    stages = [(e.stage, e.first, e.last, e.replica, e.ranks, e.rows, e.buckets, e.recompute, e.modules) for e in every]
     return program.rank, program.num_micro_batches, program.update_rule, program.groups, program.shared, stages
