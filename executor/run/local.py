@@ -149,7 +149,7 @@ def run_locally(
     ``devices``: torch's names of the devices, which ranks get in turn. ``environments``: variables that ranks get in
     turn, besides this process's. ``transport``: see ``executor.transport``. ``layers``: the names of the plan's layers,
     ``boundaries``: the tensors at its cuts; both are compared with the model. ``directory``: the place of ``job``.
-    ``on_progress`` gets every event of every rank, ``on_started`` process ids. ``count_memory``: count peaks in tensors.
+    ``on_progress`` gets each event of each rank, ``on_started`` process ids. ``count_memory``: count peaks of tensors.
 
     Raises RunFailed with the first rank that failed, its signal or exception and its last instruction. Errors that name
     a remedy (ModelMismatch, InvalidDocument, UnsupportedRequest) are raised unchanged.

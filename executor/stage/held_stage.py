@@ -125,7 +125,7 @@ class HeldStage:
     states, and the gradients and parameters, that this replica has. ``replicated_buffers``: buffers that other ranks
     have too, with the first of these ranks and their process group. ``schedule``: the learning-rate schedule.
     ``scale``: the factor for gradients where micro-batches are normalised separately (weight stashing). ``row_group``:
-    the replicas that split each micro-batch. ``part_group``: the ranks that each have a part of some gradients, or None.
+    the replicas that split each micro-batch. ``part_group``: ranks that each have a part of some gradients, or None.
     """
 
     parts: StageParts
