@@ -1,7 +1,7 @@
-"""The agent of a node: does what `state` decides. It keeps one call open to the service and looks after its processes.
+"""The agent of a node executes the decisions of `state`. It keeps one call open to the service and manages processes.
 
-It loads no torch. Ranks go on training while the service is away; they die with the agent, whatever kills it. Told to
-end, it has them save first, and goes on talking with the service meanwhile.
+It loads no torch. Ranks continue to train while the service is away; they die with the agent, whatever kills it. When
+the agent is asked to end, it lets the ranks save first, and keeps in contact with the service meanwhile.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
     Action,
+    ChildMessage,
     Drain,
     Exited,
     GraceOver,
     Process,
-    Said,
     SetTimer,
     Start,
     Stimulus,
@@ -65,23 +65,23 @@ Command = Callable[[Process], list[str]]
 
 
 def penstock_command(process: Process) -> list[str]:
-    """How a child is started: this interpreter, and the module that does its work."""
+    """Return the command that starts a child: this interpreter, and the module that does its work."""
     module = {"check": "node.check_model", "store": "node.tcp_store", "rank": "run.rank_main"}[process.kind]
     return [sys.executable, "-P", "-m", f"penstock.executor.{module}"]
 
 
 def run_agent(settings: AgentSettings) -> None:
-    """Offer this machine to the service until SIGINT or SIGTERM; leaves no process behind.
+    """Offer this machine to the service until SIGINT or SIGTERM, and leave no process behind.
 
-    Says a line on standard error whenever something changes. Raises Conflict when another agent of
-    this name is alive, InvalidDocument when there is no device, Unreachable when the server is no Penstock service.
+    Writes a line to standard error whenever something changes. Raises Conflict when another agent of this name is
+    alive, InvalidDocument without a device, Unreachable when the server is no Penstock service.
     """
     devices = discover(settings.name, cpu_devices=settings.cpu_devices, cpu_kind=settings.cpu_kind)
     asyncio.run(Agent(settings, devices, say=_to_stderr).run())
 
 
 def _peer_of(settings: AgentSettings, devices: tuple[LocalDevice, ...]) -> Peer | None:
-    """What answers `penstock probe` on this node; None where the settings say never."""
+    """Create the peer that answers `penstock probe` on this node; None where the settings disable it."""
     if settings.probe_port < 0:
         return None
     host = Host(settings.name, tuple(device.offer for device in devices))
@@ -94,7 +94,7 @@ def _to_stderr(text: str) -> None:
 
 
 class Agent:
-    """One agent: a state, its children, and the call to the service. ``command`` says how a child is started."""
+    """An agent: a state, its children, and the call to the service. ``command`` returns the command of a child."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Agent:
         self._scratch = self._logs = Path()
 
     async def run(self) -> None:
-        """Sync until asked to leave, then end the children and report the departure."""
+        """Synchronize until asked to leave, then end the children and report the departure."""
         remove_handlers = self._on_signals()
         models = ", ".join(self._settings.model_keys())
         self._say(f"agent {self._settings.name}: {len(self._devices)} devices, models {models}, at {self._address}")
@@ -168,7 +168,7 @@ class Agent:
             raise self._broken
 
     async def _report_alive(self) -> None:
-        """Touch the alive file again and again: whether the service answers is another question."""
+        """Touch the alive file again and again, whether or not the service answers."""
         path = self._settings.alive_file
         while path is not None:
             try:
@@ -205,7 +205,7 @@ class Agent:
                 await _wait(self._over, SHORTEST_HOLD_S)
 
     async def _ask(self, client: httpx.AsyncClient, request: SyncRequest) -> SyncReply | None:
-        """One call. It is given up, with None, when all is over, or when it is held and there are events to send."""
+        """Make one call. Cancel it, and return None, at the end, or when it is held and there are events to send."""
         call = asyncio.create_task(self._post(client, request))
         interrupts = [self._over, self._news] if request.hold else [self._over]
         waits = [asyncio.create_task(event.wait()) for event in interrupts]
@@ -248,7 +248,7 @@ class Agent:
         return reply
 
     def _refuse_or_retry(self, answer: httpx.Response) -> None:
-        """Raise what the answer means: _Retry for what may pass, else the error that ends the agent."""
+        """Raise the error of an answer: _Retry for errors that may pass, otherwise the error that ends the agent."""
         name, server = self._settings.name, self._settings.server
         detail = _problem(answer)
         if answer.status_code == httpx.codes.CONFLICT:
@@ -273,7 +273,7 @@ class Agent:
         raise _Retry(f"status {answer.status_code}: {detail}")
 
     async def _say_goodbye(self, client: httpx.AsyncClient) -> None:
-        """Send the events that are left, for a few seconds at most."""
+        """Send the remaining events, for a few seconds at most."""
         if not self._was_synced:
             return
         with contextlib.suppress(httpx.TransportError, TimeoutError, _Retry, PenstockError):
@@ -294,7 +294,7 @@ class Agent:
             self._say(f"{self._settings.server} answers")
         self._service_is = "there"
 
-    # Doing what the state machine decides
+    # Execution of the state machine's decisions
 
     def _apply(self, stimulus: Stimulus) -> None:
         before = self._state.outbox
@@ -349,7 +349,7 @@ class Agent:
             line = assignment.to_json()
 
         def on_message(message: dict[str, Any]) -> None:
-            self._apply(Said(run, generation, process, message))
+            self._apply(ChildMessage(run, generation, process, message))
 
         def on_exit(code: int, last_lines: tuple[str, ...]) -> None:
             del self._children[key]
@@ -373,7 +373,7 @@ class Agent:
 
     @staticmethod
     def _marked(mark: Path) -> str | None:
-        """Return a new mark; None on a full disk, which costs the last instruction of a rank that is killed."""
+        """Create a mark. Return None on a full disk: the last instruction of a killed rank is then unknown."""
         try:
             write_mark(mark)
         except OSError:
@@ -393,7 +393,7 @@ class Agent:
         return LogTail(number=request.number, path=None if text is None else str(path), text=text or "")
 
     async def _end_children(self) -> None:
-        """Whatever is left, when the agent ends by an error."""
+        """Kill the children that are left when the agent ends by an error."""
         for child in list(self._children.values()):
             child.kill()
         tasks = [child.task for child in self._children.values()]
@@ -401,7 +401,7 @@ class Agent:
             await asyncio.gather(*tasks)
 
     def _on_signals(self) -> Callable[[], None]:
-        """SIGINT and SIGTERM: leave; the second one kills at once. Only the main thread may listen to signals."""
+        """Leave on SIGINT or SIGTERM; a second signal kills at once. Only the main thread may handle signals."""
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
         loop = asyncio.get_running_loop()
@@ -416,7 +416,7 @@ class Agent:
         return remove
 
     def leave(self) -> None:
-        """End the agent: ranks first, which may save what they have; called again, at once."""
+        """End the agent, after its ranks, which may save first. A second call kills them at once."""
         if self._is_leaving:
             for child in list(self._children.values()):
                 child.kill()
@@ -427,7 +427,7 @@ class Agent:
 
 
 class _Retry(Exception):
-    """The service answered, but not with what was asked for; later it may."""
+    """An answer of the service without the requested result; a later call may succeed."""
 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the agent knows: its offer, and a record of each run that the service has assigned to it."""
+"""The state of the agent: its offer, and a record of each run that the service has assigned to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PEER_LOST = (
 
 
 class Phase(StrEnum):
-    """How far a generation of a run is on this agent."""
+    """The progress of a generation of a run on this agent."""
 
     CHECKING = "checking"
     PREPARED = "prepared"
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 
 
 class Suspect(NamedTuple):
-    """A rank that failed, and what is known of it. ``is_final``: the same steps would fail again."""
+    """A rank that failed, and the evidence about it. ``is_final``: the same steps would fail again."""
 
     rank: int
     reason: str
@@ -54,7 +54,7 @@ class Suspect(NamedTuple):
 
     @property
     def is_root_cause(self) -> bool:
-        """Whether it failed by itself: a signal or an error of its own, not the loss of a peer."""
+        """True if it failed by itself, by a signal or an error, not by the loss of a peer."""
         if self.code is not None and self.code < 0:
             return True
         return not lost_a_peer(self.reason)
@@ -64,7 +64,7 @@ class Suspect(NamedTuple):
 class Record:
     """One generation of a run on this agent.
 
-    ``parting``: why this agent ends it by itself. ``is_checked``: the model has been found to fit the plan.
+    ``parting``: the reason why this agent ends it without a request. ``is_checked``: the model fits the plan.
     """
 
     assignment: Assignment
@@ -85,15 +85,15 @@ class Record:
         return self.assignment.generation
 
     def has_checked(self, wanted: Assignment) -> bool:
-        """Whether the model of a later generation needs no check any more."""
+        """Return whether the model of a later generation is checked already."""
         return self.is_checked and (self.assignment.model, self.assignment.layers) == (wanted.model, wanted.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this agent has: device ids, each model key's job, and where runs may write (``outputs``; None: anywhere).
+    """The agent's resources: device ids, each model key's job, and the places of outputs (``outputs``; None: anywhere).
 
-    ``directory``: where ranks run; a relative path of a run begins there.
+    ``directory``: the directory in which ranks run; a relative path of a run begins there.
     """
 
     agent: str
@@ -104,18 +104,18 @@ class Offer:
     directory: str = "/"
 
     def reference(self, model: str) -> str | None:
-        """The job of a model key, or None."""
+        """Return the job of a model key, or None."""
         return self.models.get(model) or (model if self.any_model and ":" in model else None)
 
     def may_use(self, path: str) -> bool:
-        """Whether a run may write and read there, by the words of the path; ``check_model`` resolves its links."""
+        """Return whether a run may use a path, by its text alone; ``check_model`` resolves its links."""
         place = PurePath(os.path.normpath(os.path.join(self.directory, path)))
         return self.outputs is None or any(place.is_relative_to(allowed) for allowed in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that the agent knows."""
+    """All state of the agent."""
 
     offer: Offer
     runs: Mapping[str, Record] = field(default_factory=dict)
@@ -125,30 +125,30 @@ class State:
     history: tuple[str, ...] = ()
 
     def current(self, run: str, generation: int) -> Record | None:
-        """The record of this very generation, if it is the present one."""
+        """Return the record of this generation, if it is the present one."""
         record = self.runs.get(run)
         return record if record is not None and record.generation == generation else None
 
     @property
     def is_living(self) -> bool:
-        """Whether any child is alive."""
+        """True if any child is alive."""
         return any(record.alive for record in self.runs.values())
 
 
 def lost_a_peer(reason: str) -> bool:
-    """Whether a rank's last words say that another rank went away, in the words of gloo and of our time-outs."""
+    """Return whether a rank's last message reports the loss of a peer, in the words of gloo or of our time-outs."""
     return any(words in reason.lower() for words in _PEER_LOST)
 
 
 class ImpossibleStateError(RuntimeError):
-    """A step broke an invariant: our mistake. Its text ends with the stimuli that led there."""
+    """A step broke an invariant, which is a bug of ours. Its text ends with the stimuli that led there."""
 
     def __init__(self, sentence: str, history: tuple[str, ...]) -> None:
         super().__init__(sentence + "; what happened:\n" + "\n".join(f"  {line}" for line in history))
 
 
 def broken_invariants(state: State, actions: Iterable[Action] = ()) -> list[str]:
-    """What is wrong with a state and the actions that led to it; nothing when all is well."""
+    """Return the faults of a state and of the actions that led to it; none if all is well."""
     faults = []
     numbers = [event.sequence for event in state.outbox.events]
     if any(b <= a for a, b in pairwise([*numbers, state.outbox.next_sequence])):

@@ -1,4 +1,4 @@
-"""How the agent follows the service's assignments and a request to leave (part of the state machine of `state`)."""
+"""The agent's reaction to assignments and to a request to leave (part of the state machine of `state`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.schemas.ranks.assignment import RankAssignment
 
 
 def on_reply(state: State, reply: SyncReply, actions: list[Action]) -> State:
-    """Bring every run to where the service wants it."""
+    """Bring every run to the phase that the service requests."""
     state = replace(
         state,
         state_version=reply.state_version,
@@ -70,7 +70,7 @@ def _begin(state: State, wanted: Assignment, actions: list[Action]) -> State:
 
 
 def _prepare(state: State, wanted: Assignment, actions: list[Action]) -> State:
-    """Check the model, unless the generation before has done so, and start the store."""
+    """Start the store, and check the model unless the previous generation has done so."""
     before = state.runs.get(wanted.run)
     is_checked = before is not None and before.has_checked(wanted)
     processes = [*(() if is_checked else (CHECK,)), *((STORE,) if wanted.hosts_store else ())]
@@ -120,7 +120,7 @@ def _paths(wanted: Assignment) -> list[str]:
 
 
 def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
-    """Start the ranks once the service wants it, the model is checked and the store's address is known."""
+    """Start the ranks when the service requests it, the model is checked and the store's address is known."""
     record = state.runs[run]
     wanted = record.assignment
     address = wanted.store_address or record.store_address
@@ -157,7 +157,7 @@ def start_if_prepared(state: State, run: str, actions: list[Action]) -> State:
 
 
 def _stop(state: State, run: str, actions: list[Action], *, gently: bool = False) -> State:
-    """End the run; ``stopped`` is reported once nothing is left. ``gently``: ranks may save what they have."""
+    """End the run; ``stopped`` is reported when no process is left. ``gently``: ranks may save first."""
     record = state.runs[run]
     if record.phase in (Phase.STOPPING, Phase.STOPPED):
         return state
@@ -169,7 +169,7 @@ def _stop(state: State, run: str, actions: list[Action], *, gently: bool = False
 
 
 def stopped(state: State, run: str, actions: list[Action]) -> State:
-    """No process of this generation is left: report that, and go on with the next one where there is one."""
+    """Report that no process of this generation is left, and begin the next generation if there is one."""
     record = state.runs[run]
     if record.parting is not None:
         state = report_failure(state, run, Suspect(first_rank(record.assignment), record.parting, None))
@@ -187,15 +187,15 @@ def _forget_if_over(state: State, run: str) -> State:
 
 
 def on_drain(state: State, reason: str, actions: list[Action]) -> State:
-    """Leave: nothing new is begun, and running ranks may save what they have; then the service is given the reason."""
+    """Leave: begin nothing new, let running ranks save, and report the reason to the service."""
     state = replace(state, draining=reason)
-    said = f"agent {state.offer.agent!r} is leaving: {reason}"
+    message = f"agent {state.offer.agent!r} is leaving: {reason}"
     for run in list(state.runs):
         record = state.runs[run]
         state = change(state, run, successor=None)
         if record.phase in (Phase.CHECKING, Phase.PREPARED):
-            state = queue_event(state, "refused", run, reason=said)
+            state = queue_event(state, "refused", run, reason=message)
         elif record.phase is Phase.RUNNING:
-            state = change(state, run, parting=said)
+            state = change(state, run, parting=message)
         state = _stop(state, run, actions, gently=True)
     return state

@@ -1,4 +1,4 @@
-"""Small changes of the agent's state: a record put in its place, an event queued."""
+"""Small changes of the agent's state: replacing a record, queueing an event."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penstock.schemas.api.agents import Assignment, EventKind
 
 
 def put(state: State, record: Record) -> State:
-    """The state with this record of its run."""
+    """Return the state with this record of its run."""
     return replace(state, runs=dict(state.runs) | {record.assignment.run: record})
 
 
 def change(state: State, run: str, **changes: Any) -> State:
-    """The state with changes in the record of ``run``."""
+    """Return the state with changes in the record of ``run``."""
     return put(state, replace(state.runs[run], **changes))
 
 
@@ -42,5 +42,5 @@ def report_failure(state: State, run: str, culprit: Suspect) -> State:
 
 
 def first_rank(assignment: Assignment) -> int:
-    """The lowest rank of an assignment: the one to name where all are meant."""
+    """Return the lowest rank of an assignment, which is named where all are meant."""
     return min((one.rank for one in assignment.ranks), default=0)

@@ -1,9 +1,9 @@
-"""Answers whether a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
+"""A check that a job can be trained under a plan: ``python -m penstock.executor.node.check_model``.
 
-A process of its own, because the agent loads neither torch nor the user's code, nor waits for file systems. It reads
-one JSON line ``{model, directory, layers, global_batch_size, paths, outputs}`` (``paths``: where the run writes;
-``outputs``: the directories below which it may) and writes one: ``{"kind": "ready"}``, or ``{"kind": "refused",
-"reason": …, "code": …}``.
+It is a separate process, because the agent neither loads torch or the user's code nor waits for file systems. It reads
+one JSON line ``{model, directory, layers, global_batch_size, paths, outputs}`` (``paths``: the places that the run
+writes; ``outputs``: the directories below which it may write) and writes one: ``{"kind": "ready"}``, or
+``{"kind": "refused", "reason": …, "code": …}``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SAMPLES = 2
 
 
 def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) -> None:
-    """Raise ModelMismatch naming the first layer where the model differs from the plan."""
-    for i, (own, other) in enumerate(zip(has, planned, strict=False)):
-        if own != other:
+    """Raise ModelMismatch with the first layer where the model differs from the plan."""
+    for i, (name, other) in enumerate(zip(has, planned, strict=False)):
+        if name != other:
             raise ModelMismatch(
-                f"layer {i} of model {model!r} is {own!r}, in the plan it is {other!r}",
+                f"layer {i} of model {model!r} is {name!r}, in the plan it is {other!r}",
                 remedy="profile this model and plan with that profile",
             )
     if len(has) != len(planned):
@@ -56,9 +56,9 @@ def check(model: str, directory: str | None, layers: Sequence[str], global_batch
     chain.infer_shapes(range(min(_SAMPLES, job.batch_size)))
 
 
-def main(asked: TextIO, said: TextIO) -> int:
+def main(questions: TextIO, answers: TextIO) -> int:
     """Read the question, write the answer."""
-    question = json.loads(asked.readline())
+    question = json.loads(questions.readline())
     answer: dict[str, object] = {"kind": "ready"}
     try:
         for path in question["paths"]:
@@ -66,8 +66,8 @@ def main(asked: TextIO, said: TextIO) -> int:
         check(question["model"], question["directory"], question["layers"], question["global_batch_size"])
     except PenstockError as error:
         answer = {"kind": "refused", "reason": str(error), "code": error.code}
-    said.write(json.dumps(answer) + "\n")
-    said.flush()
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the agent makes of what its children say and how they end (part of the state machine of `state`)."""
+"""The agent's reaction to messages and exits of its children (part of the state machine of `state`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.executor.node.agent_state import ASKED_TO_END, Phase, Record, Stat
 from penstock.executor.node.assignments import start_if_prepared, stopped
 from penstock.executor.node.changes import change, first_rank, queue_event, report_failure
 from penstock.executor.node.outbox import RankKey
-from penstock.executor.node.stimuli import STORE, Action, Exited, Said, SetTimer, Stop
+from penstock.executor.node.stimuli import STORE, Action, ChildMessage, Exited, SetTimer, Stop
 from penstock.executor.program.mark import where
 from penstock.schemas.api.agents import Checkpointed, Climbed, Evaluated, RankDone, StepReported, Traced, Warned
 from penstock.schemas.document import faults_of
@@ -20,37 +20,39 @@ from penstock.schemas.errors import ModelMismatch, NonfiniteLoss
 from penstock.schemas.quantities import spell
 
 EXIT_GRACE_NS = 3_000_000_000
-"""The time that a rank may take to exit after an error: its exit code and last lines are reported with the error."""
+"""The time that a rank has to exit after an error: its exit code and last lines are reported with the error."""
 PEER_LOST_GRACE_NS = 700_000_000
-"""The time for which the report of a rank that lost a peer waits: the peer's own error is reported instead."""
+"""The delay of the report of a rank that lost a peer: the peer's error is reported instead if it arrives."""
 PEER_ELSEWHERE_GRACE_NS = 2 * EXIT_GRACE_NS
-"""The same where the peer may be another agent's, which reports it within `EXIT_GRACE_NS`: that report comes first."""
+"""The same delay where the peer may be another agent's, whose report within `EXIT_GRACE_NS` then comes first."""
 _FINAL = (NonfiniteLoss.__name__, ModelMismatch.__name__)
-"""Errors of ranks that the same steps would come to again."""
+"""Errors of ranks that would occur again after the same steps."""
 
 
-def on_message(state: State, said: Said, actions: list[Action]) -> State:
-    """Hear a child of the present generation."""
-    record = state.current(said.run, said.generation)
-    if record is None or said.process not in record.alive or record.phase is Phase.STOPPED:
+def on_message(state: State, report: ChildMessage, actions: list[Action]) -> State:
+    """Handle a message of a child of the present generation."""
+    record = state.current(report.run, report.generation)
+    if record is None or report.process not in record.alive or record.phase is Phase.STOPPED:
         return state
-    kind, message = said.message.get("kind"), said.message
+    kind, message = report.message.get("kind"), report.message
     if record.phase is Phase.STOPPING and kind != "checkpoint":
         return state
-    match said.process.kind, kind:
+    match report.process.kind, kind:
         case "check", "refused" if record.phase is Phase.CHECKING:
-            return _refuse(state, said.run, str(message.get("reason")), actions)
+            return _refuse(state, report.run, str(message.get("reason")), actions)
         case "check", "ready" if record.phase is Phase.CHECKING:
-            state = queue_event(change(state, said.run, phase=Phase.PREPARED, is_checked=True), "prepared", said.run)
-            return start_if_prepared(state, said.run, actions)
+            state = queue_event(
+                change(state, report.run, phase=Phase.PREPARED, is_checked=True), "prepared", report.run
+            )
+            return start_if_prepared(state, report.run, actions)
         case "store", "ready" if record.store_address is None and record.phase in (Phase.CHECKING, Phase.PREPARED):
             address = str(message["address"])
             state = queue_event(
-                change(state, said.run, store_address=address), "store_ready", said.run, address=address
+                change(state, report.run, store_address=address), "store_ready", report.run, address=address
             )
-            return start_if_prepared(state, said.run, actions)
+            return start_if_prepared(state, report.run, actions)
         case "rank", _ if record.phase in (Phase.RUNNING, Phase.STOPPING):
-            return _on_rank_message(state, record, said.run, said.process.rank, message, actions)
+            return _on_rank_message(state, record, report.run, report.process.rank, message, actions)
         case _:
             return state
 
@@ -115,7 +117,7 @@ def _take_rank_message(
 
 
 def _rank_done(record: Record, rank: int, message: Mapping[str, Any]) -> RankDone:
-    """A rank leaves the times of its warm-up out; the service counts steps from 0, or takes no times at all."""
+    """Build the final report of a rank. It omits warm-up times; the service needs the times of all steps, or none."""
     times, warmup = message.get("step_times_ns"), message.get("warmup_steps", 0)
     if warmup == 1 and rank in record.first_times_ns:
         times = [record.first_times_ns[rank], *(times or ())]
@@ -130,7 +132,7 @@ def _spelled(loss: float | None) -> float | str | None:
 
 
 def on_exit(state: State, gone: Exited, actions: list[Action]) -> State:
-    """A child of the present generation is gone."""
+    """Handle the exit of a child of the present generation."""
     record = state.current(gone.run, gone.generation)
     if record is None or gone.process not in record.alive:
         return state
@@ -161,12 +163,12 @@ def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
         over = record.done == {one.rank for one in record.assignment.ranks}
         over = over and not any(process.kind == "rank" for process in record.alive)
         return change(state, gone.run, phase=Phase.DONE) if over else state
-    known = next((one for one in record.suspects if one.rank == rank), None)
-    if known is None:
+    existing = next((one for one in record.suspects if one.rank == rank), None)
+    if existing is None:
         reason = f"rank {rank} ended before it was done: {gone.how}"
         suspect = Suspect(rank, reason, gone.instruction, gone.code, gone.last_lines)
     else:
-        suspect = known._replace(code=gone.code, last_lines=known.last_lines or gone.last_lines)
+        suspect = existing._replace(code=gone.code, last_lines=existing.last_lines or gone.last_lines)
     others = tuple(one for one in record.suspects if one.rank != rank)
     state = change(state, gone.run, suspects=(*others, suspect))
     if suspect.is_root_cause:
@@ -176,7 +178,7 @@ def _on_rank_exit(state: State, gone: Exited, actions: list[Action]) -> State:
 
 
 def _peer_lost_grace_ns(record: Record) -> int:
-    """Return how long a lost peer waits for its cause; the first report ends the run."""
+    """Return how long the report of a lost peer is delayed; the first report ends the run."""
     has_all_ranks = len(record.assignment.ranks) == record.assignment.world_size
     return PEER_LOST_GRACE_NS if has_all_ranks else PEER_ELSEWHERE_GRACE_NS
 
@@ -190,7 +192,7 @@ def _refuse(state: State, run: str, reason: str, actions: list[Action]) -> State
 
 
 def blame(state: State, run: str, actions: list[Action]) -> State:
-    """Name the rank that failed first: one that failed by itself, else the first that lost its peer."""
+    """Report the rank that failed first: one that failed by itself, otherwise the first that lost a peer."""
     record = state.runs[run]
     if record.phase is not Phase.RUNNING or not record.suspects:
         return state

@@ -1,7 +1,7 @@
-"""Events on their way to the service: numbered when made, kept until acknowledged, progress gathered.
+"""Events to be sent to the service: numbered when created, kept until acknowledged, progress combined.
 
-The service may be away for hours while ranks train. Whatever happens once (prepared, failed, done, a trace) is kept as
-it is; the steps of a rank are gathered into one event while an earlier one of the same rank is on its way.
+The service may be away for hours while ranks train. Single events (prepared, failed, done, a trace) are kept as they
+are. The steps of a rank are combined into one event while an earlier event of the same rank is being sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.schemas.api.agents import AgentEvent, EventKind
 
 GATHERED = 500
-"""Steps that one event tells at most."""
+"""The most steps in one event."""
 
 
 class RankKey(NamedTuple):
@@ -27,14 +27,14 @@ class RankKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """``events``: numbered and not acknowledged. ``waiting``: steps of each rank, not numbered yet."""
+    """The events to send. ``events``: numbered, not acknowledged. ``waiting``: steps of each rank, not yet numbered."""
 
     events: tuple[AgentEvent, ...] = ()
     waiting: Mapping[RankKey, dict[str, Any]] = field(default_factory=dict)
     next_sequence: int = 1
 
     def add(self, kind: EventKind, run: str, generation: int, data: Mapping[str, Any]) -> Outbox:
-        """Return the outbox with one more event; progress that must be read before it goes before it."""
+        """Return the outbox with one more event, after progress that must be read before it."""
         box = self
         if kind in ("rank_done", "rank_failed", "stopped"):
             only = data["rank"] if kind == "rank_done" else None
@@ -52,11 +52,11 @@ class Outbox:
         return replace(box, waiting=dict(box.waiting) | {key: data})
 
     def acknowledge(self, sequence: int) -> Outbox:
-        """The outbox without the events up to ``sequence``."""
+        """Return the outbox without the events up to ``sequence``."""
         return replace(self, events=tuple(event for event in self.events if event.sequence > sequence))
 
     def take(self, max_bytes: int) -> tuple[Outbox, tuple[AgentEvent, ...]]:
-        """The events to send now, oldest first, about ``max_bytes`` of them, at least one if there is any."""
+        """Return the events to send now, oldest first, of about ``max_bytes``, at least one if there is any."""
         box, sent = self, {_key(event) for event in self.events if event.kind == "progress"}
         for key in [key for key in self.waiting if key not in sent]:
             box = box._number_progress(key)

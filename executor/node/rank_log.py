@@ -1,11 +1,11 @@
-"""What children write, kept in files on the node: bounded, with one older file next to the present one.
+"""The output of children, in files on the node: bounded, with one older file beside the present one.
 
 ::
 
-    <log directory>/<run>/<generation>/rank-0.log      the present file; also check.log and store.log
-    <log directory>/<run>/<generation>/rank-0.log.1    the one before
+        <log directory>/<run>/<generation>/rank-0.log      the present file; also check.log and store.log
+        <log directory>/<run>/<generation>/rank-0.log.1    the file before it
 
-A disk that is full loses lines, never a run.
+A full disk loses lines, never a run.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-if TYPE_CHECKING:  # ranks, which load this, do without the documents
+if TYPE_CHECKING:  # ranks load this module without the documents
     from penstock.executor.node.stimuli import Process
 
 
 def log_path(directory: Path, run: str, generation: int, process: Process) -> Path:
-    """Where the lines of a child lie."""
+    """Return the path of a child's log."""
     name = f"rank-{process.rank}" if process.kind == "rank" else process.kind
     return directory / run / str(generation) / f"{name}.log"
 
 
 class LogFile:
-    """Lines of one child. ``max_bytes`` is for both files together; ``say`` is called once when writing fails."""
+    """The log of one child. ``max_bytes`` limits both files together; ``say`` is called once when writing fails."""
 
     def __init__(self, path: Path, max_bytes: int, say: Callable[[str], None]) -> None:
         self._path, self._half, self._say = path, max(1, max_bytes // 2), say
@@ -36,7 +36,7 @@ class LogFile:
         self._failed = False
 
     def write(self, line: bytes) -> None:
-        """Add a line."""
+        """Write a line."""
         try:
             self._write(line[: self._half - 1] + b"\n")
         except OSError as error:
@@ -62,12 +62,12 @@ class LogFile:
 
 
 def older(path: Path) -> Path:
-    """The file before ``path``."""
+    """Return the path of the file before ``path``."""
     return path.with_name(path.name + ".1")
 
 
 def tail(path: Path, max_bytes: int) -> str | None:
-    """The last ``max_bytes`` of a log, from the begin of a line on; None when there is none."""
+    """Return the last ``max_bytes`` of a log, from the beginning of a line; None without a log."""
     parts: list[bytes] = []
     missing = max_bytes
     for file in (path, older(path)):
@@ -94,7 +94,7 @@ def _end(file: Path, size: int) -> bytes | None:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove the logs of all runs but the ``keep`` that were written to last."""
+    """Remove the logs of all runs except the ``keep`` that were written last."""
     try:
         runs = sorted((one for one in directory.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime_ns)
     except OSError:

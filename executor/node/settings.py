@@ -1,4 +1,4 @@
-"""The agent's settings: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; the later one holds.
+"""The agent's settings: from a TOML file, then ``PENSTOCK_AGENT_…``, then the command line; later sources win.
 
 .. code-block:: toml
 
@@ -39,7 +39,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 class AgentSettings(Document):
-    """Everything an agent needs to know before it speaks with the service."""
+    """The settings that an agent needs before it contacts the service."""
 
     kind: ClassVar[str] = "agent settings"
 
@@ -116,39 +116,39 @@ class AgentSettings(Document):
 
     @classmethod
     def load(
-        cls, path: str | Path | None = None, *, environ: Mapping[str, str], given: Mapping[str, Any] | None = None
+        cls, path: str | Path | None = None, *, environ: Mapping[str, str], options: Mapping[str, Any] | None = None
     ) -> Self:
-        """Settings from the file, ``environ`` and ``given`` (None values are not given). Raises InvalidDocument."""
+        """Read settings from the file, ``environ`` and ``options``, whose None values do not count. InvalidDocument."""
         data: dict[str, Any] = _read_toml(Path(path)) if path is not None else {}
         data |= _from_environment(environ)
-        data |= {key: value for key, value in (given or {}).items() if value is not None}
+        data |= {key: value for key, value in (options or {}).items() if value is not None}
         return cls.parse(data, origin=repr(str(path)) if path is not None else "")
 
     def model_keys(self) -> tuple[str, ...]:
-        """What the agent offers; ``*`` where any model may run."""
+        """Return the keys of the models that the agent offers; ``*`` where any model may run."""
         return (*sorted(self.models), *((ANY_MODEL,) if self.allow_any_model else ()))
 
     def reference(self, model: str) -> str | None:
-        """Return the job of a key of the request; None where the configuration has none."""
+        """Return the job of a model key; None where the configuration lacks it."""
         if model in self.models:
             return self.models[model]
         return model if self.allow_any_model and _REFERENCE.fullmatch(model) else None
 
     def outputs(self) -> tuple[str, ...] | None:
-        """The directories that runs may use; None: any."""
+        """Return the directories that runs may use; None: any."""
         if not self.output_directories and is_loopback(urlsplit(self.server).hostname or ""):
             return None
         return tuple(os.path.normpath(path) for path in self.output_directories)
 
     def credentials(self) -> dict[str, str]:
-        """The headers by which the service knows the agent. Raises InvalidDocument for a token that can be none."""
+        """Return the headers that authenticate the agent. Raises InvalidDocument for a token that cannot be one."""
         token = self.token.get_secret_value().strip()
         if not (token.isascii() and token.isprintable()):
             raise InvalidDocument("the token has characters that a key cannot have", remedy="copy it again: psk_…")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def trusted(self) -> ssl.SSLContext:
-        """Which certificates the service may show. Raises InvalidDocument when ``ca`` holds none."""
+        """Return the certificates that the agent trusts. Raises InvalidDocument when ``ca`` holds no certificate."""
         trusted = httpx.create_ssl_context()
         if self.ca is not None:
             try:
@@ -158,7 +158,7 @@ class AgentSettings(Document):
         return trusted
 
     def address(self) -> str:
-        """The IP address on which stores and ranks of this node are reached."""
+        """Return the IP address at which other nodes reach the stores and ranks of this node."""
         if not self.interface:
             return address_towards(urlsplit(self.server).hostname or "")
         try:
@@ -175,14 +175,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = set(AgentSettings.model_fields) - {"schema_version"}
+    fields = set(AgentSettings.model_fields) - {"schema_version"}
     data: dict[str, Any] = {}
     for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX):
             continue
         field = variable.removeprefix(PREFIX).lower()
-        if field not in known:
-            names = ", ".join(PREFIX + name.upper() for name in sorted(known))
+        if field not in fields:
+            names = ", ".join(PREFIX + name.upper() for name in sorted(fields))
             raise InvalidDocument(f"{variable} is not a setting of an agent; known are {names}")
         data[field] = _read_variable(variable, field, text)
     return data

@@ -1,10 +1,10 @@
-"""The agent's state machine: a stimulus in, the new state and the actions out; no input or output of its own.
+"""The agent's state machine: from a state and a stimulus to a new state and actions, without input or output.
 
 A run on this agent goes ``checking → prepared → running → done``, or leaves that line for ``refused``, ``failed`` or
-``stopping → stopped``. Each generation of a run is a record of its own in time: a higher generation waits as successor
-until no process of the lower one is left, so two generations never hold a device together.
+``stopping → stopped``. Each generation of a run has a separate record. A higher generation waits as successor until no
+process of the lower one is left, so two generations never hold a device together.
 
-`schemas.api.agents` defines what the service is sent, and the data of each event. Of the ranks that fail, only the
+`schemas.api.agents` defines the reports to the service, and the data of each event. Of the ranks that fail, only the
 first one that failed by itself is reported, once per generation.
 """
 
@@ -16,24 +16,24 @@ from typing import assert_never
 from penstock.executor.node.agent_state import ImpossibleStateError, State, broken_invariants
 from penstock.executor.node.assignments import on_drain, on_reply
 from penstock.executor.node.child_reports import blame, on_exit, on_message
-from penstock.executor.node.stimuli import Action, Drain, Exited, GraceOver, Said, Stimulus, Synced
+from penstock.executor.node.stimuli import Action, ChildMessage, Drain, Exited, GraceOver, Stimulus, Synced
 
 HISTORY_LENGTH = 60
 
 
 def step(state: State, stimulus: Stimulus) -> tuple[State, list[Action]]:
-    """What the stimulus makes of the state, and what is to be done, in this order.
+    """Return the state after a stimulus, and the actions to execute, in this order.
 
     Raises ImpossibleStateError, with the history, when the result breaks an invariant.
     """
     following = state
-    if not (isinstance(stimulus, Said) and stimulus.message.get("kind") == "step"):
+    if not (isinstance(stimulus, ChildMessage) and stimulus.message.get("kind") == "step"):
         following = replace(state, history=(*state.history[1 - HISTORY_LENGTH :], str(stimulus)))
     actions: list[Action] = []
     match stimulus:
         case Synced(reply):
             following = on_reply(following, reply, actions)
-        case Said():
+        case ChildMessage():
             following = on_message(following, stimulus, actions)
         case Exited():
             following = on_exit(following, stimulus, actions)

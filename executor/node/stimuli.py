@@ -26,7 +26,7 @@ STORE = Process("store")
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The service has answered."""
+    """An answer of the service."""
 
     reply: SyncReply
 
@@ -37,8 +37,8 @@ class Synced:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A child has written a JSON line."""
+class ChildMessage:
+    """A JSON line that a child has written."""
 
     run: str
     generation: int
@@ -51,7 +51,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child is gone: exit code, negative for a signal, the last lines of its stderr, and where a rank was."""
+    """The exit of a child: its code, negative for a signal, the last lines of its stderr, and a rank's instruction."""
 
     run: str
     generation: int
@@ -65,14 +65,14 @@ class Exited:
 
     @property
     def how(self) -> str:
-        """The end in words, with the last line that the child wrote."""
+        """The exit in words, with the last line that the child wrote."""
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
         return f"{how}: {self.last_lines[-1].strip()}" if self.last_lines else how
 
 
 @dataclass(frozen=True, slots=True)
 class GraceOver:
-    """The time in which a better culprit could have shown itself is over."""
+    """The end of the time in which a better culprit could have shown itself."""
 
     run: str
     generation: int
@@ -83,7 +83,7 @@ class GraceOver:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The agent has been asked to leave."""
+    """A request that the agent leave."""
 
     reason: str
 
@@ -91,12 +91,12 @@ class Drain:
         return f"asked to leave: {self.reason}"
 
 
-Stimulus = Synced | Said | Exited | GraceOver | Drain
+Stimulus = Synced | ChildMessage | Exited | GraceOver | Drain
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a child, which reads ``arguments`` as a JSON line; a rank reads ``assignment``, at a device of the plan."""
+    """The start of a child. It reads ``arguments`` as a JSON line; a rank, ``assignment`` with the plan's device."""
 
     run: str
     generation: int
@@ -107,7 +107,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End every child of this generation: SIGKILL, or ``gently``: SIGTERM, time to save, then SIGKILL."""
+    """The end of every child of this generation: SIGKILL; ``gently``: SIGTERM, time to save, then SIGKILL."""
 
     run: str
     generation: int
@@ -116,7 +116,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Come back with GraceOver after ``delay_ns``."""
+    """A timer that returns GraceOver after ``delay_ns``."""
 
     run: str
     generation: int

@@ -1,8 +1,8 @@
-"""Host of the TCPStore at which ranks of a generation meet: ``python -m penstock.executor.node.tcp_store``.
+"""The host of the TCPStore at which ranks of a generation meet: ``python -m penstock.executor.node.tcp_store``.
 
-A process of its own, because the agent loads no torch, and because a store must not outlive its generation: ranks that
-meet at a used store read the addresses of dead ranks (EXECUTOR E.1). It listens on a free port of the given
-interface alone, says where as one JSON line on stdout, and ends when its stdin is closed.
+It is a separate process, because the agent loads no torch, and because a store must not outlive its generation: ranks
+that meet at a used store read the addresses of dead ranks (EXECUTOR E.1). It listens only on the given interface, on a
+free port, writes its address as one JSON line to stdout, and ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BACKLOG = 1024
 
 
 def listen(interface: str) -> socket.socket:
-    """A listening socket on a free port of ``interface`` (an IP address). InvalidDocument when it is not ours."""
+    """Open a listening socket on a free port of ``interface`` (an IP address). InvalidDocument if it is not ours."""
     family = socket.AF_INET6 if ":" in interface else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -34,8 +34,8 @@ def listen(interface: str) -> socket.socket:
     return server
 
 
-def host_store(interface: str, until_closed: TextIO, said: TextIO) -> None:
-    """Serve a store on ``interface``, write its address to ``said``, and go on until ``until_closed`` ends."""
+def host_store(interface: str, until_closed: TextIO, output: TextIO) -> None:
+    """Serve a store on ``interface``, write its address to ``output``, and continue until ``until_closed`` ends."""
     from torch._C._distributed_c10d import TCPStore
 
     server = listen(interface)
@@ -49,19 +49,19 @@ def host_store(interface: str, until_closed: TextIO, said: TextIO) -> None:
         wait_for_workers=False,
         master_listen_fd=server.detach(),
     )
-    said.write(json.dumps({"kind": "ready", "address": join_address(interface, port)}) + "\n")
-    said.flush()
+    output.write(json.dumps({"kind": "ready", "address": join_address(interface, port)}) + "\n")
+    output.flush()
     until_closed.read()
     del store
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, with the brackets of an IPv6 address."""
+    """Return ``host:port``, with the brackets of an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the store on the interface given as the only argument (default: loopback)."""
+    """Run the store on the interface in the only argument (default: loopback)."""
     interface = arguments[0] if arguments else "127.0.0.1"
     try:
         host_store(interface, sys.stdin, sys.stdout)

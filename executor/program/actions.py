@@ -1,4 +1,4 @@
-"""What each instruction does: methods that the interpreter binds to their arguments, over the state of a run."""
+"""The actions of instructions: methods over the state of a run, which the interpreter binds to their arguments."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from penstock.schemas.errors import InvalidDocument
 __all__ = ["Actions", "HeldStage", "Message", "OnBatch", "StepResult"]
 
 Message = tuple[int, int, int, Callable[..., Any], int, int, int]
-"""Index of the tensor in the cut, rows [low, high) (-1: all), what sends or receives it, peer, tag, bytes."""
+"""Index of the tensor in the cut, rows [low, high) (-1: all), send or receive function, peer, tag, bytes."""
 
 OnBatch = Callable[[int, StepResult, int], None]
-"""Called with a step, its result, and the time since the one before (ns)."""
+"""A callback with a step, its result, and the time since the previous step (ns)."""
 
 
 class Actions:
-    """What instructions do, and what they have in common.
+    """The actions of instructions, with the state that they share.
 
-    ``expected_count``: the loss terms that each backward takes the global batch to have. ``before_step`` is called with
-    each stage before its optimizer's step, ``on_batch`` when a global batch has been trained here. ``norm``: of all
-    gradients, where the program asks for it.
+    ``expected_count``: the number of terms of the global batch's loss that each backward assumes. ``before_step`` is
+    called with each stage before its optimizer's step, ``on_batch`` when a global batch has been trained here.
+    ``norm``: the norm of all gradients, where the program computes it.
     """
 
     def __init__(self, transport: Transport, device: torch.device) -> None:
@@ -41,17 +41,17 @@ class Actions:
         self.before_step: Callable[[HeldStage], None] | None = None
         self.norm: GradientNorm | None = None
         self.on_batch: OnBatch | None = None
-        self._told_ns = 0
+        self._reported_ns = 0
 
     def begin(self) -> None:
         """Start to run a program."""
-        self._told_ns = time.perf_counter_ns()
+        self._reported_ns = time.perf_counter_ns()
 
     def report(self, batch: GlobalBatch, *, at_end: bool = False) -> None:
-        """Let ``on_batch`` know of a global batch and of those before it, each once and in order.
+        """Call ``on_batch`` for a global batch and the ones before it, each once and in order.
 
-        What one update brings to an end together has its time in equal parts. On GPUs the last one is left for later,
-        so that the host does not wait for it.
+        Batches that one update completes together get equal parts of its time. On GPUs the last batch is reported
+        later, so that the host does not wait for it.
         """
         unreported, done = batch.source.unreported, []
         last = batch.step - (batch.source.loss_group is not None and not at_end)
@@ -60,12 +60,12 @@ class Actions:
             unreported.popleft()
         if self.on_batch is not None and done:
             now = time.perf_counter_ns()
-            each_ns, self._told_ns = (now - self._told_ns) // len(done), now
+            each_ns, self._reported_ns = (now - self._reported_ns) // len(done), now
             for one, result in done:
                 self.on_batch(one.step, result, each_ns)
 
     def forward(self, module: StageModule, cell: Cell) -> None:
-        """Run a micro-batch through a stage, and keep what leaves it."""
+        """Run a micro-batch through a stage, and keep the tensors that leave it."""
         if cell.arrivals:
             cell.wait_inputs()
         cell.outputs = [
@@ -74,13 +74,13 @@ class Actions:
         ]
 
     def forward_reading(self, module: StageModule, cell: Cell) -> None:
-        """The same for a stage that reads inputs of the batch."""
+        """Run a micro-batch through a stage that reads inputs of the batch."""
         if cell.batch is None:
             cell.batch, _ = cell.within.take(cell.rows)
         self.forward(module, cell)
 
     def forward_normalised(self, group: Any, module: StageModule, cell: Cell) -> None:
-        """The same where each micro-batch has a mean of its own; ``group``: the replicas that share its rows."""
+        """Run the last stage where each micro-batch has its mean loss; ``group``: the replicas that split it."""
         count = self.forward_last(module, cell)
         cell.terms = count
         if group is not None:
@@ -88,7 +88,7 @@ class Actions:
             cell.terms = terms, sum_over(terms, group)
 
     def forward_last(self, module: StageModule, cell: Cell) -> int:
-        """The same for the last stage, which also makes the loss; how many terms it has."""
+        """Run a micro-batch through the last stage and the loss; return the number of the loss's terms."""
         if cell.arrivals:
             cell.wait_inputs()
         within = cell.within
@@ -104,12 +104,12 @@ class Actions:
     def forward_versioned(
         self, versions: Versions, forward: Callable[..., None], module: StageModule, cell: Cell
     ) -> None:
-        """A forward with the version of the weights that it is its turn to use."""
+        """Run a forward with the version of the weights that it has to use."""
         versions.enter(cell)
         forward(module, cell)
 
     def evaluate(self, module: StageModule, cell: Cell) -> None:
-        """A forward that no backward follows."""
+        """Run a forward without a backward."""
         if cell.arrivals:
             cell.wait_inputs()
         within = cell.within
@@ -132,22 +132,22 @@ class Actions:
         module.backward(cell, cell.within.key)
 
     def backward_input(self, module: StageModule, cell: Cell) -> None:
-        """I: back-propagate a micro-batch to what the stage received."""
+        """Back-propagate a micro-batch to the stage's inputs (I)."""
         if cell.gradient_arrivals:
             cell.wait_gradients()
         module.backward_input(cell, cell.within.key)
 
     def backward_weight(self, module: StageModule, cell: Cell) -> None:
-        """W: add the gradients of the parameters."""
+        """Add the gradients of the parameters (W)."""
         module.backward_weight(cell)
 
     def backward_normalised(self, module: StageModule, cell: Cell) -> None:
-        """The last stage's backward of the micro-batch's own mean."""
+        """Run the last stage's backward of the micro-batch's mean loss."""
         module.count = self._terms(cell)
         self.backward(module, cell)
 
     def backward_input_normalised(self, module: StageModule, cell: Cell) -> None:
-        """The last stage's I of the micro-batch's own mean."""
+        """Run the last stage's I of the micro-batch's mean loss."""
         module.count = self._terms(cell)
         self.backward_input(module, cell)
 
@@ -166,7 +166,7 @@ class Actions:
     def backward_versioned(
         self, versions: Versions, backward: Callable[..., None], module: StageModule, cell: Cell, is_last: bool
     ) -> None:
-        """A backward with its forward's version, which matters where layers run again; ``is_last``: nothing follows."""
+        """Run a backward with its forward's version, for recomputed layers; ``is_last``: no other half follows."""
         assert cell.version is not None, "a backward without its forward"
         versions.point_at(cell.version)
         backward(module, cell)
@@ -178,11 +178,11 @@ class Actions:
         module.recompute(cell, cell.within.key)
 
     def load(self, cell: Cell) -> None:
-        """Ask for a micro-batch's inputs and targets ahead of its forward."""
+        """Read a micro-batch's inputs and targets ahead of its forward."""
         cell.batch, cell.targets = cell.within.take(cell.rows)
 
     def send_forward(self, cell: Cell, messages: list[Message], is_last: bool) -> None:
-        """Send rows of what a forward made; ``is_last``: no later operation needs it."""
+        """Send rows of a forward's results; ``is_last``: no later operation needs them."""
         outputs = cell.outputs
         assert outputs is not None, "sent before its forward"
         for t, low, high, send, peer, tag, size_bytes in messages:
@@ -191,7 +191,7 @@ class Actions:
             cell.outputs = None
 
     def send_backward(self, cell: Cell, messages: list[Message], is_last: bool) -> None:
-        """Send rows of the gradients that a backward made."""
+        """Send rows of a backward's input gradients."""
         gradients = cell.input_gradients
         assert gradients is not None, "sent before its backward"
         for t, low, high, send, peer, tag, size_bytes in messages:
@@ -212,7 +212,7 @@ class Actions:
             add(receive(buffers[t] if low < 0 else buffers[t][low:high], peer, tag))
 
     def receive_backward(self, cell: Cell, messages: list[Message], sizes: list[Any]) -> None:
-        """The same for gradients; ``sizes`` is None for a tensor that has none."""
+        """Post receives of gradients; ``sizes`` has None for a tensor without a gradient."""
         buffers = cell.gradients
         if buffers is None:
             buffers = cell.gradients = [
@@ -225,7 +225,7 @@ class Actions:
             add(receive(buffer if low < 0 else buffer[low:high], peer, tag))
 
     def hand_forward(self, cell: Cell, target: Cell, copy: tuple[slice, slice, int] | None, is_last: bool) -> None:
-        """Give what a forward made to another stage of this rank: as it is, or some rows."""
+        """Pass a forward's results, or some rows of them, to another stage of this rank."""
         outputs = cell.outputs
         assert outputs is not None, "handed on before its forward"
         if copy is None:
@@ -240,7 +240,7 @@ class Actions:
             cell.outputs = None
 
     def hand_backward(self, cell: Cell, target: Cell, copy: tuple[slice, slice, int] | None, is_last: bool) -> None:
-        """Give gradients to the stage before on this rank."""
+        """Pass gradients to the previous stage on this rank."""
         gradients = cell.input_gradients
         assert gradients is not None, "handed on before its backward"
         if copy is None:
@@ -258,7 +258,7 @@ class Actions:
     def optimizer_step(self, stage: HeldStage, batch: GlobalBatch, ends: bool, clears: bool) -> None:
         """Correct the gradients where the batch had another number of terms, then step.
 
-        ``ends``: this completes the global batch for the stage; ``clears``: more gradients follow.
+        ``ends``: this step completes the global batch for the stage; ``clears``: more gradients follow.
         """
         if stage.reduction is not None:
             stage.reduction.wait_all()

@@ -1,7 +1,7 @@
-"""The comparison of all ranks before anything is built: one plan, one job, the same settings.
+"""A comparison of all ranks before anything is built: one plan, one job, equal settings.
 
-Devices, transports (`choice`), time limits and places of files may differ, and so may the reference by which a host
-finds the job: of the job its name and the samples of its batches are compared.
+Devices, transports (`choice`), time limits and places of files may differ. So may the reference by which a host loads
+the job: only the job's name and the samples of its batches are compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FIELDS = (
 _DEGREES = ("tensor", "context", "expert", "expert_tensor")
 
 _Stage = tuple[int, int, int]
-"""Number of the program, pipeline and stage."""
+"""The number of a program, a pipeline and a stage."""
 
 
 class _Part(NamedTuple):
@@ -49,9 +49,9 @@ def refuse_other_place(program: Program, assignment: RankAssignment) -> None:
 
 
 def refuse_disagreement(programs: Sequence[Program], assignment: RankAssignment, options: RunOptions, job: Job) -> None:
-    """Raise InvalidDocument on every rank alike, naming two ranks that do not belong to one run.
+    """Raise InvalidDocument on every rank alike, with two ranks that do not belong to one run.
 
-    Collective. ``programs``: this rank's.
+    Collective. ``programs``: this rank's programs.
     """
     part = _Part(
         programs[0].rank,
@@ -91,7 +91,7 @@ def _refuse_other_values(other: _Part, first: _Part) -> None:
 
 
 def _refuse_other_cuts(everyone: Sequence[_Part]) -> None:
-    """Raise InvalidDocument where ranks give a stage other layers, or the stages of a pipeline leave a gap."""
+    """Raise InvalidDocument where ranks have different layers of a stage, or the stages of a pipeline leave a gap."""
     cuts: dict[_Stage, tuple[tuple[int, int], int]] = {}
     for part in everyone:
         for stage, layers in part.stages.items():

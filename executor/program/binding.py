@@ -1,7 +1,7 @@
-"""From a program to calls: every instruction becomes a bound method with its arguments, prepared once.
+"""The binding of a program: every instruction becomes a bound method with its arguments, prepared once.
 
-What an instruction needs to know of its neighbours (is this the last message that reads an output? does a backward
-follow a REDUCE?) is read off here, so that nothing is asked while the program runs.
+Properties that depend on other instructions (is this the last message that reads an output? does a backward follow a
+REDUCE?) are computed here, so that the running program decides nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORWARD = ("LOAD", "F", "SEND_F", "RECV_F", "LOCAL_F")
 
 @dataclass
 class Code:
-    """One segment of a program: its calls, what a traced run waits for before each, and whether it has run before."""
+    """A segment of a program: its calls, the wait of a traced run before each call, and whether it has run before."""
 
     calls: list[Call]
     waits: list[Wait]
@@ -42,7 +42,7 @@ class Code:
 class Bound:
     """A program bound to the stages of a rank.
 
-    ``batches``: the global batches that can be under way; ``cells``: by stage and number within the window.
+    ``batches``: the global batches that can be under way. ``cells``: micro-batches by stage and number.
     """
 
     program: Program
@@ -53,22 +53,22 @@ class Bound:
 
     @property
     def prologue(self) -> Code:
-        """What is run once, first."""
+        """The segment that runs once, first."""
         return self.segments[0]
 
     @property
     def phases(self) -> list[Code]:
-        """The repetitions of the body that are bound one by one, and run in turn."""
+        """The repetitions of the body that are bound separately, and run in turn."""
         return self.segments[1:-1]
 
     @property
     def epilogue(self) -> Code:
-        """What is run once, last."""
+        """The segment that runs once, last."""
         return self.segments[-1]
 
 
 class Binder:
-    """Binds one program to the stages of its rank; ``bound``: what it has been bound to before.
+    """A binder of one program to the stages of its rank; ``bound``: an earlier binding whose micro-batches are reused.
 
     Raises ModelMismatch where gradients would get lost.
     """
@@ -110,7 +110,7 @@ class Binder:
         return self.bound
 
     def bind_evaluation(self) -> Code:
-        """The forwards of the first global batch, and their messages."""
+        """Bind the forwards of the first global batch, and their messages."""
         self._neighbours = self._find_neighbours()
         count = self.program.num_micro_batches
         calls = []
@@ -188,7 +188,7 @@ class Binder:
         return len(self._cell(one).rows) > 0
 
     def _refuse_lost_gradients(self) -> None:
-        """A backward whose cut needs gradients that no message brings would train wrong numbers."""
+        """Raise ModelMismatch for a backward whose cut needs gradients that no message brings."""
         fed = {(i.stage, i.micro_batch) for i in self.instructions if i.kind == "RECV_B"}
         for one in self.instructions:
             if one.kind == "LOCAL_B":
@@ -220,7 +220,7 @@ class Binder:
                 reduced = reduction is not None and one.micro_batch in reduction.buckets
                 return (reduction.wait, (one.micro_batch,)) if reduction is not None and reduced else (_nothing, ())
             case "REDUCE_SHARED":
-                holders = [held for held in self.stages.values() if one.micro_batch in held.ties]
+                holders = [each for each in self.stages.values() if one.micro_batch in each.ties]
                 return (sum_tie, (holders[0], one.micro_batch)) if holders else (_nothing, ())
             case "REDUCE_PARTS":
                 return (sum_parts, (stage,)) if stage.part_group is not None else (_nothing, ())
@@ -323,12 +323,12 @@ class Binder:
         return self.program.channels[number]
 
     def _cut_of(self, channel: Channel) -> int:
-        """The cut that a channel crosses: after the stage for what goes forward from it, before it otherwise."""
-        held = self.stages[channel.stage].entry
-        return held.last if channel.peer_stage == held.next else held.first - 1
+        """Return the cut that a channel crosses: after the stage for messages forward from it, otherwise before it."""
+        entry = self.stages[channel.stage].entry
+        return entry.last if channel.peer_stage == entry.next else entry.first - 1
 
     def _messages(self, one: Instruction, cell: Cell) -> tuple[list[Message], list[TensorShape]]:
-        """Tags distinguish the micro-batches of a global batch; the same place of the next one comes later anyway."""
+        """Return messages and shapes. Tags are unique within a global batch; the next batch's messages come later."""
         channel = self._channel(one.channel, one)
         shapes = list(self.shapes[self._cut_of(channel)].values())
         low, high = channel.rows[self.program.row_class(one.micro_batch)]
@@ -370,7 +370,7 @@ class Binder:
         return function, (cell, target, copy, is_last)
 
     def _wait_of(self, index: int, one: Instruction) -> Wait:
-        """What a traced step waits for before it takes an instruction's start."""
+        """Return the function that a traced step calls before it notes an instruction's start."""
         if one.kind == "F":
             return self._cell(one).wait_inputs
         if one.kind in ("B", "I"):
@@ -382,7 +382,7 @@ class Binder:
 
 
 def first_row(program: Program, micro_batch: int) -> int:
-    """The first sample of a micro-batch within its global batch."""
+    """Return the first sample of a micro-batch within its global batch."""
     (rows, number), *smaller = program.row_classes
     place = micro_batch % program.num_micro_batches
     if place <= number:
@@ -391,8 +391,8 @@ def first_row(program: Program, micro_batch: int) -> int:
 
 
 def _nothing() -> None:
-    """An instruction that moves nothing here."""
+    """Do nothing, for an instruction that moves nothing here."""
 
 
 def _nothing_of(_: MicroBatch) -> None:
-    """The same, for a micro-batch."""
+    """Do nothing, for an instruction with a micro-batch."""

@@ -1,9 +1,9 @@
-"""A global batch on its way through a rank: its samples, its random states, its loss.
+"""A global batch on a rank: its samples, its random states, its loss.
 
 Several are under way at once where nothing is flushed; each of these objects then serves one global batch after
-another. The terms of the loss are added up over all ranks as soon as a rank has nothing more to add, so that their true
-number is known before the optimizer's step without waiting for a flush. The loss itself is added up with them where all
-ranks have it; on GPUs it is read when the batch is reported, so that no step waits for the device.
+another. The terms of the loss are summed over all ranks as soon as a rank has nothing more to add, so that their true
+number is available before the optimizer's step without waiting for a flush. The loss itself is summed with them where
+all ranks have it on the host. On GPUs it is read when the batch is reported, so that no step waits for the device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 Rows = tuple[int, int]
 Read = Callable[[int, range], tuple[dict[str, Tensor], Any]]
-"""Gives inputs and targets of some rows of a numbered batch."""
+"""A function that returns inputs and targets of some rows of a numbered batch."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """A step's mean loss, the same on all ranks, and the terms that it is the mean of.
+    """A step's mean loss, the same on all ranks, and the number of terms of the mean.
 
     ``losses``: the mean loss of each global batch of the step, by pipeline; several under elastic averaging.
     """
@@ -44,14 +44,14 @@ class StepResult:
 
 
 class Source:
-    """Where global batches come from: the job's, on this rank's device. ``lane`` of ``lanes`` trains every lanes-th.
+    """The source of global batches: the job, on this rank's device. Pipeline ``lane`` trains every ``lanes``-th batch.
 
-    ``context``: how this rank shares sequences with others.
+    ``context``: the way in which this rank shares sequences with other ranks.
 
-    ``counting``: those that are open and whose totals have not set off, in order. All ranks add up one global batch
-    after the other, though each is done with its own part at another time: a group's collectives have one order.
-    ``unreported``: those whose result has not been reported, in order. ``loss_group``: the group that adds up losses
-    which GPUs have; None where every rank has its own on the host.
+    ``counting``: the open batches whose totals have not started, in order. All ranks sum one global batch after the
+    other, though each completes its part at another time, because a group's collectives have one order. ``unreported``:
+    the batches whose result has not been reported, in order. ``loss_group``: the group that sums losses on GPUs; None
+    where every rank has its loss on the host.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Source:
         self.loss_group: Any = None
 
     def agree(self) -> None:
-        """Agree with all ranks on how losses are added up; collective, once.
+        """Agree with all ranks on how losses are summed; collective, once.
 
-        What GPUs have is added up in a group of its own: it comes later than terms of later batches on some ranks.
+        Losses on GPUs are summed in a separate group: on some ranks they come later than terms of later batches.
         """
         on_gpus = torch.tensor([int(self.runtime.gpu is not None)])
         dist.all_reduce(on_gpus, op=dist.ReduceOp.MAX)
@@ -84,47 +84,48 @@ class Source:
             self.loss_group = dist.new_group(backend="gloo")
 
     def set_off(self) -> None:
-        """Start the totals of what this rank has nothing more to add to."""
+        """Start the totals of batches to which this rank has nothing more to add."""
         while self.counting and self.counting[0].is_complete:
             self.counting.popleft().start_totals()
 
     def number(self, step: int) -> int:
-        """The job's number of the global batch that this rank's pipeline trains in a step."""
+        """Return the job's number of the global batch that this rank's pipeline trains in a step."""
         return step * self.lanes + self.lane
 
     def read(self, number: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of some rows of global batch ``number``."""
-        return self._own(self.chain.job.batch(number, rows))
+        """Return inputs and targets of some rows of global batch ``number``."""
+        return self._local(self.chain.job.batch(number, rows))
 
     def read_evaluation(self, number: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """The same of evaluation batch ``number``. Raises UnsupportedRequest for a job without evaluation."""
+        """Return inputs and targets of evaluation batch ``number``. UnsupportedRequest for a job without evaluation."""
         evaluation: Any = getattr(self.chain.job, "evaluation", None)
         if evaluation is None:
             raise UnsupportedRequest(
                 f"job {self.chain.job.name!r} cannot be evaluated: it has no evaluation(number, rows)",
                 remedy="add it, and num_evaluation_batches; see the job protocol in penstock.executor.run.job",
             )
-        return self._own(evaluation(number, rows))
+        return self._local(evaluation(number, rows))
 
-    def _own(self, batch: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], Any]:
-        """What this rank has of it, on its device."""
+    def _local(self, batch: tuple[dict[str, Tensor], Any]) -> tuple[dict[str, Tensor], Any]:
+        """Return this rank's part of a batch, on its device."""
         if self.context is not None:
             batch = self.context.cut(self.chain.job, *batch)
-        found: tuple[dict[str, Tensor], Any] = self.runtime.moved(batch)
-        return found
+        local: tuple[dict[str, Tensor], Any] = self.runtime.moved(batch)
+        return local
 
 
 class GlobalBatch:
-    """``key``: the batch's part of every random state. ``num_losses``: forwards of the last stage on this rank.
+    """A global batch of a rank. ``key``: its part of every random state.
 
-    ``uses``: how many of this rank's forwards read the same rows, which are then asked for once.
+    ``num_losses``: forwards of the last stage on this rank. ``uses``: how many of this rank's forwards read the same
+    rows, which are then read once.
     """
 
     def __init__(self, source: Source, num_losses: int, uses: Mapping[Rows, int]) -> None:
         self.source = source
         self.num_losses = num_losses
         self.uses = uses
-        self.held: dict[Rows, list[Any]] = {}
+        self.row_cache: dict[Rows, list[Any]] = {}
         self.step = self.number = -1
         self.key = 0
         self._read: Read = source.read
@@ -143,7 +144,7 @@ class GlobalBatch:
         self.source.set_off()
 
     def open_evaluation(self, number: int) -> None:
-        """Start evaluation batch ``number``, whose loss is asked for with ``take_losses``."""
+        """Start evaluation batch ``number``, whose loss ``take_losses`` returns."""
         self.step, self.number = -1, number
         self._begin(self.source.read_evaluation, -1)
 
@@ -154,7 +155,7 @@ class GlobalBatch:
 
     def _begin(self, read: Read, missing: int) -> None:
         self.key = step_seed(self.source.seed, self.number)
-        self.held.clear()
+        self.row_cache.clear()
         self._read = read
         self._losses = []
         self._count = 0
@@ -163,18 +164,18 @@ class GlobalBatch:
         self._missing = missing
 
     def take(self, rows: range) -> tuple[dict[str, Tensor], Any]:
-        """Inputs and targets of some rows."""
+        """Return inputs and targets of some rows."""
         key = rows.start, rows.stop
-        entry = self.held.pop(key, None)
+        entry = self.row_cache.pop(key, None)
         if entry is None:
             entry = [*self._read(self.number, rows), self.uses.get(key, 1)]
         entry[2] -= 1
         if entry[2] > 0:
-            self.held[key] = entry
+            self.row_cache[key] = entry
         return entry[0], entry[1]
 
     def add_loss(self, loss: Tensor, count: int) -> None:
-        """Add a micro-batch's loss; after this rank's last one the totals set off."""
+        """Add a micro-batch's loss; after this rank's last loss the totals start."""
         self._losses.append(loss)
         self._count += count
         self._missing -= 1
@@ -183,17 +184,17 @@ class GlobalBatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether this rank has added all its losses."""
+        """True if this rank has added all its losses."""
         return self._missing == 0
 
     def take_losses(self) -> tuple[float, int]:
-        """The sum of the losses that this rank has added, and their terms."""
+        """Return the sum of the losses that this rank has added, and their terms."""
         total, count = float(sum(loss.double() for loss in self._losses)), self._count
         self._losses, self._count = [], 0
         return total, count
 
     def start_totals(self) -> None:
-        """Start adding up over all ranks, pipeline by pipeline where each has batches of its own."""
+        """Start to sum over all ranks, by pipeline where each has separate batches."""
         lane, lanes = self.source.lane, self.source.lanes
         values = [0.0] * (2 * lanes)
         if self.source.loss_group is None:
@@ -205,7 +206,7 @@ class GlobalBatch:
         self._totals = totals, sum_over(totals)
 
     def _fetch_losses(self) -> tuple[Tensor, Event]:
-        """Start to bring the sum of this rank's losses to the host."""
+        """Start to copy the sum of this rank's losses to the host."""
         zero = torch.zeros((), dtype=torch.float64, device=self.source.runtime.device)
         total = sum((loss.double() for loss in self._losses), zero)
         self._losses = []
@@ -214,12 +215,12 @@ class GlobalBatch:
 
     @property
     def true_count(self) -> float:
-        """The terms of the loss of this rank's pipeline; waits for all ranks. Raises InvalidDocument when none."""
+        """The terms of the loss of this rank's pipeline; waits for all ranks. InvalidDocument if there are no terms."""
         count: float = self._counted()[2 * self.source.lane + 1]
         return count
 
     def _counted(self) -> list[float]:
-        """Loss (unless GPUs have it) and terms of each pipeline."""
+        """Return loss (unless it is on GPUs) and terms of each pipeline."""
         assert self._totals is not None, "a forward of the last stage is missing"
         totals, work = self._totals
         if work is not None:
@@ -233,7 +234,7 @@ class GlobalBatch:
         return values
 
     def finish(self) -> StepResult:
-        """The loss over all ranks; waits for it. Raises InvalidDocument when it has no terms."""
+        """Return the loss over all ranks; waits for it. Raises InvalidDocument when it has no terms."""
         if self._result is None:
             values = self._counted()
             losses, counts = values[::2], values[1::2]
@@ -244,12 +245,12 @@ class GlobalBatch:
         return self._result
 
     def _fetched_losses(self) -> list[float]:
-        """The loss of each pipeline over all ranks, once the devices have it; all ranks ask batch after batch."""
+        """Return each pipeline's loss over all ranks, when the devices have it. Ranks call it batch after batch."""
         assert self._fetched is not None
         host, arrived = self._fetched
         arrived.synchronize()
         totals = torch.zeros(self.source.lanes, dtype=torch.float64)
         totals[self.source.lane] = host
         dist.all_reduce(totals, group=self.source.loss_group)
-        found: list[float] = totals.tolist()
-        return found
+        losses: list[float] = totals.tolist()
+        return losses

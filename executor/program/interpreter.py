@@ -1,9 +1,9 @@
-"""Runs one rank's program: every instruction is a bound method with its arguments, prepared once.
+"""The interpreter of one rank's program: every instruction is a bound method with its arguments, prepared once.
 
-No decision is left to the step itself: what is sent where, which rows, which random state, is fixed when the program
-is bound. Gradients are those of the mean loss over the global batch: each backward starts from 1 / (terms expected in
-the global batch); should a batch have another number of terms, gradients are corrected before the optimizer's step.
-Under weight stashing each micro-batch has a mean of its own.
+The step itself decides nothing: messages, rows and random states are fixed when the program is bound. Gradients belong
+to the mean loss over the global batch: each backward starts from 1 / (terms expected in the global batch). If a batch
+has another number of terms, gradients are corrected before the optimizer's step. Under weight stashing each micro-batch
+has a separate mean.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["InstructionFailed", "Interpreter", "StepResult", "first_row"]
 
 
 class InstructionFailed(Exception):
-    """An instruction raised; the cause is the exception's ``__cause__``.
+    """An exception of an instruction; its cause is in ``__cause__``.
 
-    ``layer``: which of the job's layers ran; ``line``: the line of the user's code, as ``file:line``; None if unknown.
+    ``layer``: the layer of the job that ran. ``line``: the line of the user's code, as ``file:line``. None if unknown.
     """
 
     def __init__(self, index: int, instruction: Instruction, layer: str | None = None, line: str | None = None) -> None:
@@ -56,10 +56,10 @@ class Interpreter:
     """Programs bound to a job's layers, ready to run.
 
     ``programs``: one, or several that share their stages (``use`` chooses): a ladder, or segments of several lengths.
-    ``groups``: the process groups of the program, by number. ``mark``: where the index of the running instruction is
-    written, for a process that watches this one. ``division``: how this rank shares layers with others, with ``shapes``
-    as ``divided.layout`` finds them. ``agree`` comes before the first step. Raises ModelMismatch where the plan sends
-    no gradients that the model has.
+    ``groups``: the process groups of the program, by number. ``mark``: the place of the index of the running
+    instruction, for a process that watches this one. ``division``: the way in which this rank shares layers, with
+    ``shapes`` from ``divided.crossing_tensors``. ``agree`` must be called before the first step. Raises ModelMismatch
+    where the model has gradients that the plan does not send.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Interpreter:
     ) -> None:
         self.programs = (programs,) if isinstance(programs, Program) else tuple(programs)
         refuse_other_stages(self.programs)
-        held = [(one.first, one.last) for one in self.programs[0].stages]
-        refuse_untied(chain.ties, held, [(tie.name, tie.layers) for tie in self.programs[0].shared])
+        stage_ranges = [(one.first, one.last) for one in self.programs[0].stages]
+        refuse_untied(chain.ties, stage_ranges, [(tie.name, tie.layers) for tie in self.programs[0].shared])
         self.chain = chain
         self.shapes = shapes
         self.seed = seed
@@ -104,7 +104,7 @@ class Interpreter:
 
     @property
     def num_programs(self) -> int:
-        """How many programs ``use`` chooses from."""
+        """The number of programs from which ``use`` chooses."""
         return len(self.programs)
 
     @property
@@ -119,18 +119,18 @@ class Interpreter:
 
     @property
     def expected_count(self) -> float:
-        """The terms that each backward takes the global batch's loss to have."""
+        """The number of terms of the global batch's loss that each backward assumes."""
         return self.actions.expected_count
 
     def use(self, index: int) -> None:
-        """Run program ``index`` from now on; between two runs, on all ranks alike."""
+        """Run program ``index`` from now on. All ranks must call this between the same two runs."""
         self.index = index
         self.bound: Bound = self._bound[index]
 
     def agree(self) -> None:
-        """Agree with all ranks on ``expected_count``: as if all samples had as many as the first; collective, once.
+        """Agree on ``expected_count``, as if all samples had as many terms as the first ones; collective, once.
 
-        Raises InvalidDocument when there are none.
+        Raises InvalidDocument when there are no terms.
         """
         count, rows = sum_of_pairs(*self._counted)
         if count <= 0:
@@ -143,7 +143,7 @@ class Interpreter:
         self.source.agree()
 
     def rehearse(self) -> None:
-        """Let the device load what the stages compute, before the first step over NCCL; after ``agree``."""
+        """Let the device load the stages' kernels before the first step over NCCL; after ``agree``."""
         cells = [
             (number, bound.program.size_of(cell.number), cell)
             for bound in self._bound
@@ -153,19 +153,19 @@ class Interpreter:
             rehearse(cells, self.stages, self.shapes, self.chain, self.runtime)
 
     def step(self, number: int, events: list[int] | None = None) -> StepResult:
-        """Run a program of one global batch (elastic averaging: one of each pipeline).
+        """Run a program of one global batch (elastic averaging: one per pipeline).
 
-        ``events`` gets start and end (``perf_counter_ns``) of each instruction, in order. The start of a computation is
-        when its messages are there. Raises InstructionFailed.
+        ``events`` gets start and end (``perf_counter_ns``) of each instruction, in order. A computation starts when its
+        messages have arrived. Raises InstructionFailed.
         """
         self._run(number, events)
         return self.bound.batches[0].finish()
 
     def run(self, first_step: int, on_batch: OnBatch | None = None, events: list[int] | None = None) -> None:
-        """Run a program from global batch ``first_step`` on, to its end, where everything is flushed.
+        """Run a program from global batch ``first_step`` to its end, where everything is flushed.
 
-        ``on_batch`` is called with each step, its result, and the time since the one before (ns), when the step's last
-        update has been made here. ``events`` as in ``step``. Raises InstructionFailed.
+        ``on_batch`` is called with each step, its result, and the time since the previous one (ns), when the step's
+        last update is complete here. ``events`` as in ``step``. Raises InstructionFailed.
         """
         self.actions.on_batch = on_batch
         try:
@@ -197,12 +197,12 @@ class Interpreter:
             events.extend(timer.read_ns())
 
     def _begin(self, code: Code) -> None:
-        """Tell the transport whether a segment runs for the first time."""
+        """Begin a segment; the transport has to know whether it runs for the first time."""
         self.actions.transport.begin(is_first=not code.has_run)
         code.has_run = True
 
     def _segments(self, bound: Bound) -> Iterator[tuple[Code, int]]:
-        """The program's segments in order, with the last global batch that each may begin."""
+        """Yield the program's segments in order, with the last global batch that each may begin."""
         first, body, last = bound.window.highest
         yield bound.prologue, first
         for i in range(bound.program.repeat if bound.phases else 0):
@@ -233,11 +233,11 @@ class Interpreter:
                     function(*arguments)
                     now()
         except Exception as error:
-            found = blame(error, self.chain.names)
-            raise InstructionFailed(index, self.instruction(index), found.layer, found.line) from error
+            culprit = blame(error, self.chain.names)
+            raise InstructionFailed(index, self.instruction(index), culprit.layer, culprit.line) from error
 
     def instruction(self, index: int) -> Instruction:
-        """The instruction with this index in a run of the program in use, as the mark counts them."""
+        """Return the instruction with this index in a run of the program in use, as the mark counts them."""
         program = self.program
         if not program.body_batches:
             return self.instructions[index]
@@ -252,10 +252,10 @@ class Interpreter:
     # Evaluation
 
     def evaluate(self, numbers: Iterable[int]) -> StepResult:
-        """The job's loss over these evaluation batches, without gradients: the mean over all their terms; collective.
+        """Evaluate the job's mean loss over all terms of these evaluation batches, without gradients; collective.
 
-        With the newest weights; under elastic averaging with those of the reference model, the batches shared out over
-        the pipelines. Raises InstructionFailed.
+        It uses the newest weights. Under elastic averaging it uses the reference model, and the pipelines share out the
+        batches. Raises InstructionFailed.
         """
         if self.index not in self._evaluations:
             self._evaluations[self.index] = self._binder(self.program, self.bound).bind_evaluation()
@@ -279,7 +279,7 @@ class Interpreter:
         return StepResult(mean, round(terms_of_all), (mean,))
 
     def _whole(self) -> ExitStack:
-        """Inside it the stages have whole parameters, as far as operations do not gather them."""
+        """Create a context in which the stages have whole parameters, except parameters that operations gather."""
         stack = ExitStack()
         for stage in self.stages.values():
             if stage.shards is not None:
@@ -287,7 +287,7 @@ class Interpreter:
         return stack
 
     def _enter_evaluation(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Put the weights in place that are evaluated; what has to be put back."""
+        """Set the weights that are evaluated; return the weights to restore afterwards."""
         replaced = []
         for work in [work for stage in self.stages.values() for work in stage.share_buffers()]:
             work.wait()
@@ -299,12 +299,12 @@ class Interpreter:
             if stage.averaging is not None:
                 for parameter, reference in stage.averaging.reference():
                     replaced.append((parameter, parameter.detach().clone()))
-                    parameter.data.copy_(reference)  # in place: where ranks share layers, these have the storage
+                    parameter.data.copy_(reference)  # in place: where ranks share layers, the layers have the storage
         return replaced
 
     def _leave_evaluation(self, replaced: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
-        for parameter, own in replaced:
-            parameter.data.copy_(own)
+        for parameter, original in replaced:
+            parameter.data.copy_(original)
         for stage in self.stages.values():
             for layer in stage.module.modules.values():
                 layer.train()
@@ -315,9 +315,9 @@ class Interpreter:
         return Binder(program, self.stages, self.actions, self.chain, self.shapes, self.source, bound)
 
     def _norm(self) -> GradientNorm | None:
-        """The norm of all gradients, where programs ask for it. Raises InvalidDocument where they have to."""
-        asked = all(any(one.kind == "NORM" for one in (*p.prologue, *p.body, *p.epilogue)) for p in self.programs)
-        if not asked:
+        """Create the norm of all gradients, if programs compute it. InvalidDocument if they lack a needed norm."""
+        has_norm = all(any(one.kind == "NORM" for one in (*p.prologue, *p.body, *p.epilogue)) for p in self.programs)
+        if not has_norm:
             if self.training.needs_norm:
                 raise InvalidDocument(
                     f"clip_norm {self.training.clip_norm} and precision {self.training.precision!r} need the norm of "
@@ -329,7 +329,7 @@ class Interpreter:
         return GradientNorm(self.training, counted, [stage.module for stage in self.stages.values()], self.runtime)
 
     def _source(self, division: Division | None) -> Source:
-        """Under elastic averaging each pipeline has global batches of its own; its ranks belong to it alone."""
+        """Create the source of batches; under elastic averaging each pipeline has separate global batches."""
         program = self.programs[0]
         lanes = program.pipelines if program.update_rule == "elastic_averaging" else 1
         lane = program.stages[0].pipeline if lanes > 1 and program.stages else 0
@@ -337,18 +337,18 @@ class Interpreter:
         return Source(self.chain, self.runtime, self.seed, lane, lanes, context)
 
     def _count_first_terms(self) -> tuple[int, int]:
-        """Terms of the loss of the first micro-batch of step 0, and its rows; 0 and 0 without the last stage."""
+        """Count the loss's terms and the rows of the first micro-batch of step 0; 0 and 0 without the last stage."""
         cells = self._bound[0].cells
         for stage in self.stages.values():
             busy = [cell.rows for (number, _), cell in cells.items() if number == stage.entry.stage and len(cell.rows)]
             if stage.module.is_last and stage.entry.replica == 0 and busy:
                 terms = self._terms(stage.module, busy[0])
-                own = stage.module
-                return (terms if own.counts_loss else 0, len(busy[0]) if own.counts_rows else 0)
+                module = stage.module
+                return (terms if module.counts_loss else 0, len(busy[0]) if module.counts_rows else 0)
         return 0, 0
 
     def _terms(self, stage: StageModule, rows: range) -> int:
-        """The terms of the loss over some rows of step 0, found with zeros for what comes from other stages."""
+        """Count the terms of the loss over some rows of step 0, with zeros for tensors from other stages."""
         before = self.shapes[stage.first - 1].values() if stage.first else ()
         zeros = [
             torch.zeros((len(rows), *one.sample_shape), dtype=one.dtype, device=self.runtime.device) for one in before

@@ -1,11 +1,13 @@
-"""AvgPipe's algorithm 1 while training: how many forwards in advance are fastest (section 4.2; ALGORITHMS 6.2).
+"""AvgPipe's algorithm 1 during training: the search for the fastest number of forwards in advance.
 
-Rung i of the ladder is the program with δ = i, lowered ahead; the ladder ends where memory does. Starting at 1F1B, a
-rung is tried for some iterations; while the next one is faster the climb goes on, and the first that is not is left
-again for good. Pure: takes times, returns rungs. All ranks have to pass the same times.
+It is in section 4.2 of the paper (ALGORITHMS 6.2).
 
-Symbols: adv_1 - (K - 1) -> the rung. Faster is more than 1 % of the mean of at least three iterations (R-31). Differs
-from the paper: the first iteration on a rung is not counted, since it allocates what the ones after it reuse.
+Step i of the ladder, ``rung``, is the program with δ = i, lowered ahead; the ladder ends where memory does. Starting at
+1F1B, a program runs for some iterations. While the next one is faster the search goes on; the first one that is not is
+left for good. The class is pure: it receives times and returns rungs. All ranks must pass the same times.
+
+Symbols: adv_1 - (K - 1) -> the rung. Faster means by more than 1 % of the mean of at least three iterations (R-31). One
+difference from the paper: the first iteration on a rung is not counted, since it allocates memory for the later ones.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ WARMUP = 1
 
 @dataclass
 class Ladder:
-    """Where the climb is. ``rung`` is the program of the next iteration; once ``settled`` it stays.
+    """State of the search over δ: ``rung`` indexes the next iteration's program; ``settled``: the search is over.
 
     Raises ValueError for a ladder without a rung or a mean over nothing.
     """
@@ -38,7 +40,7 @@ class Ladder:
         self.settled = self.settled or self.num_rungs == 1
 
     def after_step(self, time_ns: int) -> int:
-        """The rung of the next iteration, after one on the present rung that took ``time_ns``."""
+        """Return the rung of the next iteration, after an iteration on the present rung that took ``time_ns``."""
         if self.settled:
             return self.rung
         self._times_ns.append(time_ns)

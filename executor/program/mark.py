@@ -1,4 +1,4 @@
-"""Where a rank is: a file that it maps into memory, so that it can be read after the rank was killed. Loads no torch.
+"""A mark of a rank's position, in a file mapped into memory, readable after the rank was killed. Loads no torch.
 
 The file holds two native 64-bit integers: the index of the running instruction, and the step (-1 before the first one).
 """
@@ -16,11 +16,11 @@ from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.program import Program
 
 Mark: TypeAlias = "list[int] | memoryview[int]"
-"""What a rank writes index and step to."""
+"""The memory to which a rank writes index and step."""
 
 
 class Marked(NamedTuple):
-    """What a mark holds."""
+    """The contents of a mark."""
 
     instruction: int
     step: int
@@ -30,12 +30,12 @@ _START = Marked(0, -1)
 
 
 def write_mark(path: Path) -> None:
-    """Make the file as it is before the first step."""
+    """Write the file in its state before the first step."""
     path.write_bytes(array("q", _START).tobytes())
 
 
 def open_mark(path: str | None) -> Mark:
-    """The file mapped into memory; without a file, numbers that no other process reads."""
+    """Map the file into memory; without a file, return numbers that no other process reads."""
     if path is None:
         return list(_START)
     with Path(path).open("r+b") as file:
@@ -43,14 +43,14 @@ def open_mark(path: str | None) -> Mark:
 
 
 def read_mark(path: Path) -> Marked:
-    """Where the rank is, or was. Raises OSError without a file, and TypeError or ValueError for one of another size."""
+    """Read the rank's position. OSError without a file, TypeError or ValueError for a file of another size."""
     return Marked(*array("q", path.read_bytes()))
 
 
 def marked_instruction(path: Path, programs: Sequence[Mapping[str, Any]], segments: Sequence[int] = ()) -> str | None:
-    """The instruction that a rank was at; None before its first step, or without a mark.
+    """Return the instruction that a rank was at; None before its first step, or without a mark.
 
-    ``segments``: its programs in the order in which they train, from step 0; none: the first one, each step.
+    ``segments``: the rank's programs in the order in which they train, from step 0; empty: the first one, each step.
     """
     try:
         index, step = read_mark(path)
@@ -76,7 +76,7 @@ def _program_at(programs: Sequence[Program], segments: Sequence[int], step: int)
 
 
 def where(step: int | None, index: int | None, instruction: str | None) -> str | None:
-    """An instruction in words, with its step and its index in the program where they are known."""
+    """Describe an instruction, with its step and its index in the program where they are known."""
     if instruction is None or step is None or index is None:
         return instruction
     return f"step {step}, instruction {index} ({instruction})"

@@ -1,4 +1,4 @@
-"""What an instruction has to know of those around it, read off a program before it is bound."""
+"""Properties of instructions that depend on other instructions, computed before a program is bound."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
 
 _NAMED = 8
-"""The most awaited ranks that a message names."""
+"""The most ranks that a message about a wait names."""
 
 _MESSAGES = ("SEND_F", "LOCAL_F", "SEND_B", "LOCAL_B")
 
 
 class Neighbours:
-    """Of each instruction, by its index.
+    """Properties of instructions, by index.
 
     ``next_gradient``: the backward that makes the last gradient of a REDUCE's bucket, where one follows.
-    ``step_number``: how many STEPs of its stage come before a STEP. ``idle``: backwards that have no rows here.
+    ``step_number``: the number of STEPs of its stage before a STEP. ``idle``: backwards without rows here.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Neighbours:
         self._find_gradients(idle)
 
     def is_last(self, index: int) -> bool:
-        """Whether no later message reads what this one reads."""
+        """Return whether no later message reads the tensors that this one reads."""
         one = self._instructions[index]
         return self._last_send.get((one.kind[-1], one.stage, one.micro_batch)) == index
 
     def _find_gradients(self, idle: Collection[int]) -> None:
-        """A bucket's gradients come from any stage that holds its layers, up to that stage's STEP."""
+        """Find the last gradient of each bucket, from any stage with its layers, before that stage's STEP."""
         latest: dict[int, Instruction] = {}
         for index in range(len(self._instructions) - 1, -1, -1):
             one = self._instructions[index]
@@ -57,15 +57,15 @@ class Neighbours:
             elif one.kind == "REDUCE":
                 first, last, _ = self._stages[one.stage].buckets[one.micro_batch]
                 for number, follower in latest.items():
-                    held = self._stages[number]
-                    if held.first <= first and last <= held.last:
+                    entry = self._stages[number]
+                    if entry.first <= first and last <= entry.last:
                         self.next_gradient[index] = follower
 
 
 def awaited(program: Program, instruction: Instruction) -> list[int]:
-    """Return the ranks whose messages or sums an instruction needs or takes; none where they are too many to name.
+    """Return the ranks whose messages or sums an instruction needs; empty where they are too many to name.
 
-    All others where it is no matter of some ranks: sums of the norm, and barriers, which follow the last instruction.
+    Sums of the norm, and barriers, which follow the last instruction, need all other ranks.
     """
     ranks = sorted(_awaited(program, instruction) - {program.rank})
     return ranks if len(ranks) <= _NAMED else []

@@ -1,9 +1,9 @@
-"""What a rank does once before its first step, while nothing on its device waits for another rank.
+"""A rehearsal of a rank's computations before its first step, while nothing on its device waits for another rank.
 
-CUDA loads a kernel, and libraries load theirs, when they are first used, and that waits until the device has nothing to
-do [1]_. A message or a sum that waits for its peers would hold it up, while the peers may wait for this rank. So each
-stage's forward and backward run here, twice, on a micro-batch of each size, with zeros for what other stages would
-send, and each optimizer steps miniatures of its parameters. Gradients and running statistics are left as they were.
+CUDA loads a kernel, and libraries load theirs, at its first use, and that waits until the device is idle [1]_. A
+message or a sum that waits for its peers would block it, while the peers may wait for this rank. So each stage's
+forward and backward run here, twice, on a micro-batch of each size, with zeros for tensors of other stages, and each
+optimizer steps miniatures of its parameters. Gradients and running statistics are restored.
 
 .. [1] CUDA programming guide, Lazy loading, "Potential hazards"; on an H100 ``cublasCreate`` waited so (decision 48).
 """
@@ -23,7 +23,7 @@ from penstock.executor.stage.precision import forget_casts
 from penstock.executor.stage.stage_module import StageModule
 
 MINIATURE = 16
-"""The most that a dimension of a parameter's miniature has."""
+"""The largest dimension of a parameter's miniature."""
 
 Shapes = Sequence[Mapping[str, TensorShape]]
 
@@ -35,9 +35,9 @@ def rehearse(
     chain: Chain,
     runtime: Runtime,
 ) -> None:
-    """Run what a rank's stages compute, for each size of ``cells``.
+    """Run the computations of a rank's stages, for each size of ``cells``.
 
-    They come with the numbers of their stages and the samples of their whole micro-batches.
+    A cell comes with the number of its stage and the samples of its whole micro-batch.
     """
     seen = set()
     for number, size, cell in cells:
@@ -54,7 +54,7 @@ def rehearse(
 
 
 def _micro_batch(module: StageModule, cell: Cell, shapes: Shapes, runtime: Runtime) -> None:
-    """Forward and backward, twice, so that gradients are added up; running statistics are put back."""
+    """Run forward and backward twice, so that gradients are added up, and restore running statistics."""
     buffers = [(buffer, buffer.clone()) for segment in module.segments for buffer in segment.buffers]
     within = cell.within
     for split in (False, module.halves is not None):
@@ -85,12 +85,12 @@ def _micro_batch(module: StageModule, cell: Cell, shapes: Shapes, runtime: Runti
 
 def _zeros(cut: Mapping[str, TensorShape], rows: int, runtime: Runtime) -> list[Tensor]:
     zeros = [torch.zeros((rows, *one.sample_shape), dtype=one.dtype) for one in cut.values()]
-    found: list[Tensor] = runtime.moved(zeros)
-    return found
+    tensors: list[Tensor] = runtime.moved(zeros)
+    return tensors
 
 
 def _miniature_step(stage: HeldStage, chain: Chain, runtime: Runtime) -> None:
-    """What a step does, with the job's optimizer, on small parameters of the same kinds."""
+    """Run the operations of a step, with the job's optimizer, on small parameters of the same kinds."""
     small = [_miniature(parameter) for parameter in stage.stepped.values()]
     if not small:
         return
@@ -108,8 +108,8 @@ def _miniature_step(stage: HeldStage, chain: Chain, runtime: Runtime) -> None:
 
 
 def _miniature(parameter: nn.Parameter) -> nn.Parameter:
-    """A corner of a parameter, with a gradient."""
+    """Return a copy of a parameter's corner, with a gradient."""
     corner = parameter.detach()[tuple(slice(MINIATURE) for _ in parameter.shape)].clone()
-    made = nn.Parameter(corner)
-    made.grad = torch.zeros_like(corner)
-    return made
+    small = nn.Parameter(corner)
+    small.grad = torch.zeros_like(corner)
+    return small

@@ -1,10 +1,10 @@
-"""Ends a rank whose instruction does not end, and says whether it waits for a peer or computes.
+"""A watchdog that ends a rank whose instruction does not end, and says whether it waits for a peer or computes.
 
-Groups of torch have one time limit for everything: one that a healthy first step meets, with kernels to compile and
+Groups of torch have one time limit for everything. A limit that a healthy first step meets, with kernels to compile and
 caches to fill, is far too long for a peer that hangs in step 1,000. So groups get a long limit, and this thread watches
-the mark: the first step may take long, later ones ``FACTOR`` times as long as the first did. Peers that die are noticed
-at once, by gloo or by whoever started them. Time in which this process itself was stopped does not count: a job that
-was suspended and resumed goes on.
+the mark: the first step may take long, later ones ``FACTOR`` times as long as the first. Peers that die are noticed at
+once, by gloo or by the process that started them. Time in which this process itself was stopped does not count: a job
+that was suspended and resumed continues.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import NamedTuple
 from penstock.executor.program.mark import Mark
 
 FIRST_STEP_S = 600.0
-"""How long an instruction of the first step may take."""
+"""Time limit of an instruction of the first step, in seconds."""
 FACTOR = 10
-"""How many times as long as the first step an instruction of a later one may take."""
+"""Time limit of an instruction of a later step, in multiples of the first step's time."""
 
 _PATIENCE = 2
-"""Looks by which a rank that waits is reported later than one that computes: the one waited for is to say so first."""
+"""Checks by which a waiting rank is reported later than a computing one: the awaited rank should report first."""
 
 _LINES = 12
 _WAITING = ("penstock.executor.", "torch.distributed", "torch.cuda", "threading")
-"""Modules whose code is innermost while a rank waits for a peer; what computes is in layers, or in torch below them."""
+"""Modules whose code is innermost while a rank waits for a peer. Computation is in layers, or in torch below them."""
 
 
 class Stuck(NamedTuple):
-    """An instruction that does not end, by its number. ``waits``: for a peer; ``stack``: the lines that it is at."""
+    """An instruction that does not end, by its number. ``waits``: it waits for a peer; ``stack``: its stack's lines."""
 
     number: int
     step: int
@@ -43,11 +43,11 @@ class Stuck(NamedTuple):
 
 
 class Watchdog(threading.Thread):
-    """Calls ``on_stuck`` once, from a thread of its own, when an instruction takes longer than the limit.
+    """A thread that calls ``on_stuck`` once when an instruction takes longer than the limit.
 
-    ``limit_s``: of every instruction, where it is known; None: as the module says, with ``least_s`` from the second
-    step on. ``thread``: the one that runs the instructions, or None for that which makes the watchdog. ``clock``: in
-    seconds.
+    ``limit_s``: the limit of every instruction; None: limits as in the module's description, at least ``least_s`` from
+    the second step on. ``thread``: the thread that runs the instructions; None: the thread that creates the watchdog.
+    ``clock``: returns seconds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Watchdog(threading.Thread):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what runs inside it: steps. Evaluations, checkpoints and checks take as long as they take."""
+        """Watch the steps that run within this context. Evaluations, checkpoints and checks are not watched."""
         self._times_watched += 1
         self._watching.set()
         try:
@@ -84,7 +84,7 @@ class Watchdog(threading.Thread):
             self._watching.clear()
 
     def first_step_took(self, seconds: float) -> None:
-        """Let later steps be measured by the first one."""
+        """Derive the limit of later steps from the first step's time."""
         if not self._is_fixed:
             self._limit_s = max(self._least_s, FACTOR * seconds)
 

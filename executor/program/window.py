@@ -1,9 +1,9 @@
-"""Which global batches a rank has under way while it runs a program, and so how often a loop's body has to be bound.
+"""The global batches that a rank has under way in a program, and the number of times that a loop's body is bound.
 
-A program is prologue, repetitions of a body, epilogue: its *segments*. Each refers to a range of global batches, which
-moves ahead by ``body_batches`` per repetition. As many global batches as the widest range has can be distinguished by
-their number modulo that width, so everything that belongs to one (micro-batches, losses) is reused ``width`` later, and
-a body is bound ``width / body_batches`` times.
+A program has *segments*: prologue, repetitions of a body, epilogue. Each refers to a range of global batches, which
+moves ahead by ``body_batches`` per repetition. Let ``width`` be the number of global batches in the widest range,
+rounded up. Batches then differ by their number modulo ``width``, so all objects of a batch (micro-batches, losses) are
+reused ``width`` batches later, and a body is bound ``width / body_batches`` times.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from penstock.schemas.program import UNSHIFTED, Instruction, Program
 
 @dataclass(frozen=True)
 class Window:
-    """``width``: distinct global batches. ``highest``: the last one that each segment refers to, of the body
-    in its first repetition. ``shown``: repetitions that are bound; the first ``phases`` are run again and again.
+    """The window of a program. ``width``: the number of distinct global batches. ``shown``: repetitions that are bound.
 
-    ``instructions``: prologue, ``shown`` repetitions and epilogue, whose numbers follow on without the others.
+    ``highest``: the last global batch to which each segment refers, for the body in its first repetition. The first
+    ``phases`` repetitions run again and again.
+
+    ``instructions``: prologue, ``shown`` repetitions and epilogue, with numbers as if there were no other repetitions.
     """
 
     program: Program
@@ -32,15 +34,15 @@ class Window:
 
     @property
     def bounds(self) -> list[int]:
-        """Where segments start and end in ``instructions``."""
+        """The bounds of segments in ``instructions``."""
         head, body = len(self.program.prologue), len(self.program.body)
         return [0, *(head + i * body for i in range(self.shown + 1)), len(self.instructions)]
 
 
 def window(program: Program) -> Window:
-    """The window of a program; a loop without global batches of its own counts as unrolled."""
+    """Return the window of a program; a loop whose body has no new global batches counts as unrolled."""
     count, ahead = program.num_micro_batches, program.body_batches
-    every = {held.stage: held.update_every for held in program.stages}
+    every = {entry.stage: entry.update_every for entry in program.stages}
     steps: Counter[int] = Counter()
     prologue = program.prologue if ahead else tuple(program.instructions())
     first = _range(prologue, count, every, steps)
@@ -68,7 +70,7 @@ def window(program: Program) -> Window:
 def _range(
     instructions: Sequence[Instruction], count: int, every: dict[int, int], steps: Counter[int]
 ) -> tuple[int, int]:
-    """The lowest and the highest global batch that instructions refer to; ``steps`` of each stage are counted on."""
+    """Return the lowest and highest global batch of instructions; ``steps`` of each stage are counted in place."""
     low, high = [], []
     for one in instructions:
         if one.kind == "STEP":

@@ -42,12 +42,12 @@ class Recorder:
         self.losses: list[tuple[int, float, int]] = []
 
     def before_step(self, stage: HeldStage) -> None:
-        self.gradients.setdefault(stage.held.stage, []).append({n: g.clone() for n, g in stage.named_gradients()})
+        self.gradients.setdefault(stage.entry.stage, []).append({n: g.clone() for n, g in stage.named_gradients()})
         self.keep(stage)
 
     def keep(self, stage: HeldStage) -> None:
         own = {name: p.detach().clone() for name, p in stage.parameters.items()}
-        self.weights.setdefault(stage.held.stage, []).append(own)
+        self.weights.setdefault(stage.entry.stage, []).append(own)
 
 
 def run(assignment: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ def test_a_run_that_writes_nothing_needs_no_directory():
 def settings(tmp_path: Path, **given: object) -> AgentSettings:
     return AgentSettings.load(
         environ={},
-        given={"name": "n", "models": {"m": "a:b"}, "directory": str(tmp_path), "server": "http://h", **given},
+        options={"name": "n", "models": {"m": "a:b"}, "directory": str(tmp_path), "server": "http://h", **given},
     )
 
 
@@ -113,10 +113,10 @@ def test_the_token_comes_from_the_environment_and_is_never_shown(tmp_path: Path)
         "PENSTOCK_AGENT_MODELS": "m=a:b",
         "PENSTOCK_AGENT_OUTPUT_DIRECTORIES": "/a:/b",
     }
-    loaded = AgentSettings.load(environ=environ, given={"directory": str(tmp_path)})
+    loaded = AgentSettings.load(environ=environ, options={"directory": str(tmp_path)})
     assert loaded.credentials() == {"Authorization": f"Bearer {TOKEN}"}
     assert loaded.outputs() == ("/a", "/b")
     assert TOKEN not in repr(loaded) + str(loaded.model_dump()) + loaded.model_dump_json()
     with pytest.raises(InvalidDocument) as refused:
-        AgentSettings.load(environ={**environ, "PENSTOCK_AGENT_PROBE_PORT": "70000"}, given={"directory": "/nowhere"})
+        AgentSettings.load(environ={**environ, "PENSTOCK_AGENT_PROBE_PORT": "70000"}, options={"directory": "/nowhere"})
     assert TOKEN not in str(refused.value)

@@ -13,7 +13,7 @@ GIVEN = {"server": SERVER, "models": {"toy": "toys:job"}}
 
 
 def load(**given):
-    return AgentSettings.load(environ={}, given=GIVEN | given)
+    return AgentSettings.load(environ={}, options=GIVEN | given)
 
 
 def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_path):
@@ -22,7 +22,7 @@ def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_
         f'server = "{SERVER}"\nname = "file"\ncpu_devices = 2\ncpu_kind = "slow"\n[models]\ntoy = "toys:job"\n'
     )
     environ = {"PENSTOCK_AGENT_NAME": "environment", "PENSTOCK_AGENT_CPU_DEVICES": "3", "PENSTOCK_HOST": "not ours"}
-    settings = AgentSettings.load(path, environ=environ, given={"cpu_devices": 4, "cpu_kind": None})
+    settings = AgentSettings.load(path, environ=environ, options={"cpu_devices": 4, "cpu_kind": None})
     assert (settings.name, settings.cpu_devices, settings.cpu_kind) == ("environment", 4, "slow")
     assert settings.models == {"toy": "toys:job"}
 
@@ -76,7 +76,7 @@ def test_settings_that_cannot_be_are_refused(given, words):
 )
 def test_a_wrong_variable_is_named(environ, words):
     with pytest.raises(InvalidDocument) as caught:
-        AgentSettings.load(environ=environ, given=GIVEN)
+        AgentSettings.load(environ=environ, options=GIVEN)
     assert words in str(caught.value)
 
 

@@ -16,11 +16,11 @@ from penstock.executor.node.state import HISTORY_LENGTH, step
 from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
+    ChildMessage,
     Drain,
     Exited,
     GraceOver,
     Process,
-    Said,
     SetTimer,
     Start,
     Stop,
@@ -71,7 +71,7 @@ def play(*stimuli, state=None):
 
 
 def said(process, _run="r", _generation=1, **message):
-    return Said(_run, _generation, process, message)
+    return ChildMessage(_run, _generation, process, message)
 
 
 def exited(process, code=0, *lines, generation=1):
@@ -655,7 +655,7 @@ class Node(RuleBasedStateMachine):
         key = (run, generation, process)
         number = self.steps[key] = self.steps.get(key, -1) + (kind == "step")
         said_ = {"kind": kind, "address": "h:1", "reason": "closed by peer", "step": max(0, number)}
-        self.feed(Said(run, generation, process, said_))
+        self.feed(ChildMessage(run, generation, process, said_))
 
     @precondition(lambda self: self.living())
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9, -15]))

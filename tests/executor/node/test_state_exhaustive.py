@@ -16,11 +16,11 @@ from penstock.executor.node.stimuli import (
     CHECK,
     STORE,
     Action,
+    ChildMessage,
     Drain,
     Exited,
     GraceOver,
     Process,
-    Said,
     Start,
     Stimulus,
     Synced,
@@ -66,8 +66,13 @@ def others() -> list[Stimulus]:
     """What children and timers may say, of both generations, whether they live or not; and being told to leave."""
     found: list[Stimulus] = [Drain("it was asked to end")]
     for g in (1, 2):
-        found += [Said("r", g, CHECK, {"kind": "ready"}), Said("r", g, STORE, {"kind": "ready", "address": "h:1"})]
-        found += [Said("r", g, RANK, {"kind": kind, "reason": "x"}) for kind in ("ready", "done", "failed", "left")]
+        found += [
+            ChildMessage("r", g, CHECK, {"kind": "ready"}),
+            ChildMessage("r", g, STORE, {"kind": "ready", "address": "h:1"}),
+        ]
+        found += [
+            ChildMessage("r", g, RANK, {"kind": kind, "reason": "x"}) for kind in ("ready", "done", "failed", "left")
+        ]
         found += [GraceOver("r", g)]
     return found
 
@@ -126,14 +131,17 @@ class Told:
 def test_every_story_of_three_from_each_place_of_the_life_of_a_run(hosts_store):
     """From every state on a run's straight way, all stories of three stimuli; then everything comes to an end."""
     alphabet = [*replies(hosts_store=hosts_store), *others()]
-    say = [Said("r", 1, CHECK, {"kind": "ready"}), Said("r", 1, STORE, {"kind": "ready", "address": "h:1"})]
+    say = [
+        ChildMessage("r", 1, CHECK, {"kind": "ready"}),
+        ChildMessage("r", 1, STORE, {"kind": "ready", "address": "h:1"}),
+    ]
     straight = [
         alphabet[1],
         *say[: 1 + hosts_store],
         Exited("r", 1, CHECK, 0),
         alphabet[2],
-        Said("r", 1, RANK, {"kind": "ready"}),
-        Said("r", 1, RANK, {"kind": "done"}),
+        ChildMessage("r", 1, RANK, {"kind": "ready"}),
+        ChildMessage("r", 1, RANK, {"kind": "done"}),
     ]
     told = Told()
     seen: set[tuple[object, ...]] = set()

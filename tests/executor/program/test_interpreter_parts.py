@@ -43,7 +43,7 @@ def test_nothing_of_a_micro_batch_is_left_after_a_step(transport: GlooTransport)
         left = {name for name in MicroBatch.__slots__ if getattr(cell, name) not in (None, [], ())}
         assert left - {"seeds", "rows", "number", "input_gradients"} == set()
         assert not cell.input_gradients
-    assert all(batch.held == {} for batch in interpreter.bound.batches)
+    assert all(batch.row_cache == {} for batch in interpreter.bound.batches)
 
 
 def test_a_failing_instruction_is_named(transport: GlooTransport) -> None:

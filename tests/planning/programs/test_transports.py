@@ -16,7 +16,7 @@ from penstock.executor.launched.environment import Launch
 from penstock.executor.launched.process import Orders, Process
 from penstock.executor.node.agent_state import Offer, State
 from penstock.executor.node.state import step
-from penstock.executor.node.stimuli import CHECK, Said, Start, Synced
+from penstock.executor.node.stimuli import CHECK, ChildMessage, Start, Synced
 from penstock.executor.run import unattended
 from penstock.executor.run.rank_programs import Work, common_transports
 from penstock.executor.transport.choice import AUTO, Place, choose
@@ -177,7 +177,7 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
     for wanted in (assignment.model_copy(update={"phase": "prepare", "store_address": None}), assignment):
         state, actions = step(state, Synced(SyncReply(state_version=1, assignments=(wanted,), ack=0)))
         if wanted.phase == "prepare":
-            state, _ = step(state, Said("r", 1, CHECK, {"kind": "ready"}))
+            state, _ = step(state, ChildMessage("r", 1, CHECK, {"kind": "ready"}))
     started = [action.assignment for action in actions if isinstance(action, Start) and action.assignment is not None]
     assert [one.rank for one in started] == list(range(len(ranks)))
     assert {one.transport for one in started} == {"auto"}

@@ -196,7 +196,7 @@ def agent(
         "interface": interface,
         "allow_any_model": allow_any_job or None,
     }
-    run_agent(AgentSettings.load(settings, environ=os.environ, given=given))
+    run_agent(AgentSettings.load(settings, environ=os.environ, options=given))
 
 
 def _job(text: str) -> tuple[str, str]:
