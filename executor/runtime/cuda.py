@@ -1,6 +1,6 @@
 """An NVIDIA GPU as a device, by torch.cuda and NCCL.
 
-Figures are measured on an H100 80GB HBM3 (driver 580.159, torch 2.11, NCCL 2.28): docs/running.md.
+Figures are measured on an H100 80GB HBM3 (driver 580.159, torch 2.11, NCCL 2.28): benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations

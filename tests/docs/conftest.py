@@ -87,7 +87,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert main(shlex.split(command)) == 0, command
             if command.startswith("profile"):
                 _add_a_cpu(place / "profile.json")
-    (place / "nodes-of-plan.txt").write_text("NodeName=node0 State=IDLE\nNodeName=node1 State=IDLE\n")
     shutil.copy(place / "rows.csv", place / "mine.csv")
     shutil.copy(place / "profile.json", place / "p.json")
     request = {

@@ -16,7 +16,7 @@ Find = Callable[[str], Any]
 
 
 def _agents(find: Find) -> dict[str, Any]:
-    return {"client": find("client"), "plan": PlanFile.read("plan.json"), "RunOptions": RunOptions}
+    return {"client": find("client"), "plan": PlanFile.read("other-plan.json"), "RunOptions": RunOptions}
 
 
 def _programs(find: Find) -> dict[str, Any]:
@@ -34,18 +34,6 @@ def _sweeps(find: Find) -> dict[str, Any]:
     return {"request": SweepRequest.parse({"request": request.model_dump(mode="json"), "over": over})}
 
 
-def _update_rules(find: Find) -> dict[str, Any]:
-    from mytrain import Tiny  # type: ignore[import-not-found]
-
-    from penstock.executor.run.chain import Chain
-
-    class Six(Tiny):  # type: ignore[misc]
-        def layers(self) -> list[Any]:
-            return list(super().layers()[:6])
-
-    return {"Chain": Chain, "job": Six("six", batch_size=32), "terms_of_a_global_batch": 32 * 64}
-
-
 def _other_trainers(find: Find) -> dict[str, Any]:
     profile, topology = catalogue.profile("gpt"), catalogue.cluster("1x2xV100")
     answer = penstock.plan(profile, topology, global_batch_size=16, planner="dapple", target=None)
@@ -56,6 +44,6 @@ NAMES: dict[str, Callable[[Find], dict[str, Any]]] = {
     "docs/launching.md": _agents,
     "docs/service.md": _service,
     "docs/planning.md": _sweeps,
-    "docs/running.md": lambda find: _programs(find) | _update_rules(find),
+    "docs/running.md": _programs,
     "docs/trainers.md": _other_trainers,
 }

@@ -90,7 +90,6 @@ HERE: dict[str, str | Callable[[Find, str], str]] = {
     "/srv/training": ".",
     "/backups/": "",
     "/shared/gpt": "saved",
-    "--to hostfile --against nodes.txt": "--to hostfile --against nodes-of-plan.txt",
     ', key="psk_…"': "",
     "plan.json --cuts 12,24,36": "large.json --cuts 12,24,36",
     "plan … --planner avgpipe": "plan -p p.json -t cluster.yaml -b 256 --planner avgpipe",
@@ -161,5 +160,5 @@ PYTHON_ELSEWHERE = {
 }
 """Words of snippets that are not run here, and why."""
 
-PYTHON_SMALLER = {"steps=10_000": "steps=4", "range(100)": "range(4)", 'nodes={"max": 2},': "{} planner='gpipe',"}
+PYTHON_SMALLER = {"steps=10_000": "steps=4", 'nodes={"max": 2},': "{} planner='gpipe',"}
 """Words of a snippet, and the same with less to do."""

@@ -5,7 +5,7 @@ that a rank opens is served by hardware queue k modulo their number; a queue sta
 the host gave them, whatever their streams, so an entry that cannot start yet holds up those of other streams behind it
 (measured on an H100 with CUDA_DEVICE_MAX_CONNECTIONS of 1, 8 and 32: docs/extending.md). A host that launches a kernel
 for the first time waits until its device has nothing to do, as CUDA's lazy loading and libraries do that load theirs
-when they are first used (CUDA programming guide, Lazy loading; seen on an H100: docs/running.md). A kernel of a
+when they are first used (CUDA programming guide, Lazy loading; seen on an H100: benchmarks/RESULTS.md). A kernel of a
 communicator ends when those of all members run, and occupies its blocks until then; computation needs one block that
 is free. The n-th kernels of a communicator's members have to fit each other.
 """
