@@ -1,7 +1,7 @@
-"""The job of a Hugging Face model: embedding, decoder layers, head with the loss; divided as the library divides them.
+"""The job of a Hugging Face model: embedding, decoder layers, head with the loss; divided by the library's plan.
 
-The library's own tensor parallelism (``base_model_tp_plan``) leaves whole tensors between layers: it has no sequence
-parallelism. It gathers all scores before the loss. Sequences and experts are shared as those of other jobs are.
+The library's tensor parallelism (``base_model_tp_plan``) leaves whole tensors between layers: it has no sequence
+parallelism. It gathers all scores before the loss. Sequences and experts are shared as in other jobs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 USUAL_LENGTH = 8192
-"""Tokens of a sample by default: this, or the model's longest sequence where that is shorter."""
+"""Tokens of a sample by default, or the model's longest sequence where that is shorter."""
 
 
 class HuggingFaceJob(SimpleJob):
     """A job on random tokens, in global batches of any size.
 
-    ``values``: what the config.json holds. ``attention``: see ``pieces``; that which is costed knows no sinks, which
-    change no cost. Raises MissingExtra without the library, InvalidDocument and UnsupportedRequest for a
-    configuration that makes no causal language model.
+    ``values``: the contents of the config.json. ``attention``: see ``pieces``; the costed attention has no sinks, which
+    do not change costs. Raises MissingExtra without the library, InvalidDocument and UnsupportedRequest for a
+    configuration of which the library builds no causal language model.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HuggingFaceJob(SimpleJob):
             self.shared_parameters = ((f"embedding.base.{self._pieces.words}.weight", "head.lm_head.weight"),)
 
     def layers(self) -> list[LayerSpec]:
-        """Embedding, decoder layers, head."""
+        """Return embedding, decoder layers, head."""
         pieces = self._pieces
         kinds = [pieces.kind(i) for i in range(len(pieces.layers))]
         return [
@@ -75,7 +75,7 @@ class HuggingFaceJob(SimpleJob):
         ]
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Tensor]:
-        """Token numbers, and those that follow: each row drawn from (seed, step, row) alone."""
+        """Draw token numbers, and the tokens that follow them, each row from (seed, step, row) alone."""
         samples = []
         for row in rows:
             generator = torch.Generator("cpu").manual_seed(derived_seed(self.seed, "sample", step, row))
@@ -84,12 +84,12 @@ class HuggingFaceJob(SimpleJob):
         return {"x": ids[:, :-1]}, ids[:, 1:]
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
-        """Cross entropy summed over all positions."""
+        """Compute the cross entropy, summed over all positions."""
         scores = outputs["x"].flatten(0, -2).float()
         return functional.cross_entropy(scores, targets.flatten(), reduction="sum"), targets.numel()
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> Optimizer:
-        """AdamW."""
+        """Create AdamW."""
         return AdamW(params, lr=3e-4)
 
     def _divided(self, piece: str, kind: int | None = None) -> Any:
@@ -97,9 +97,9 @@ class HuggingFaceJob(SimpleJob):
 
 
 def job_of(reference: str, directory: Path) -> HuggingFaceJob:
-    """The job of ``FILE`` or ``FILE@TOKENS``, a config.json in ``directory`` and the length of a sample.
+    """Build the job of ``FILE`` or ``FILE@TOKENS``: a config.json in ``directory``, and the length of a sample.
 
-    Raises InvalidDocument where there is none, and as the job does.
+    Raises InvalidDocument without such a file, and the errors of the job.
     """
     name, _, length = reference.partition("@")
     try:
@@ -114,11 +114,11 @@ def job_of(reference: str, directory: Path) -> HuggingFaceJob:
 
 
 def _styles(pieces: Pieces, piece: str, kind: int | None) -> Mapping[str, ParallelStyle]:
-    """Of a block, whose ``kind`` is the first layer built alike, with its experts."""
+    """Return the styles of a piece; for a block, whose ``kind`` is the first layer built alike, with its experts."""
     from torch.distributed.tensor.parallel import ParallelStyle
 
     class OfTheLibrary(ParallelStyle):
-        """The library's own plan, and its own way to follow it."""
+        """The library's plan, executed by the library."""
 
         def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
             return divide(module, device_mesh, pieces.styles(piece), pieces.config)

@@ -1,7 +1,7 @@
-"""A model that the library `transformers` builds on the meta device, taken apart: embedding, decoder layers, head.
+"""A model that the library `transformers` builds on the meta device, split into embedding, decoder layers, head.
 
-Each piece is the library's own base model with the other parts taken out, so that a layer gets from it what
-it gets in training: rotary positions, masks, whatever its family needs.
+Each piece is the library's base model without the other parts, so that a layer gets the same inputs from it as in
+training: rotary positions, masks, and others that its family needs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=nn.Module)
 
 COSTED = "penstock"
-"""The name that attention has in the library: what scaled_dot_product_attention costs, without masks of padding."""
+"""The library's name for attention with the cost of scaled_dot_product_attention, without masks of padding."""
 TRAINED = "penstock-trained"
-"""The same with windows; what it does not compute, sinks and soft caps, is refused."""
+"""The library's name for attention with windows; sinks and soft caps are refused."""
 _LAYERS = ("layers", "h")
 _NORMS = ("norm", "final_layernorm", "ln_f")
-"""What families call these in their base models."""
+"""The names of these parts in families' base models."""
 _BEFORE_LAYERS = ("drop", "embed_dropout", "wpe")
-"""What a base model does with the results of its embedding."""
+"""The parts of a base model between its embedding and its layers."""
 
 
 class Pieces:
-    """The model of a configuration; each call builds a new piece.
+    """The pieces of the model of a configuration; each call builds a new piece.
 
-    ``attention``: the library's name of that which layers compute with. In a place other than the meta device
-    (``torch.device`` as a context) a piece has numbers, drawn as the library draws them.
+    ``attention``: the library's name of the attention in layers. On a device other than meta (``torch.device`` as a
+    context) a piece has numbers, drawn as the library draws them.
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str, attention: str = COSTED) -> None:
@@ -48,7 +48,7 @@ class Pieces:
         self.base: Any = self._model.base_model
         embedding = self._model.get_input_embeddings()
         self.words = next((name for name, part in self.base.named_children() if part is embedding), "")
-        """What the family calls its embedding."""
+        """The family's name for its embedding."""
         self._layers, self._norm = (self._named(names, what) for names, what in _PARTS)
         self._refuse_other_parts()
         self.layers: list[nn.Module] = list(getattr(self.base, self._layers))
@@ -56,15 +56,15 @@ class Pieces:
         prefix = f"{self._model.base_model_prefix}."
         plan: dict[str, str] = dict(self._model._tp_plan or {})
         self.plan = {name.removeprefix(prefix): style for name, style in plan.items()}
-        """How the library divides each module, by its path in the base model, or in the whole model."""
+        """The library's style for each module, by its path in the base model, or in the whole model."""
 
     def kind(self, index: int) -> int:
-        """The first layer that is built as layer ``index`` is."""
+        """Return the first layer that is built like layer ``index``."""
         signs = [_sign(layer) for layer in self.layers[: index + 1]]
         return signs.index(signs[index])
 
     def embedding(self) -> Piece:
-        """Token numbers to vectors, with what the family does before its first layer."""
+        """Build the embedding, from token numbers to vectors, with the family's operations before its first layer."""
         base = self._shell()
         if hasattr(base, "rotary_emb"):
             base.rotary_emb = _Nothing()
@@ -74,7 +74,7 @@ class Pieces:
         return self._drawn(Piece(base, ids=True))
 
     def block(self, index: int) -> Piece:
-        """One decoder layer."""
+        """Build one decoder layer."""
         base = self._shell()
         setattr(base, self._layers, nn.ModuleList([copy.deepcopy(self.layers[index])]))
         base.config = copy.copy(base.config)
@@ -83,12 +83,12 @@ class Pieces:
         return self._drawn(Piece(base))
 
     def head(self) -> Head:
-        """The last norm, and scores of words."""
+        """Build the last norm and the scores of words."""
         norm, scores = getattr(self.base, self._norm), self._model.get_output_embeddings()
         return self._drawn(Head(copy.deepcopy(norm), copy.deepcopy(scores)))
 
     def _drawn(self, piece: P) -> P:
-        """The piece where tensors are made by default, its parameters drawn and its buffers computed."""
+        """Move a piece to the default device, draw its parameters, and compute its buffers."""
         place = torch.get_default_device()
         if place.type != "meta":
             piece.to_empty(device=place)
@@ -98,7 +98,7 @@ class Pieces:
         return piece
 
     def styles(self, piece: str) -> dict[str, str]:
-        """The library's plan within a piece: of "embedding", "block" or "head", with patterns of paths."""
+        """Return the library's plan within a piece, "embedding", "block" or "head", by patterns of paths."""
         if piece == "head":
             return {name: style for name, style in self.plan.items() if name == "lm_head"}
         inside = piece == "block"
@@ -109,31 +109,33 @@ class Pieces:
         }
 
     def experts(self, index: int) -> dict[str, LibraryExperts]:
-        """How ranks share out the experts of a decoder layer, by their path in it; empty where it has none."""
-        found = (name for name, part in self.layers[index].named_modules() if _is_experts(part))
-        return {f"base.{self._layers}.0.{name}": LibraryExperts() for name in found}
+        """Return the styles of a decoder layer's experts, by their path in it; empty for a layer without experts."""
+        names = (name for name, part in self.layers[index].named_modules() if _is_experts(part))
+        return {f"base.{self._layers}.0.{name}": LibraryExperts() for name in names}
 
     def modules(self, index: int) -> dict[str, str]:
-        """Where in a decoder layer the modules are that plans recompute by themselves.
+        """Return the paths of a decoder layer's modules that plans recompute separately.
 
-        Not the norms: a plan frees what they leave, which torch's recomputation keeps for the modules that read it.
+        Norms are excluded: a plan frees their results, which torch's recomputation keeps for their readers.
         """
-        own = dict(self.layers[index].named_children())
-        found = {module: next((name for name in names if name in own), None) for module, names in _RECOMPUTED.items()}
-        return {module: f"base.{self._layers}.0.{name}" for module, name in found.items() if name is not None}
+        children = dict(self.layers[index].named_children())
+        matches = {
+            module: next((name for name in names if name in children), None) for module, names in _RECOMPUTED.items()
+        }
+        return {module: f"base.{self._layers}.0.{name}" for module, name in matches.items() if name is not None}
 
     def _named(self, names: tuple[str, ...], what: str) -> str:
-        found = next((name for name in names if hasattr(self.base, name)), None)
-        if found is None:
+        match = next((name for name in names if hasattr(self.base, name)), None)
+        if match is None:
             raise UnsupportedRequest(
                 f"{self.origin}: the model {type(self._model).__name__} has no {what} by the names {', '.join(names)}"
             )
-        return found
+        return match
 
     def _refuse_other_parts(self) -> None:
         """Raise UnsupportedRequest where the model has parameters elsewhere: each layer would get them."""
-        known = {self.words, self._layers, self._norm, *_BEFORE_LAYERS}
-        parts = {name.partition(".")[0] for name, _ in self.base.named_parameters()} - known
+        expected = {self.words, self._layers, self._norm, *_BEFORE_LAYERS}
+        parts = {name.partition(".")[0] for name, _ in self.base.named_parameters()} - expected
         if parts:
             raise UnsupportedRequest(
                 f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which belongs "
@@ -141,7 +143,7 @@ class Pieces:
             )
 
     def _shell(self) -> Any:
-        """The base model without its parts."""
+        """Copy the base model without its parts."""
         parts = dict(self.base._modules)
         for name in (self.words, self._norm, *_BEFORE_LAYERS):
             if name in parts:
@@ -160,11 +162,11 @@ _RECOMPUTED = {
     "attention": ("self_attn", "attn", "attention"),
     "mlp": ("mlp", "block_sparse_moe", "feed_forward"),
 }
-"""How families call the modules that plans recompute, in a decoder layer."""
+"""Families' names for the modules that plans recompute, in a decoder layer."""
 
 
 class Piece(nn.Module):
-    """A base model of which only one part is there."""
+    """A base model with only one of its parts."""
 
     def __init__(self, base: Any, *, ids: bool = False) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Piece(nn.Module):
         self.name = "input_ids" if ids else "inputs_embeds"
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions), or with the hidden width, to (samples, positions, width)."""
+        """Map (samples, positions), or (samples, positions, width), to (samples, positions, width)."""
         places = positions(x.shape[1], device=x.device).unsqueeze(0)
         out: Tensor = self.base(**{self.name: x}, position_ids=places, use_cache=False)[0]
         return out
@@ -187,23 +189,23 @@ class Head(nn.Module):
         self.lm_head = lm_head
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, positions, width) to (samples, positions, words)."""
+        """Map (samples, positions, width) to (samples, positions, words)."""
         out: Tensor = self.lm_head(self.norm(x))
         return out
 
 
 class _Nothing(nn.Module):
-    """Gives no positions, where they are of no use."""
+    """A replacement for position embeddings where they are not needed."""
 
-    def forward(self, given: Tensor, *_others: Any, **_more: Any) -> Tensor:
-        """A zero."""
-        return torch.zeros((), device=given.device)
+    def forward(self, x: Tensor, *_others: Any, **_more: Any) -> Tensor:
+        """Return a zero."""
+        return torch.zeros((), device=x.device)
 
 
 def divide(piece: nn.Module, mesh: DeviceMesh, styles: Mapping[str, str], config: Any) -> nn.Module:
-    """The piece as the library divides it, but for experts that ranks share out already, which get parts of the tokens.
+    """Divide a piece by the library's plan; experts that ranks share out already get parts of the tokens.
 
-    Raises ValueError where the library's plan says nothing of it.
+    Raises ValueError where the library's plan does not cover it.
     """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
@@ -211,30 +213,30 @@ def divide(piece: nn.Module, mesh: DeviceMesh, styles: Mapping[str, str], config
     for name in shared:
         in_parts(piece.get_submodule(name), mesh)
     modules, parameters = dict(piece.named_modules()), dict(piece.named_parameters())
-    known = {
+    covered = {
         name: style
         for name, style in styles.items()
         if (name in modules or name in parameters) and not {name, name.rpartition(".")[0]} & shared
     }
-    if not known:
+    if not covered:
         raise ValueError("the library has no tensor-parallel plan for it")
     for name in parameters:
-        if (owner := name.rpartition(".")[0]) in known:
-            known.setdefault(name, known[owner])
+        if (owner := name.rpartition(".")[0]) in covered:
+            covered.setdefault(name, covered[owner])
     piece.config = config
-    divided: nn.Module = apply_tensor_parallelism(piece, mesh, known)
+    divided: nn.Module = apply_tensor_parallelism(piece, mesh, covered)
     return divided
 
 
 def _is_experts(part: nn.Module) -> bool:
-    """Whether it is a module of experts as the library calls them, with a row of parameters for each."""
-    own = [parameter for _name, parameter in part.named_parameters(recurse=False)]
+    """Return whether a part is a module of experts as in the library, whose parameters have a row for each expert."""
+    parameters = [parameter for _name, parameter in part.named_parameters(recurse=False)]
     number = getattr(part, "num_experts", None)
-    return len(own) > 1 and all(each.dim() > 1 and len(each) == number for each in own)
+    return len(parameters) > 1 and all(each.dim() > 1 and len(each) == number for each in parameters)
 
 
 def _sign(layer: nn.Module) -> tuple[object, ...]:
-    """What decides a layer's costs: the types of its modules, their settings, and the shapes of their parameters."""
+    """Return all that decides a layer's costs: types and settings of its modules, and shapes of its parameters."""
     settings = [
         (name, type(module), *((key, value) for key, value in vars(module).items() if _tells(key, value)))
         for name, module in layer.named_modules()
@@ -247,7 +249,7 @@ def _tells(key: str, value: object) -> bool:
 
 
 def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
-    """The model on the meta device. Raises MissingExtra without the library, InvalidDocument where it refuses."""
+    """Build the model on the meta device. MissingExtra without the library, InvalidDocument where it refuses."""
     try:
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
         from transformers.integrations.moe import ExpertsInterface
@@ -286,7 +288,7 @@ def _attention(
     dropout: float = 0.0,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention over all positions, as a fused kernel computes it."""
+    """Compute causal attention over all positions, as a fused kernel does."""
     out = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=True
     )
@@ -304,10 +306,10 @@ def _costed_attention(
     sliding_window: int | None = None,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """The same with the operations and bytes that a window leaves; sinks change no cost.
+    """Compute attention with the operations and bytes of a window; sinks do not change costs.
 
-    Of n positions in windows of w, each query is taken to see w·(2n - w)/n, twice what it does in the mean, as causal
-    attention is counted as the square. Parts of sequences that ranks share see all.
+    Of n positions in windows of w, each query counts w·(2n - w)/n keys, twice the mean, because causal attention counts
+    as the square. Parts of sequences that ranks share count all keys.
     """
     length = query.shape[-2]
     if sliding_window is None or sliding_window >= length or whole_length(length) > length:
@@ -332,7 +334,7 @@ def _exact_attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The same as the family defines it. Raises UnsupportedRequest for soft caps of scores, and for sinks."""
+    """Compute attention as the family defines it. UnsupportedRequest for soft caps of scores, and for sinks."""
     if softcap is not None or s_aux is not None:
         what = "caps its scores" if s_aux is None else "has sinks"
         raise UnsupportedRequest(

@@ -1,4 +1,4 @@
-"""What a launcher tells the processes that it starts, read from their environment. Loads no torch.
+"""The launcher's variables in the environment of the processes that it starts. Loads no torch.
 
 ======== ============================================================== ===============================================
 launcher its variables                                                  the store at which ranks meet
@@ -9,7 +9,7 @@ srun     SLURM_STEP_ID, SLURM_PROCID, SLURM_LOCALID, SLURMD_NODENAME, … proces
 by hand  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK if any  process 0
 ======== ============================================================== ===============================================
 
-The node's name is what ``--node`` says, else SLURMD_NODENAME, NODE_NAME (Kubernetes' downward API) or the host's name.
+The node's name is the value of ``--node``, SLURMD_NODENAME, NODE_NAME (Kubernetes' downward API) or the host's name.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Launcher = Literal["torchrun", "srun", "by hand"]
 Expand = Callable[[str], Sequence[str]]
 
 FIRST_PORT, PORTS = 20_000, 12_000
-"""Ports for jobs of Slurm: below those that the kernel gives away by itself."""
+"""Ports for jobs of Slurm: below the range from which the kernel assigns ports."""
 
 _BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One process among those that a launcher has started.
+    """One of the processes that a launcher has started.
 
-    ``process`` of ``processes``: the launcher's own number; ``local_rank``: its number on ``node``. The store is at
-    ``host:port``; ``opens_store``: by this process. ``job_id``: Slurm's, if it is Slurm's.
+    ``process`` of ``processes``: the launcher's number; ``local_rank``: its number on ``node``. The store is at
+    ``host:port``; ``opens_store``: this process opens it. ``job_id``: Slurm's job id, if Slurm started it.
     """
 
     launcher: Launcher
@@ -53,9 +53,9 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str], expand: Expand, node: str | None = None) -> Launch:
-    """How this process was started. ``expand``: from a hostlist to names; ``node``: what its node is called here.
+    """Read how this process was started. ``expand``: from a hostlist to names; ``node``: its node's name in the plan.
 
-    Raises UnsupportedRequest where no launcher has started it, InvalidDocument for variables that make no sense.
+    Raises UnsupportedRequest where no launcher has started it, InvalidDocument for inconsistent variables.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         return _started_by_hand(environ, node, "torchrun")
@@ -78,8 +78,8 @@ def read_launch(environ: Mapping[str, str], expand: Expand, node: str | None = N
 
 
 def _started_by_srun(environ: Mapping[str, str], expand: Expand, node: str | None) -> Launch:
-    own = environ.get("SLURMD_NODENAME") or _host_name()
-    nodes = list(expand(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or own))
+    node_name = environ.get("SLURMD_NODENAME") or _host_name()
+    nodes = list(expand(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or node_name))
     process, local_rank = _count(environ, "SLURM_PROCID"), _count(environ, "SLURM_LOCALID")
     step_tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     host = environ.get("MASTER_ADDR") or nodes[0]
@@ -91,10 +91,10 @@ def _started_by_srun(environ: Mapping[str, str], expand: Expand, node: str | Non
         process=process,
         processes=_count(environ, step_tasks),
         local_rank=local_rank,
-        node=node or own,
+        node=node or node_name,
         host=host,
         port=port,
-        opens_store=(own == host and local_rank == 0) if at_a_node else process == 0,
+        opens_store=(node_name == host and local_rank == 0) if at_a_node else process == 0,
         job_id=job_id,
     )
 

@@ -1,6 +1,6 @@
-"""One process of a launch from start to end: it meets the others, takes its place, trains, and leaves with them.
+"""One process of a launch from start to end: it meets the others, takes its rank, trains, and leaves with them.
 
-A process that fails says why on its standard error, and tells the others: they name it when they end too.
+A process that fails writes the reason to its standard error, and sends it to the others, which report it when they end.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from penstock.schemas.ranks.assignment import RankAssignment
 from penstock.schemas.ranks.bundle import JobBundle, LaunchReport
 
 ASKED_TO_END = 143
-"""Exit code of a process that was asked to end, and saved: as that of one which SIGTERM has ended."""
+"""Exit code of a process that was asked to end, and saved: equal to the exit code after SIGTERM."""
 
 LAST_WORDS_S = 2.0
-"""How long a process waits for a lost peer's own reason, and how long the one with the store lets others read it."""
+"""Seconds that a process waits for a lost peer's reason, and that the store's process lets others read it."""
 
 _LEAVING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """How a bundle is trained: the same in all processes.
+    """The training of a bundle: the same in all processes.
 
     ``device``: ``cpu``, ``cuda`` or ``auto``, by the kind of device in the plan. ``wait_s``: for the slowest process to
-    start; ``timeout_s``: a peer silent for longer is taken for dead (None: see `watchdog`).
+    start. ``timeout_s``: a peer that is silent for longer counts as dead (None: see `watchdog`).
     """
 
     model: str
@@ -65,14 +65,14 @@ class Orders:
     timeout_s: float | None = None
 
     def announced(self) -> dict[str, Any]:
-        """What has to be the same in all processes, as plain data."""
+        """Return the values that must be equal in all processes, as plain data."""
         names = ("model", "steps", "seed", "device", "transport", "check", "trace_steps", "any_nodes")
         return {name: getattr(self, name) for name in names} | self.options.model_dump(mode="json")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a process ended: its exit code; on rank 0 of a launch that trained, what is reported.
+    """The end of a process: its exit code, and on rank 0 of a launch that trained, the report.
 
     ``rank_traces``: ``schemas.trace.RankTrace`` as JSON.
     """
@@ -92,7 +92,7 @@ class LaunchedRank(Rank):
         self._bundle = bundle
 
     def segments(self, first_step: int) -> tuple[int, ...] | None:
-        """As the checkpoint and the command line have it. Raises UnsupportedRequest for a length without a program."""
+        """Return the segments by checkpoint and command line. UnsupportedRequest for a length without a program."""
         return self._bundle.segments(self.assignment.rank, first_step, self.assignment.steps, self.options)
 
 
@@ -121,7 +121,7 @@ class Process:
         self._ending = threading.Lock()
 
     def run(self) -> Outcome:
-        """Meet, train, report. Raises what goes wrong before the others are met; later failures are outcomes."""
+        """Meet, train, report. Errors before the others are met are raised; later failures are outcomes."""
         orders = self._orders
         self._bundle.refuse_options(orders.options)
         self._bundle.refuse_transport(orders.transport)
@@ -154,7 +154,7 @@ class Process:
 
     @property
     def rank(self) -> int:
-        """Which rank this process is."""
+        """The rank of this process."""
         return self._ranks[self._launch.process]
 
     def _assignment(self, name: str) -> RankAssignment:
@@ -189,7 +189,7 @@ class Process:
     # Ends
 
     def _refused(self, error: PenstockError) -> Outcome:
-        """All processes have come to the same error, and the first one says it."""
+        """End with an error that all processes have; the first one reports it."""
         if self._launch.process == 0:
             _complain(str(error))
             self._rendezvous.publish_failure("said")
@@ -207,26 +207,26 @@ class Process:
             reported = self._reported()
             how = "it sent nothing for too long" if "timed out" in event["reason"] else "its connection was closed"
             text = reported or f"{self._name(self.rank)} lost {self._peers(error)}{where}: {how} without a word from it"
-            said = f"{self._name(self.rank)} ends: {text}" if reported else text
+            message = f"{self._name(self.rank)} ends: {text}" if reported else text
         else:
             remedy = f"\n  try: {event['remedy']}" if event["remedy"] else ""
             text = f"{self._name(self.rank)} failed{where}: {event['detail'] or event['reason']}"
             lines = [] if isinstance(error, PenstockError) else event["traceback"]
-            said = "\n    ".join([text, *lines]) + remedy
+            message = "\n    ".join([text, *lines]) + remedy
         if self._ending.acquire(blocking=False):
-            _complain(said)
+            _complain(message)
         self._rendezvous.publish_failure(text)
         if self._launch.opens_store:
             time.sleep(LAST_WORDS_S)
         return Outcome(error.exit_code if isinstance(error, PenstockError) else 1)
 
     def _left(self, code: int) -> Outcome:
-        """All have trained to the same step: gather what rank 0 reports, and leave together."""
+        """End after all have trained to the same step: gather rank 0's report, and leave together."""
         self._ending.acquire(blocking=False)
         first = self.rank == 0
         gathered: list[Any] | None = [None] * len(self._ranks) if first else None
-        own = [event for event in self._events if event["kind"] in ("done", "trace")]
-        dist.gather_object(own, gathered, dst=0)
+        reports = [event for event in self._events if event["kind"] in ("done", "trace")]
+        dist.gather_object(reports, gathered, dst=0)
         self._rendezvous.leave(_LEAVING_S)
         if gathered is None:
             return Outcome(code)
@@ -249,7 +249,7 @@ class Process:
     # Others
 
     def _watch(self) -> None:
-        """End this process when another one has failed, should it not notice by itself: it may be computing."""
+        """End this process when another one has failed, which it might not notice while it computes."""
         try:
             text = self._rendezvous.watch()
         except DistError:
@@ -264,7 +264,7 @@ class Process:
         return f"rank {rank} (number {one.local_rank} on {one.node})"
 
     def _reported(self) -> str | None:
-        """What the others know of the first failure."""
+        """Return the first failure that other processes have published."""
         try:
             return self._rendezvous.failure(LAST_WORDS_S)
         except DistError:
@@ -276,14 +276,14 @@ class Process:
         return f"{who} is gone, at whose store ranks met ({self._rendezvous.address})"
 
     def _peers(self, error: Exception) -> str:
-        """Who was silent: those that the instruction waits for, as far as it says so."""
+        """Name the silent peers: the ranks that the instruction waits for, or "another rank"."""
         program = Program.from_json(self._bundle.ranks[self.rank].programs[0])
         ranks = awaited(program, error.instruction) if isinstance(error, InstructionFailed) else []
         return " or ".join(map(self._name, ranks)) or "another rank"
 
 
 def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
-    """Torch's name of a rank's device. A launcher may show a process its own GPU alone, those of the job, or all."""
+    """Return torch's name of a rank's device. A launcher may show a process only its GPU, the job's GPUs, or all."""
     part = bundle.ranks[rank]
     if wanted == "auto":
         wanted = "cpu" if part.device_kind == "cpu" else "cuda"
@@ -296,7 +296,7 @@ def device_of(bundle: JobBundle, rank: int, wanted: str) -> str:
 
 
 def _where(event: Mapping[str, Any]) -> str:
-    """At which step and instruction a rank failed, as far as it is known."""
+    """Describe the step and the instruction at which a rank failed, where they are known."""
     step = "" if event["step"] is None else f" in step {event['step']}"
     return step + ("" if event["instruction"] is None else f" at instruction {event['index']} ({event['instruction']})")
 

@@ -1,6 +1,6 @@
-"""Which process is which rank: by node and number there, never by the launcher's order. Loads no torch.
+"""The assignment of ranks to processes: by node and number there, never by the launcher's order. Loads no torch.
 
-Every process decides this by itself, from what all have announced, so all come to the same answer or the same error.
+Every process computes it from the announcements of all, so all come to the same result or the same error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a process announces: where it is, and what it was started with.
+    """The announcement of a process: its place, and its arguments.
 
-    ``machine``: the same text on all processes of one machine; ``address``: where others reach it. ``bundle``: the
-    digest of its file; ``orders``: what the command line says of the training. ``opens_store``: others meet at it.
+    ``machine``: a text that is equal on all processes of one machine. ``address``: the address at which others reach
+    it. ``bundle``: the digest of its file. ``orders``: the training options of the command line. ``opens_store``: the
+    others meet at this process.
     """
 
     node: str
@@ -34,7 +35,7 @@ class Presence:
 
 
 def refuse_differences(present: Sequence[Presence]) -> None:
-    """Raise Conflict when processes have different bundles or command lines, naming two of them."""
+    """Raise Conflict when processes have different bundles or command lines, with two of them."""
     first = present[0]
     for number, one in enumerate(present):
         if one.bundle != first.bundle:
@@ -54,16 +55,16 @@ def refuse_differences(present: Sequence[Presence]) -> None:
 
 
 def ranks_of_processes(bundle: JobBundle, present: Sequence[Presence], *, any_nodes: bool = False) -> list[int]:
-    """The rank of each process, in the launcher's order.
+    """Return the rank of each process, in the launcher's order.
 
     Local process k of a node takes the k-th of the node's devices that the plan uses. ``any_nodes``: nodes that the
-    plan does not name replace those of it that are absent: in the order of their names, for the plan's nodes in
-    the order of their ranks, each for the first that wants as many processes as it has.
-    Raises Conflict for two processes in one place, and UnsupportedRequest where nodes or counts are not the plan's.
+    plan does not name replace nodes of the plan that are absent. They are taken in the order of their names; each
+    replaces the first absent node, in the order of ranks, that needs as many processes as it has. Raises Conflict for
+    two processes in one place, and UnsupportedRequest where nodes or counts differ from the plan's.
     """
     processes = _by_node(present)
     wanted = bundle.nodes()
-    plays = _known(processes, wanted)
+    plays = _plan_names(processes, wanted)
     strangers = sorted((node for node in processes if node not in plays), key=natural)
     absent = [node for node in wanted if node not in plays.values()]
     if strangers and not any_nodes:
@@ -80,17 +81,17 @@ def ranks_of_processes(bundle: JobBundle, present: Sequence[Presence], *, any_no
             f"{_counted(processes)}",
             remedy=_remedy(wanted),
         )
-    found = [0] * len(present)
+    ranks = [0] * len(present)
     for node, name in plays.items():
         if len(processes[node]) != len(wanted[name]):
             raise _miscounted(node, len(processes[node]), len(wanted[name]), wanted)
         for process, rank in zip(processes[node], wanted[name], strict=True):
-            found[process] = rank
-    return found
+            ranks[process] = rank
+    return ranks
 
 
 def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
-    """The processes of each node in the order of their local ranks."""
+    """Return the processes of each node in the order of their local ranks."""
     seen: dict[tuple[str, int], int] = {}
     groups: dict[str, list[int]] = defaultdict(list)
     for number, one in enumerate(present):
@@ -105,15 +106,15 @@ def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
     return {node: sorted(group, key=lambda number: present[number].local_rank) for node, group in groups.items()}
 
 
-def _known(nodes: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """The plan's names of nodes: the same, or the same up to the first dot where only one of each is."""
-    found = {node: node for node in nodes if node in set(wanted)}
+def _plan_names(nodes: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return the plan's names of nodes: equal names, or names equal up to the first dot where that is unique."""
+    matches = {node: node for node in nodes if node in set(wanted)}
     shorts: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for side, names in enumerate((nodes, wanted)):
         for name in names:
-            if name not in found:
+            if name not in matches:
                 shorts[name.partition(".")[0]][side].append(name)
-    return found | {here[0]: there[0] for here, there in shorts.values() if len(here) == len(there) == 1}
+    return matches | {here[0]: there[0] for here, there in shorts.values() if len(here) == len(there) == 1}
 
 
 def _strangers(

@@ -1,6 +1,6 @@
-"""How the processes of a launch learn of each other: one store, at which each says where it is and what it was given.
+"""The rendezvous of the processes of a launch: one store, at which each announces its place and its arguments.
 
-The store stays open for what comes after the ranks have been given out: the first failure, and everybody's leaving.
+The store stays open after ranks are assigned, for the first failure and for the end of all processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AGAIN_S = 0.1
 
 
 class Rendezvous:
-    """The store of a launch, as one of its processes sees it.
+    """The store of a launch, as one of its processes uses it.
 
     ``host``: its address, resolved. Raises Unreachable when it cannot be opened, or stays closed for ``wait_s``.
     """
@@ -52,12 +52,12 @@ class Rendezvous:
         return join_address(self.host, self.launch.port)
 
     def present(self, bundle: str, orders: Mapping[str, Any]) -> tuple[list[Presence], str]:
-        """Announce this process; the presence of all in the launcher's order, and a name for this rendezvous.
+        """Announce this process. Return all announcements in the launcher's order, and a name for this rendezvous.
 
-        Raises Unreachable naming those that have not come in time.
+        Raises Unreachable with the processes that have not come in time.
         """
         launch = self.launch
-        own = Presence(
+        presence = Presence(
             node=launch.node,
             local_rank=launch.local_rank,
             machine=machine(),
@@ -68,7 +68,7 @@ class Rendezvous:
         )
         if launch.process == 0:
             self._store.set("name", uuid4().hex)
-        self._store.set(f"here/{launch.process}", json.dumps(asdict(own)))
+        self._store.set(f"here/{launch.process}", json.dumps(asdict(presence)))
         keys = [f"here/{number}" for number in range(launch.processes)]
         try:
             self._store.wait(keys, timedelta(seconds=self._wait_s))
@@ -82,15 +82,15 @@ class Rendezvous:
             ) from None
         return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
 
-    # What comes after
+    # After ranks are assigned
 
     def publish_failure(self, text: str) -> None:
-        """Publish why this process ends, if the store is still there; the first one counts."""
+        """Publish why this process ends, if the store still exists; the first failure counts."""
         with suppress(DistError):
             self._store.compare_set("failed", "", text)
 
     def watch(self) -> str:
-        """Wait until a process has published a failure, over a connection of its own; return its text.
+        """Wait until a process has published a failure, over a separate connection; return its text.
 
         Raises DistError when the store is gone.
         """
@@ -107,7 +107,7 @@ class Rendezvous:
         return str(self._store.get("failed").decode())
 
     def leave(self, limit_s: float) -> None:
-        """The process that has the store stays until all others have left, or the limit is over."""
+        """Leave. The process that has the store stays until all others have left, or the limit is over."""
         with suppress(DistError):
             if self._store.add("left", 1) == self.launch.processes:
                 self._store.set("left/all", "1")
@@ -149,10 +149,10 @@ class Rendezvous:
             time.sleep(_AGAIN_S)
 
 
-def bind_to(present: list[Presence], own: int) -> None:
+def bind_to(present: list[Presence], process: int) -> None:
     """Have gloo and NCCL use the interface that leads to the others, unless the environment names one."""
-    others = [one.address for one in present if one.machine != present[own].machine]
-    address = present[own].address
+    others = [one.address for one in present if one.machine != present[process].machine]
+    address = present[process].address
     if others and is_loopback(address):
         address = address_towards(next((other for other in others if not is_loopback(other)), others[0]))
     interface = interface_of(address if others else "127.0.0.1")
@@ -163,10 +163,10 @@ def bind_to(present: list[Presence], own: int) -> None:
 
 
 def _resolved(launch: Launch) -> str:
-    """The address of the store's host; Slurm knows the addresses of nodes whose names mean nothing elsewhere."""
+    """Return the address of the store's host; Slurm has addresses of nodes whose names other resolvers lack."""
     try:
-        found = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_STREAM)
-        return min(found, key=lambda one: one[0] != socket.AF_INET)[4][0]  # type: ignore[return-value]
+        addresses = socket.getaddrinfo(launch.host, launch.port, type=socket.SOCK_STREAM)
+        return min(addresses, key=lambda one: one[0] != socket.AF_INET)[4][0]  # type: ignore[return-value]
     except socket.gaierror as error:
         problem = error.strerror or str(error)
     address = _node_address(launch.host) if launch.job_id is not None else None
@@ -179,16 +179,16 @@ def _resolved(launch: Launch) -> str:
 
 
 def _node_address(node: str) -> str | None:
-    """What Slurm's controller says where a node is."""
+    """Return the address of a node by Slurm's controller, or None."""
     command = ["scontrol", "--oneliner", "show", "node", node]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     words = [word.partition("=") for word in done.stdout.split()]
-    found = next((value for key, _, value in words if key == "NodeAddr"), None)
+    name = next((value for key, _, value in words if key == "NodeAddr"), None)
     try:
-        return None if found is None else socket.gethostbyname(found)
+        return None if name is None else socket.gethostbyname(name)
     except socket.gaierror:
         return None
 

@@ -1,4 +1,4 @@
-"""What rank 0 reports of a launch, from its own events and from what all ranks said at their ends."""
+"""The report of rank 0 about a launch, from its events and from the final events of all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launch_report(
     events: Sequence[Event],
     done: Sequence[Event | None],
 ) -> LaunchReport:
-    """The report. ``places`` and ``done``: of each rank; ``events``: of rank 0, in their order."""
+    """Build the report. ``places``, ``done``: one entry for each rank; ``events``: rank 0's events, in their order."""
     steps, resumed, saved, evaluated = (
         [event for event in events if event["kind"] == kind] for kind in ("step", "resumed", "checkpoint", "evaluation")
     )
@@ -53,17 +53,17 @@ def launch_report(
                     "node": place.node,
                     "local_rank": place.local_rank,
                     "device": part.device,
-                    "peak_memory_bytes": None if own is None else own["peak_memory_bytes"],
-                    "hardware": None if own is None else own["hardware"],
+                    "peak_memory_bytes": None if event is None else event["peak_memory_bytes"],
+                    "hardware": None if event is None else event["hardware"],
                 }
-                for part, place, own in zip(bundle.ranks, places, done, strict=True)
+                for part, place, event in zip(bundle.ranks, places, done, strict=True)
             ],
         }
     )
 
 
 def check_failure(done: Sequence[Event | None]) -> RunFailed | None:
-    """Return why a checked run trained or communicated otherwise than it should; None where it did not."""
+    """Return the failure of a checked run that trained or communicated differently than predicted, or None."""
     first = done[0] or dict.fromkeys(("gradient_check", "loss_check", "gradient_tolerance"))
     differs = first_difference(one["collectives_differ"] for one in done if one is not None)
     return other_training(first["gradient_check"], first["loss_check"], first["gradient_tolerance"], differs)

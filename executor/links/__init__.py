@@ -1,4 +1,4 @@
-"""Measures the links between processes and hosts.
+"""Measurements of the links between processes and hosts.
 
 May import: `schemas`, `executor.interfaces`.
 Start reading at `link_peer.py` for hosts, `link_probe.py` for processes of one host.

@@ -1,9 +1,10 @@
 """Times of collectives, by operation, span and size: over gloo, in a process per device.
 
-Collectives of one size run one after another; what one took is that time by their number, on the slowest rank. Groups
-are the first 2, 4, … and all devices of each node (all nodes at once), the first device of each node, and all devices.
+Collectives of one size run one after another; their total time on the slowest rank, divided by their number, counts.
+Groups are the first 2, 4, … and all devices of each node (all nodes at once), the first device of each node, and all
+devices.
 
-Started for each rank as ``python -m penstock.executor.links.collective_probe RANK RANKS STORE NODES``.
+Each rank is started as ``python -m penstock.executor.links.collective_probe RANK RANKS STORE NODES``.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ _FLOAT_BYTES = 4
 
 
 class Span(NamedTuple):
-    """How many devices of each node take part, and of how many nodes."""
+    """The devices of each node that take part, and the number of nodes."""
 
     devices_per_node: int
     nodes: int
 
 
 def spans(devices_per_node: int, nodes: int) -> list[Span]:
-    """Return what is measured on a cluster of equal nodes."""
+    """Return the spans to measure on a cluster of equal nodes."""
     doubled = [1 << power for power in range(1, devices_per_node.bit_length())]
     inside = [Span(devices, 1) for devices in sorted({*doubled, devices_per_node}) if devices > 1]
     if nodes == 1:
@@ -55,12 +56,12 @@ def measure_collectives(
     ranks = devices_per_node * nodes
     if progress is not None:
         progress(f"measuring collectives among {ranks} processes")
-    found = measured_here("penstock.executor.links.collective_probe", ranks, str(nodes))
-    return rows_of(json.loads(each) for each in found)
+    outputs = measured_here("penstock.executor.links.collective_probe", ranks, str(nodes))
+    return rows_of(json.loads(each) for each in outputs)
 
 
 def refuse_ranks(devices_per_node: int, nodes: int) -> None:
-    """Raise InvalidDocument for a single device, which has no collectives, and for more than are measured."""
+    """Raise InvalidDocument for a single device, which has no collectives, and above ``MOST_RANKS`` devices."""
     if not 2 <= devices_per_node * nodes <= MOST_RANKS:
         raise InvalidDocument(
             f"collectives are measured among 2 to {MOST_RANKS} devices; {nodes} × {devices_per_node} are "
@@ -70,20 +71,20 @@ def refuse_ranks(devices_per_node: int, nodes: int) -> None:
 
 
 def rows_of(outputs: Iterable[Sequence[Sequence[Any]]]) -> tuple[MeasuredCollective, ...]:
-    """Return the rows of a topology from what all ranks wrote: of each batch the slowest rank, the median of these."""
+    """Build the rows of a topology from the output of all ranks: the median over batches of the slowest rank's time."""
     batches: dict[tuple[Any, ...], list[list[int]]] = {}
     for output in outputs:
-        for *row, taken in output:
-            batches.setdefault(tuple(row), []).append(taken)
+        for *row, times in output:
+            batches.setdefault(tuple(row), []).append(times)
     return tuple(
         MeasuredCollective(
             operation=operation,
             devices_per_node=devices_per_node,
             nodes=nodes,
             size_bytes=size_bytes,
-            time_ns=max(1, round(statistics.median(map(max, zip(*taken, strict=True))))),
+            time_ns=max(1, round(statistics.median(map(max, zip(*times, strict=True))))),
         )
-        for (operation, devices_per_node, nodes, size_bytes), taken in sorted(batches.items())
+        for (operation, devices_per_node, nodes, size_bytes), times in sorted(batches.items())
     )
 
 
@@ -93,23 +94,23 @@ def rows_of(outputs: Iterable[Sequence[Sequence[Any]]]) -> tuple[MeasuredCollect
 def _measured(rank: int, devices_per_node: int, nodes: int) -> Iterator[tuple[Any, ...]]:
     """Yield operation, span, size and the times of all batches of the groups that the rank is in."""
     for span in spans(devices_per_node, nodes):
-        made = [(distributed.new_group(members), members) for members in _groups(span, devices_per_node, nodes)]
+        groups = [(distributed.new_group(members), members) for members in _groups(span, devices_per_node, nodes)]
         distributed.barrier()
-        for group, members in made:
+        for group, members in groups:
             if rank in members:
                 for operation, size in product(get_args(Operation), SIZES_BYTES):
-                    own = _Collective(group, members, rank, operation, size)
-                    yield (operation, *span, own.size_bytes, own.batches())
+                    collective = _Collective(group, members, rank, operation, size)
+                    yield (operation, *span, collective.size_bytes, collective.batches())
 
 
 def _groups(span: Span, devices_per_node: int, nodes: int) -> list[list[int]]:
-    """Return the ranks of each node's first devices, or those of all nodes together."""
+    """Return the ranks of each node's first devices, or the ranks of all nodes together."""
     each = [[node * devices_per_node + place for place in range(span.devices_per_node)] for node in range(nodes)]
-    return each if span.nodes == 1 else [[rank for own in each for rank in own]]
+    return each if span.nodes == 1 else [[rank for ranks in each for rank in ranks]]
 
 
 class _Collective:
-    """One operation of one size in one group, on fp32; sizes are those that ``MeasuredCollective`` has."""
+    """One operation of one size in one group, on fp32; sizes are defined as in ``MeasuredCollective``."""
 
     def __init__(self, group: Any, members: list[int], rank: int, operation: Operation, size_bytes: int) -> None:
         n, self.group, self.members, self.at = len(members), group, members, members.index(rank)
@@ -118,16 +119,16 @@ class _Collective:
         self.part, self.whole, self.other = torch.zeros(part), torch.zeros(part * n), torch.zeros(part * n)
 
     def batches(self) -> list[int]:
-        """Return what one collective took in each batch, after one that does not count."""
+        """Return the time of one collective in each batch, after a batch that does not count."""
         run: Callable[[], None] = getattr(self, f"_{self.operation}")
-        taken = []
+        times = []
         for _ in range(_BATCHES + 1):
             distributed.barrier(self.group)
             start = time.perf_counter_ns()
             for _ in range(_IN_A_BATCH):
                 run()
-            taken.append((time.perf_counter_ns() - start) // _IN_A_BATCH)
-        return taken[1:]
+            times.append((time.perf_counter_ns() - start) // _IN_A_BATCH)
+        return times[1:]
 
     def _all_reduce(self) -> None:
         distributed.all_reduce(self.whole, group=self.group)
@@ -153,9 +154,9 @@ class _Collective:
 
 def _main(rank: int, ranks: int, store: str, nodes: int) -> None:
     join(rank, ranks, store)
-    found = list(_measured(rank, ranks // nodes, nodes))
+    rows = list(_measured(rank, ranks // nodes, nodes))
     leave()
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -29,19 +29,19 @@ def measure_among_hosts(
         question = {
             "ask": "collectives",
             "nodes": len(hosts),
-            "store": _said(addresses[0], read_line(store), "address"),
+            "store": _field(addresses[0], read_line(store), "address"),
         }
 
         def ranks_of(node: int) -> Any:
             answer = ask(addresses[node], question | {"node": node}, wait_s=2 * TIMEOUT.total_seconds())
-            return _said(addresses[node], answer, "outputs")
+            return _field(addresses[node], answer, "outputs")
 
         with ThreadPoolExecutor(len(hosts)) as threads:
             answers = list(threads.map(ranks_of, range(len(hosts))))
     return rows_of(output for answer in answers for output in answer)
 
 
-def _said(address: str, answer: dict[str, Any], what: str) -> Any:
+def _field(address: str, answer: dict[str, Any], what: str) -> Any:
     if what not in answer:
         raise RunFailed(f"{address} could not measure collectives: {answer.get('error', 'it gave no reason')}")
     return answer[what]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LEAST_NS_PER_BYTE = 1e-6
-"""No link carries a petabyte per second: times that say so differ by noise alone."""
+"""Least time per byte: no link carries a petabyte per second, so shorter times differ by noise alone."""
 
 
 def fit(one_way_ns: Mapping[int, int]) -> tuple[int, int]:
-    """Bandwidth (bytes/s) and latency (ns) by least squares of relative errors; ``one_way_ns`` by bytes.
+    """Fit bandwidth (bytes/s) and latency (ns) by least squares of relative errors; ``one_way_ns`` by bytes.
 
-    Each size is weighted by its own time, so that the small messages settle the latency and the large the bandwidth.
-    Where larger messages took no more time, the largest one's own rate, which is a lower bound, and no latency.
+    Each size is weighted by its time, so that small messages determine the latency and large ones the bandwidth. Where
+    larger messages took no more time, the result is the largest one's rate, which is a lower bound, and no latency.
     """
     weights = {size: 1 / max(1, t) ** 2 for size, t in one_way_ns.items()}
     total = sum(weights.values())

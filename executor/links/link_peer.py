@@ -1,13 +1,13 @@
 """Bandwidth and latency between hosts, over plain TCP sockets as gloo uses them. Loads no torch.
 
-A peer listens on an address. Whoever connects says in one line of JSON what it wants: ``who`` (the host's name and
-devices), ``exchange`` (messages to and fro over this connection), or ``measure``: the peer itself exchanges messages
-with another one and tells what it found, so that one process measures every pair of hosts without being one of them;
-``store`` and ``collectives`` are what a measurement of collectives needs (``host_collectives``).
+A peer listens on an address. A client sends its request in one line of JSON: ``who`` (the host's name and devices),
+``exchange`` (messages in both directions over this connection), or ``measure``. With ``measure`` the peer itself
+exchanges messages with another peer and returns the results, so that a process outside of the hosts can measure every
+pair of them. ``store`` and ``collectives`` serve measurements of collectives (``host_collectives``).
 
-An exchange needs no common clock. What is sent there and acknowledged with one byte takes the payload's way there plus
-an empty message's way back; half of an empty round trip is the latency of either way. So the two directions of a link
-are distinguished by their bandwidths, but not by their latencies.
+An exchange needs no common clock. A payload that is acknowledged with one byte takes the payload's time one way plus an
+empty message's time back; half of an empty round trip is the latency of either way. So the two directions of a link can
+have different bandwidths, but not different latencies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES_BYTES = (1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 CONNECT_LIMIT_S = 5.0
 SILENCE_LIMIT_S = 60.0
 SECONDS = 3.0
-"""How long one direction of one link is measured."""
+"""Measurement time of one direction of one link, in seconds."""
 
 _ROUNDS = 20
 _MIN_ROUNDS = 3
@@ -46,7 +46,7 @@ _LONGEST_LINE = 1 << 16
 
 
 class Link(NamedTuple):
-    """One direction of a link; ``one_way_ns``: the median of each message size in bytes, 1 for an empty one."""
+    """One direction of a link; ``one_way_ns``: the median of each message size in bytes, 1 for an empty message."""
 
     bandwidth_bytes_per_s: int
     latency_ns: int
@@ -54,14 +54,14 @@ class Link(NamedTuple):
 
 
 class Links(NamedTuple):
-    """Both directions between two hosts: from the one that measured, and back to it."""
+    """Both directions between two hosts: from the host that measured, and back to it."""
 
     there: Link
     back: Link
 
 
 class Host(NamedTuple):
-    """What a peer says of its host; ``fabric``: what was measured between its devices, where it has several."""
+    """A peer's host; ``fabric``: the measured fabric between its devices, where it has several."""
 
     name: str
     devices: tuple[AgentDevice, ...]
@@ -69,9 +69,9 @@ class Host(NamedTuple):
 
 
 class Peer:
-    """A listening peer: serves every connection in a thread of its own, until ``close``.
+    """A listening peer, which serves every connection in a separate thread until ``close``.
 
-    Raises InvalidDocument for an address that is not this machine's, or taken.
+    Raises InvalidDocument for an address that is not this machine's, or already in use.
     """
 
     def __init__(self, address: str, host: Host) -> None:
@@ -106,7 +106,7 @@ class Peer:
             thread.start()
 
     def close(self) -> None:
-        """End; connections that are open are cut."""
+        """Stop, and cut open connections."""
         for one in (self._server, *self._open):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -117,18 +117,18 @@ class Peer:
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError, ValueError):
             _prepare(connection)
-            asked = read_line(connection)
-            match asked.get("ask"):
+            request = read_line(connection)
+            match request.get("ask"):
                 case "who":
                     write_line(connection, _description(self._host))
                 case "exchange":
                     _serve_exchange(connection)
                 case "measure":
-                    write_line(connection, _measured(asked))
+                    write_line(connection, _measured(request))
                 case "store":
                     serve_store(connection)
                 case "collectives":
-                    write_line(connection, ranks_here(connection, len(self._host.devices), asked))
+                    write_line(connection, ranks_here(connection, len(self._host.devices), request))
                 case _:
                     write_line(connection, {"error": "ask for who, exchange, measure, store or collectives"})
         self._open.discard(connection)
@@ -146,7 +146,7 @@ def who(address: str) -> Host:
 
 
 def measure(address: str, *, seconds: float = SECONDS) -> Links:
-    """Both directions between this host and the peer at ``address``; ``seconds`` bounds each direction, about.
+    """Measure both directions between this host and the peer at ``address``, each for about ``seconds``.
 
     Raises Unreachable when no process listens there, RunFailed when the peer goes away.
     """
@@ -162,7 +162,7 @@ def measure(address: str, *, seconds: float = SECONDS) -> Links:
 
 
 def measure_between(one: str, other: str, *, seconds: float = SECONDS) -> Links:
-    """The same between two peers, measured by the first. Raises what it met."""
+    """Measure both directions between two peers, from the first. Raises the errors that it met."""
     answer = ask(one, {"ask": "measure", "address": other, "seconds": seconds}, wait_s=SILENCE_LIMIT_S + 4 * seconds)
     if "error" in answer:
         raise RunFailed(f"{one} could not measure its link to {other}: {answer['error']}")
@@ -172,11 +172,11 @@ def measure_between(one: str, other: str, *, seconds: float = SECONDS) -> Links:
 def measure_pairs(
     addresses: Sequence[str], *, seconds: float = SECONDS, progress: Callable[[str], None] | None = None
 ) -> dict[tuple[int, int], Link]:
-    """The link from each of the peers to each other one, by their places in ``addresses``.
+    """Measure the link from each of the peers to each other one, by their places in ``addresses``.
 
     Disjoint pairs are measured at the same time, as the circle method of round-robin tournaments pairs them.
     """
-    found: dict[tuple[int, int], Link] = {}
+    links_of_pairs: dict[tuple[int, int], Link] = {}
     errors: list[PenstockError] = []
 
     def play(a: int, b: int) -> None:
@@ -185,7 +185,7 @@ def measure_pairs(
         except PenstockError as error:
             errors.append(error)
             return
-        found[a, b], found[b, a] = links
+        links_of_pairs[a, b], links_of_pairs[b, a] = links
 
     for number, pairs in enumerate(rounds := tournament(len(addresses))):
         if progress is not None:
@@ -197,11 +197,11 @@ def measure_pairs(
             thread.join()
         if errors:
             raise errors[0]
-    return found
+    return links_of_pairs
 
 
 def with_fabric(address: str, host: Host, *, seconds: float = SECONDS) -> Host:
-    """The host of a peer; where it has several devices and states nothing between them, as its own sockets carry it."""
+    """Return a peer's host; without a stated fabric between several devices, measure one over its sockets."""
     if host.fabric is not None or len(host.devices) < 2:
         return host
     there = measure_between(address, address, seconds=seconds).there
@@ -209,7 +209,7 @@ def with_fabric(address: str, host: Host, *, seconds: float = SECONDS) -> Host:
 
 
 def tournament(players: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each of ``players`` meets each other one once, and none meets two at a time."""
+    """Return rounds in which each of ``players`` meets each other one once, and none meets two at a time."""
     places = list(range(players + players % 2))
     rounds = []
     for _ in places[1:]:
@@ -221,7 +221,7 @@ def tournament(players: int) -> list[list[tuple[int, int]]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 address is in brackets. Raises InvalidDocument."""
+    """Split ``host:port`` into host and port; an IPv6 address is in brackets. Raises InvalidDocument."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
         raise InvalidDocument(f"{address!r} is not an address; write host:port, such as 10.0.0.2:8645")
@@ -234,39 +234,39 @@ def _description(host: Host) -> dict[str, Any]:
 
 
 def _link(one_way_ns: dict[int, int]) -> Link:
-    """The latency is the empty message's own: what passes a link in a burst would bend the line's foot."""
+    """Build a link with the empty message's latency: the fitted latency would be bent by messages sent in a burst."""
     bandwidth_bytes_per_s, _ = fit(one_way_ns)
     return Link(bandwidth_bytes_per_s, one_way_ns[1], one_way_ns)
 
 
 def _direction(connection: socket.socket, way: int, latency_ns: int, seconds: float) -> Link:
-    """What each size takes one way: its round trip, less the empty message's way back."""
+    """Measure each size one way: its round trip, less the empty message's way back."""
     one_way_ns = {1: latency_ns}
     for size in SIZES_BYTES:
-        taken = _exchange(connection, way, size, _ROUNDS, seconds / len(SIZES_BYTES))
-        one_way_ns[size] = max(1, round(statistics.median(taken)) - latency_ns)
+        times = _exchange(connection, way, size, _ROUNDS, seconds / len(SIZES_BYTES))
+        one_way_ns[size] = max(1, round(statistics.median(times)) - latency_ns)
         if one_way_ns[size] > _LONGEST_MESSAGE_S * 1e9:
             break
     return _link(one_way_ns)
 
 
 def _exchange(connection: socket.socket, way: int, size: int, rounds: int, seconds: float) -> list[int]:
-    """Round trips (ns) with ``size`` bytes one way and one byte the other."""
+    """Measure round trips (ns) with ``size`` bytes one way and one byte the other."""
     sent, received = (size, 1) if way == _THERE else (0, size)
     message = _HEADER.pack(way, size) + bytes(sent)
     buffer = bytearray(received)
-    taken: list[int] = []
+    times: list[int] = []
     until = time.perf_counter() + seconds
-    while len(taken) < _MIN_ROUNDS or (len(taken) < rounds and time.perf_counter() < until):
+    while len(times) < _MIN_ROUNDS or (len(times) < rounds and time.perf_counter() < until):
         start = time.perf_counter_ns()
         connection.sendall(message)
         _read_into(connection, memoryview(buffer))
-        taken.append(time.perf_counter_ns() - start)
-    return taken
+        times.append(time.perf_counter_ns() - start)
+    return times
 
 
 def _serve_exchange(connection: socket.socket) -> None:
-    """The other end of ``_exchange``, until the connection is closed."""
+    """Serve the other end of ``_exchange``, until the connection is closed."""
     header, buffer = memoryview(bytearray(_HEADER.size)), memoryview(bytearray(_LARGEST_BYTES))
     while True:
         _read_into(connection, header)
@@ -278,10 +278,10 @@ def _serve_exchange(connection: socket.socket) -> None:
         connection.sendall(b"." if way == _THERE else buffer[:size])
 
 
-def _measured(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to ``measure``."""
+def _measured(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer the request ``measure``."""
     try:
-        links = measure(str(asked["address"]), seconds=min(60.0, float(asked["seconds"])))
+        links = measure(str(request["address"]), seconds=min(60.0, float(request["seconds"])))
     except PenstockError as error:
         return {"error": error.detail}
     return {"there": links.there.one_way_ns, "back": links.back.one_way_ns}
@@ -324,7 +324,7 @@ def _read_into(connection: socket.socket, view: memoryview) -> None:
 
 
 def read_line(connection: socket.socket) -> dict[str, Any]:
-    """One JSON object. Byte by byte up to the newline: what follows it belongs to the exchange."""
+    """Read one JSON object, byte by byte up to the newline, because what follows it belongs to the exchange."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = connection.recv(1)

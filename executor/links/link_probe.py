@@ -1,9 +1,9 @@
 """Bandwidth and latency between local gloo processes, measured as pipelines use them: tagged sends of whole tensors.
 
-Pairs of processes play ping-pong with messages of growing size, all pairs at once;
+Pairs of processes exchange messages of growing size in ping-pong, all pairs at once.
 `penstock.executor.links.link_fit` fits bandwidth and latency to their times.
 
-Started for each rank as ``python -m penstock.executor.links.link_probe RANK RANKS STORE ROUNDS``.
+Each rank is started as ``python -m penstock.executor.links.link_probe RANK RANKS STORE ROUNDS``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _ROUNDS = 20
 
 
 class LinkMeasurement(NamedTuple):
-    """What one pair of processes reaches; ``one_way_ns`` holds the median of each message size in bytes."""
+    """The measurement of a pair of processes; ``one_way_ns`` holds the median of each message size in bytes."""
 
     bandwidth_bytes_per_s: int
     latency_ns: int
     one_way_ns: dict[int, int]
 
     def fabric(self) -> Fabric:
-        """As a node's fabric: a channel between any two of its processes."""
+        """Return it as a node's fabric: a channel between any two of its processes."""
         return Fabric(form="pairs", bandwidth_bytes_per_s=self.bandwidth_bytes_per_s, latency_ns=self.latency_ns)
 
 
 def measure_links(
     processes: int = 2, *, rounds: int = _ROUNDS, progress: Callable[[str], None] | None = None
 ) -> LinkMeasurement:
-    """Measure pairs of ``processes`` local processes at once. Raises RunFailed when a process does not come through."""
+    """Measure pairs of ``processes`` local processes at once. Raises RunFailed when a process fails."""
     if processes < 2 or processes % 2:
         raise InvalidDocument(f"links are measured between pairs of processes; {processes} is an odd number")
     if progress is not None:
@@ -51,7 +51,7 @@ def measure_links(
     for output in measured_here("penstock.executor.links.link_probe", processes, str(rounds)):
         for size, one_way_ns in json.loads(output).items():
             times.setdefault(int(size), []).append(one_way_ns)
-    medians = {size: round(statistics.median(found)) for size, found in sorted(times.items())}
+    medians = {size: round(statistics.median(each)) for size, each in sorted(times.items())}
     bandwidth_bytes_per_s, latency_ns = fit(medians)
     return LinkMeasurement(bandwidth_bytes_per_s, latency_ns, medians)
 
@@ -67,9 +67,9 @@ def measured_cluster(
     node_names: str = "node{}",
     collectives: tuple[MeasuredCollective, ...] | None = None,
 ) -> ClusterTopology:
-    """A topology of equal hosts whose processes reach each other as ``link`` says, inside a host and between hosts.
+    """Build a topology of equal hosts whose processes reach each other over ``link``, also between hosts.
 
-    From host to host it is two links, each with half of the latency.
+    A path between hosts consists of two links, each with half of the latency.
     """
     half_way = link._replace(latency_ns=link.latency_ns // 2)
     return ClusterTopology(
@@ -94,7 +94,7 @@ def _ping_pong(rank: int, sizes: Sequence[int], rounds: int) -> dict[int, int]:
     medians = {}
     for size in sizes:
         message = torch.zeros(size, dtype=torch.uint8)
-        taken = []
+        times = []
         for number in range(rounds + 2):
             start = time.perf_counter_ns()
             for sends in (True, False) if rank < peer else (False, True):
@@ -102,8 +102,8 @@ def _ping_pong(rank: int, sizes: Sequence[int], rounds: int) -> dict[int, int]:
                     distributed.isend(message, peer, tag=number).wait()  # type: ignore[union-attr]
                 else:
                     distributed.irecv(message, peer, tag=number).wait()  # type: ignore[union-attr]
-            taken.append((time.perf_counter_ns() - start) // 2)
-        medians[size] = round(statistics.median(taken[2:]))
+            times.append((time.perf_counter_ns() - start) // 2)
+        medians[size] = round(statistics.median(times[2:]))
     return medians
 
 

@@ -1,4 +1,4 @@
-"""Ranks of this machine that measure together, and say what they found on their standard output.
+"""Ranks of this machine that measure together, and write their results to their standard output.
 
 Loads torch only in ranks, and where all of them are local.
 """
@@ -18,7 +18,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def measured_here(module: str, ranks: int, *arguments: str) -> list[str]:
-    """Return what all ranks of ``module`` write; they are all here. Raises RunFailed when one does not come through."""
+    """Run all ranks of ``module`` here, and return their outputs. Raises RunFailed when one fails."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
@@ -27,15 +27,15 @@ def measured_here(module: str, ranks: int, *arguments: str) -> list[str]:
 
 def outputs(
     module: str,
-    own: Sequence[int],
+    local: Sequence[int],
     ranks: int,
     store: str,
     arguments: Sequence[str],
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return what ``python -m module RANK RANKS STORE ARGUMENTS`` writes for each of our ranks, on one thread each.
+    """Run ``python -m module RANK RANKS STORE ARGUMENTS`` for each local rank, and return the outputs.
 
-    Raises RunFailed when one does not come through.
+    Each rank has one thread. Raises RunFailed when one fails.
     """
     children = [
         subprocess.Popen(
@@ -45,18 +45,18 @@ def outputs(
             env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             text=True,
         )
-        for rank in own
+        for rank in local
     ]
     until = time.monotonic() + TIMEOUT.total_seconds()
     try:
-        found = []
-        for rank, child in zip(own, children, strict=True):
+        results = []
+        for rank, child in zip(local, children, strict=True):
             out, err = child.communicate(timeout=max(0.0, until - time.monotonic()))
             if child.returncode:
                 last = " | ".join(err.strip().splitlines()[-3:])
                 raise RunFailed(f"measuring process {rank} ended with exit code {child.returncode}: {last}")
-            found.append(out)
-        return found
+            results.append(out)
+        return results
     except subprocess.TimeoutExpired:
         raise RunFailed(f"the measuring processes did not finish within {TIMEOUT.total_seconds():g} s") from None
     finally:

@@ -1,4 +1,4 @@
-"""A topology of hosts that were measured pair by pair: a link per host where that explains the pairs, or a matrix."""
+"""A topology of hosts that were measured in pairs: a link per host where that explains the pairs, or a matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.schemas.topology import (
 from penstock.schemas.topology import Link as Cable
 
 STAR_ERROR = 0.15
-"""How far the pairs of hosts may lie from what one link per host explains."""
+"""The largest relative difference between measured pairs and one link per host."""
 
 Pairs = Mapping[tuple[int, int], Link]
 
@@ -28,10 +28,10 @@ def topology_of_hosts(
     *,
     collectives: tuple[MeasuredCollective, ...] | None = None,
 ) -> ClusterTopology:
-    """Hosts with their devices, linked as measured: ``pairs`` by the places of the hosts.
+    """Build a topology of hosts with their devices, linked as measured; ``pairs`` by the places of the hosts.
 
-    Where one link per host to a switch explains all pairs within ``STAR_ERROR``, those links are written: devices of
-    a host then share them. Else the topology is a matrix of all ordered pairs of devices. Raises InvalidDocument for
+    Where one link per host to a switch explains all pairs within ``STAR_ERROR``, the topology has these links, which
+    the devices of a host share. Otherwise it has a matrix of all ordered pairs of devices. Raises InvalidDocument for
     two hosts of one name, a host without devices, or several devices in a host without a fabric.
     """
     _refuse_odd(hosts)
@@ -68,10 +68,10 @@ def topology_of_hosts(
 
 
 def star_of(hosts: Sequence[Host], pairs: Pairs) -> tuple[Cable, ...] | None:
-    """One link per host to a switch, if that explains all pairs.
+    """Return one link per host to a switch, if that explains all pairs.
 
-    A pair gets the smaller bandwidth of its two links, so a host's link has the most that any of its pairs reached; and
-    the sum of their latencies, solved for the hosts by least squares.
+    A pair gets the smaller bandwidth of its two links, so a host's link has the largest bandwidth of its pairs. A pair
+    gets the sum of its links' latencies, which are solved for the hosts by least squares.
     """
     numbers = range(len(hosts))
     bandwidth = [max(pairs[a, b].bandwidth_bytes_per_s for a, b in pairs if i in (a, b)) for i in numbers]
@@ -95,7 +95,7 @@ def _shares_of_latency(count: int, pairs: Pairs) -> list[int]:
         return [half, half]
     of_host = [sum(link.latency_ns for pair, link in pairs.items() if i in pair) / 2 for i in range(count)]
     everything = sum(of_host) / (2 * (count - 1))
-    return [max(0, round((own - everything) / (count - 2))) for own in of_host]
+    return [max(0, round((total - everything) / (count - 2))) for total in of_host]
 
 
 def _matrix(hosts: Sequence[Host], pairs: Pairs) -> MeasuredMatrix:

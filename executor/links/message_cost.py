@@ -1,4 +1,4 @@
-"""What issuing a message costs its thread: two transports of this process send to each other."""
+"""The time that a thread spends to issue a message, between two transports of this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class IssueCost(NamedTuple):
 
 
 def pair_of_groups() -> Sequence[Any]:
-    """The gloo process groups of two ranks that are both in this process."""
+    """Create the gloo process groups of two ranks, both in this process."""
     store = HashStore()
     groups: dict[int, Any] = {}
 
@@ -47,7 +47,7 @@ def pair_of_groups() -> Sequence[Any]:
 
 
 def issue_cost(runtime: Runtime, size_bytes: int, *, staged: bool) -> IssueCost:
-    """Send and receive rounds of messages of ``size_bytes``; the first round is not counted."""
+    """Measure rounds of messages of ``size_bytes``, sent and received; the first round does not count."""
     groups = pair_of_groups()
     ends = [StagedTransport(runtime, group) if staged else GlooTransport(group) for group in groups]
     tensor = torch.zeros(size_bytes, dtype=torch.uint8, device=runtime.device)

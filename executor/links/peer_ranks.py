@@ -1,4 +1,4 @@
-"""What a peer does for a measurement of collectives: it hosts the ranks' store, or starts the ranks of its devices."""
+"""A peer's part in a measurement of collectives: the host of the ranks' store, or of the ranks of its devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBE = "penstock.executor.links.collective_probe"
 
 
 def serve_store(connection: socket.socket) -> None:
-    """Say where a new store listens, on the interface of the connection; it ends with the connection."""
+    """Start a store on the interface of the connection, and send its address; it ends with the connection."""
     command = [sys.executable, "-m", "penstock.executor.node.tcp_store", connection.getsockname()[0]]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as store:
         assert store.stdin is not None
@@ -30,14 +30,14 @@ def serve_store(connection: socket.socket) -> None:
             store.stdin.close()
 
 
-def ranks_here(connection: socket.socket, devices: int, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a rank for each of our devices; ours are those of node ``node`` of ``nodes``. Return what they wrote."""
-    node, nodes = int(asked["node"]), int(asked["nodes"])
+def ranks_here(connection: socket.socket, devices: int, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a rank for each of this node's devices, node ``node`` of ``nodes``, and return their outputs."""
+    node, nodes = int(request["node"]), int(request["nodes"])
     interface = interface_of(connection.getsockname()[0])
     environment = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
-    own = range(node * devices, (node + 1) * devices)
+    ranks = range(node * devices, (node + 1) * devices)
     try:
-        found = outputs(PROBE, own, nodes * devices, str(asked["store"]), [str(nodes)], environment)
+        results = outputs(PROBE, ranks, nodes * devices, str(request["store"]), [str(nodes)], environment)
     except PenstockError as error:
         return {"error": error.detail}
-    return {"outputs": [json.loads(each) for each in found]}
+    return {"outputs": [json.loads(each) for each in results]}
