@@ -1,4 +1,4 @@
-"""Processes that die with the agent: each leads its own group, speaks JSON lines, and is ended by TERM, then KILL.
+"""Processes that die with the agent. Each leads a process group, writes JSON lines, and is ended by TERM, then KILL.
 
 A child gets SIGKILL from the kernel when the agent is killed (``PR_SET_PDEATHSIG``); its stdin also ends then. The
 child's own children are killed with its group once it is gone.
@@ -18,7 +18,7 @@ from typing import Any
 from penstock.executor.node.rank_log import LogFile
 
 KEPT_LINES = 30
-"""Of what a child wrote, for the report of its failure."""
+"""Last lines of a child's output that the report of its failure has."""
 
 _CHUNK_BYTES = 2**16
 _LEFTOVER_S = 2.0
@@ -30,16 +30,16 @@ OnExit = Callable[[int, tuple[str, ...]], None]
 
 
 def die_with(parent: int) -> None:
-    """In a new child: die when ``parent`` dies, also if it has died already."""
+    """Make a new child die when ``parent`` dies, also if it has died already."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Child:
-    """One process. ``on_message`` gets each JSON object of its stdout; ``log`` every other line that it writes.
+    """A process. ``on_message`` gets each JSON object of its stdout; ``log`` gets every other line that it writes.
 
-    ``on_exit`` gets its code and its last lines; it is called once, after every message, also when the command cannot
+    ``on_exit`` gets its code and its last lines. It is called once, after every message, also when the command cannot
     be started (code 127).
     """
 
@@ -71,17 +71,17 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process id, once it has been started."""
+        """The process id, after the process has been started."""
         return self._process.pid if self._process is not None else None
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM to the group now, SIGKILL after ``grace_s``."""
+        """Send SIGTERM to the group now, and SIGKILL after ``grace_s``."""
         if self._stop_grace_s is None:
             self._stop_grace_s = grace_s
             self._stopping.set()
 
     def kill(self) -> None:
-        """SIGKILL to the group now."""
+        """Send SIGKILL to the group now."""
         self.stop(0)
         self._signal(signal.SIGKILL)
 
@@ -159,7 +159,7 @@ class Child:
 
 
 async def _read_lines(stream: asyncio.StreamReader, each: Callable[[bytes], None]) -> None:
-    """Lines of any length: a trace is one line of megabytes."""
+    """Pass each line to ``each``, whatever its length: a trace is one line of megabytes."""
     parts: list[bytes] = []
     while chunk := await stream.read(_CHUNK_BYTES):
         *lines, rest = chunk.split(b"\n")

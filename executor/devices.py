@@ -1,9 +1,9 @@
-"""The devices of this machine: which there are, what kinds they are, in which order, and which a process sees.
+"""The devices of this machine: their number, kinds and order, and the devices that a process sees.
 
 Agents, ``penstock run``, ``penstock rank`` and the profiler all read this. Nothing here loads torch.
 
-GPUs are numbered as ``nvidia-smi`` numbers them, by PCI bus. CUDA's own order may be another (CUDA_DEVICE_ORDER), so
-``number_by_bus`` asks CUDA for this one before a process opens a GPU, and an agent names GPUs by their UUIDs.
+GPUs are numbered as in ``nvidia-smi``, by PCI bus. CUDA's order may be another one (CUDA_DEVICE_ORDER), so
+``number_by_bus`` sets this order before a process opens a GPU, and an agent names GPUs by their UUIDs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this machine, or a MIG instance of one. ``number``: that of the GPU in ``nvidia-smi``."""
+    """A GPU of this machine, or a MIG instance of one. ``number``: the GPU's number in ``nvidia-smi``."""
 
     number: int
     uuid: str
@@ -45,7 +45,7 @@ class Gpu:
 
     @property
     def is_instance(self) -> bool:
-        """Whether it is a MIG instance, of which CUDA shows a process no more than one."""
+        """True if it is a MIG instance, of which CUDA shows a process no more than one."""
         return self.uuid.startswith("MIG-")
 
 
@@ -57,44 +57,44 @@ class LocalDevice:
     gpu: Gpu | None = None
 
     def environment(self) -> dict[str, str]:
-        """The variables of a rank on this device: they show it its one GPU, or give it one thread of the CPU."""
+        """Return the variables that show a rank only this GPU, or give it one thread of the CPU."""
         if self.gpu is None:
             return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         return {VISIBLE: self.gpu.uuid, ORDER: BUS}
 
 
 def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[LocalDevice, ...]:
-    """The devices of this machine, called ``agent/0`` and so on as in a uniform topology.
+    """Return the devices of this machine, named ``agent/0`` and so on as in a uniform topology.
 
-    They are ``cpu_devices`` shares of the memory if that is positive, else the visible GPUs. Raises InvalidDocument
-    when there are none.
+    They are ``cpu_devices`` shares of the memory if that is positive, otherwise the visible GPUs. InvalidDocument
+    without devices.
     """
     if cpu_devices > 0:
         return cpu_shares(agent, cpu_devices, machine_memory_bytes(), cpu_kind)
-    found = visible_gpus()
-    if not found:
+    gpus = visible_gpus()
+    if not gpus:
         raise InvalidDocument(
             f"agent {agent!r} has no device: nvidia-smi shows no GPU{_hidden(os.environ)}, and no CPU devices were "
             "asked for",
             remedy="penstock agent --cpu-devices 2",
         )
-    return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(found))
+    return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(gpus))
 
 
 def cpu_shares(agent: str, count: int, memory_bytes: int, kind: str) -> tuple[LocalDevice, ...]:
-    """``count`` CPU devices that share ``memory_bytes`` evenly."""
+    """Return ``count`` CPU devices that share ``memory_bytes`` evenly."""
     share = memory_bytes // count
     return tuple(LocalDevice(_offer(f"{agent}/{i}", kind, share)) for i in range(count))
 
 
 def _offer(name: str, kind: str, memory_bytes: int) -> AgentDevice:
-    from penstock.schemas.api.agents import AgentDevice  # with all documents, which ranks do without
+    from penstock.schemas.api.agents import AgentDevice  # loads all documents, which ranks do not need
 
     return AgentDevice(id=name, kind=kind, memory_bytes=memory_bytes)
 
 
 def machine_memory_bytes(meminfo: str = "/proc/meminfo", limit: str = "/sys/fs/cgroup/memory.max") -> int:
-    """Bytes of memory that this machine (or the control group that holds us) has."""
+    """Return the bytes of memory of this machine, or of this process's control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if Path(meminfo).exists():
         match = re.search(r"^MemTotal:\s+([0-9]+) kB$", Path(meminfo).read_text(), re.MULTILINE)
@@ -112,35 +112,35 @@ def processor_model(cpuinfo: str = "/proc/cpuinfo") -> str:
 
 
 def device_kind(product: str) -> str:
-    """The kind of a GPU as profiles call it: ``NVIDIA H100 80GB HBM3`` is ``H100``; unknown names stay whole."""
+    """Return a GPU's kind as in profiles: ``NVIDIA H100 80GB HBM3`` is ``H100``; unknown names stay whole."""
     match = _PRODUCT.search(product)
     return match[0].replace(" ", "") if match else product.removeprefix("NVIDIA ")
 
 
-# GPUs that there are
+# GPUs of the machine
 
 
 def machine_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that ``nvidia-smi`` shows; of one in MIG mode its instances. None without a driver or a GPU."""
+    """Return the GPUs that ``nvidia-smi`` shows, in MIG mode their instances; empty without a driver or a GPU."""
     gpus = parse_gpus(_ask(*_QUERY))
     return with_instances(gpus, _ask("-L")) if gpus else ()
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """The GPUs in nvidia-smi's answer. Raises InvalidDocument for a line that is not ``index, UUID, name, MiB``."""
-    found = []
+    """Parse nvidia-smi's list of GPUs. Raises InvalidDocument for a line that is not ``index, UUID, name, MiB``."""
+    gpus = []
     for line in filter(None, map(str.strip, text.splitlines())):
         parts = [part.strip() for part in line.split(",")]
         if len(parts) != 4 or not parts[0].isdigit() or not parts[3].isdigit():
             raise InvalidDocument(f"nvidia-smi answered {line!r}; expected 'index, UUID, name, MiB'")
-        found.append(Gpu(int(parts[0]), parts[1], device_kind(parts[2]), int(parts[3]) * _MIB))
-    return tuple(found)
+        gpus.append(Gpu(int(parts[0]), parts[1], device_kind(parts[2]), int(parts[3]) * _MIB))
+    return tuple(gpus)
 
 
 def with_instances(gpus: Sequence[Gpu], listing: str) -> tuple[Gpu, ...]:
-    """The GPUs, those in MIG mode replaced by their instances, as ``nvidia-smi -L`` lists them.
+    """Return the GPUs, with GPUs in MIG mode replaced by their instances, as ``nvidia-smi -L`` lists them.
 
-    An instance has the memory in its profile's name: ``1g.5gb`` is a little less than what NVIDIA gives it.
+    An instance has the memory in its profile's name: ``1g.5gb`` is a little less than its memory.
     """
     instances: dict[int, list[tuple[str, int, str]]] = {}
     number = -1
@@ -149,16 +149,16 @@ def with_instances(gpus: Sequence[Gpu], listing: str) -> tuple[Gpu, ...]:
             number = int(gpu_line[1])
         elif instance := _INSTANCE_LINE.match(line):
             instances.setdefault(number, []).append((instance[1], int(instance[2]) * 10**9, instance[3]))
-    found: list[Gpu] = []
+    result: list[Gpu] = []
     for gpu in gpus:
-        own = instances.get(gpu.number)
-        parts = [replace(gpu, uuid=u, kind=f"{gpu.kind}-{name}", memory_bytes=size) for name, size, u in own or ()]
-        found += parts or [gpu]
-    return tuple(found)
+        members = instances.get(gpu.number)
+        parts = [replace(gpu, uuid=u, kind=f"{gpu.kind}-{name}", memory_bytes=size) for name, size, u in members or ()]
+        result += parts or [gpu]
+    return tuple(result)
 
 
 def _ask(*arguments: str) -> str:
-    """What ``nvidia-smi`` answers; empty without a GPU or a driver."""
+    """Return the output of ``nvidia-smi``; empty without a GPU or a driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -173,15 +173,15 @@ def _ask(*arguments: str) -> str:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process sees, in the order in which CUDA numbers them."""
+    """Return the GPUs that this process sees, in the order in which CUDA numbers them."""
     return visible(machine_gpus(), os.environ)
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those of ``gpus`` that CUDA_VISIBLE_DEVICES lists, by number, UUID or the beginning of one, in its order.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by number, UUID or the beginning of one, in its order.
 
-    As CUDA does, it ends at an entry that names none, and finds none at all in a list that names one twice. Raises
-    InvalidDocument for numbers in an order of CUDA's that is not known here.
+    As in CUDA, the list ends at an entry that names no GPU, and a list that names one twice is empty. Raises
+    InvalidDocument for numbers in an order of CUDA that is unknown here.
     """
     listed = environ.get(VISIBLE)
     if listed is None:
@@ -194,15 +194,15 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
             f"({', '.join(kinds)})",
             remedy=f"name them by UUID (nvidia-smi -L), or export {ORDER}={BUS}",
         )
-    found: list[Gpu] = []
+    result: list[Gpu] = []
     for entry in entries:
         gpu = _named(gpus, entry)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in result:
             return ()
-        found.append(gpu)
-    return tuple(found)
+        result.append(gpu)
+    return tuple(result)
 
 
 def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
@@ -217,44 +217,44 @@ def _hidden(environ: Mapping[str, str]) -> str:
 
 
 def number_by_bus(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have CUDA number GPUs as ``nvidia-smi`` does, unless the environment says otherwise; before CUDA starts."""
+    """Let CUDA number GPUs as ``nvidia-smi`` does, unless the environment differs; call it before CUDA starts."""
     environ.setdefault(ORDER, BUS)
 
 
 def torch_names(gpus: Sequence[Gpu]) -> list[str]:
-    """What a process that sees these GPUs calls them; CUDA shows it one MIG instance at most."""
+    """Return the names of these GPUs in a process that sees them; CUDA shows at most one MIG instance."""
     count = 1 if any(gpu.is_instance for gpu in gpus) else len(gpus)
     return [f"cuda:{number}" for number in range(count)]
 
 
 def visible_numbers() -> list[int]:
-    """The node's numbers of the GPUs that this process sees, in CUDA's order; empty where nvidia-smi shows none.
+    """Return the node's numbers of the GPUs that this process sees, in CUDA's order; empty without GPUs.
 
-    Slurm may show a job its GPUs alone, numbered from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
+    Slurm may show a job only its GPUs, numbered from 0; SLURM_STEP_GPUS or SLURM_JOB_GPUS then has their numbers.
     """
     shown = machine_gpus()
-    own = sorted(_expanded(os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""))
+    job_numbers = sorted(_expanded(os.environ.get("SLURM_STEP_GPUS") or os.environ.get("SLURM_JOB_GPUS") or ""))
     numbers = [gpu.number for gpu in shown]
-    of_node = dict(zip(numbers, own if len(own) == len(numbers) else numbers, strict=True))
+    of_node = dict(zip(numbers, job_numbers if len(job_numbers) == len(numbers) else numbers, strict=True))
     return [of_node[gpu.number] for gpu in visible(shown, os.environ)]
 
 
 def _expanded(text: str) -> list[int]:
-    """The numbers of a list such as ``0,4-7``; none where it is no such list."""
-    found: list[int] = []
+    """Expand a list of numbers such as ``0,4-7``; empty for any other text."""
+    numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
             return []
-        found.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return found
+        numbers.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return numbers
 
 
 def place_among(index: str, used: Sequence[str], numbers: Sequence[int]) -> int:
-    """Which of the GPUs that a process sees is the plan's device ``index`` of its node.
+    """Return the place of the plan's device ``index`` of its node among the GPUs that a process sees.
 
     ``used``: the node's devices that the plan uses, in order; ``numbers``: the node's numbers of the GPUs that the
-    process sees. Where they are not the plan's (a container numbers from 0), the order of both counts.
+    process sees. Where they differ from the plan's (a container numbers from 0), the order of both counts.
     """
     if len(numbers) == 1:
         return 0

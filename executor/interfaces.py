@@ -1,4 +1,4 @@
-"""This machine's network interfaces: which address is whose, and which one leads to a host."""
+"""This machine's network interfaces: their addresses, and the one that leads to a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine's loopback, by name or address."""
+    """Return whether ``host`` is this machine's loopback, by name or address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -19,18 +19,18 @@ def is_loopback(host: str) -> bool:
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface. ValueError names those that exist."""
+    """Return the IPv4 address of a network interface. ValueError lists the existing interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise ValueError(f"interface {interface!r} is neither an address nor one of {known}") from None
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise ValueError(f"interface {interface!r} is neither an address nor one of {names}") from None
     return socket.inet_ntoa(answer[20:24])
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has ``address``: gloo and NCCL bind to it. None when there is none."""
+    """Return the network interface that has ``address``, to which gloo and NCCL bind, or None."""
     if is_loopback(address) and address != "::1":
         address = "127.0.0.1"
     for _, name in socket.if_nameindex():
@@ -43,7 +43,7 @@ def interface_of(address: str) -> str | None:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine from which ``host`` is reached. ValueError when there is no way."""
+    """Return the address of this machine from which ``host`` is reached. ValueError without a route."""
     if is_loopback(host):
         return "127.0.0.1"
     try:

@@ -1,6 +1,6 @@
-"""Which versions of torch ranks run under, and the parts of torch that they need and torch does not promise to keep.
+"""The versions of torch for ranks, and the undocumented parts of torch that ranks need.
 
-Everything else of torch that ranks use is documented, and there from ``OLDEST`` on.
+All other parts of torch that ranks use are documented, and exist from ``OLDEST`` on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.schemas.errors import UnsupportedRequest
 
 OLDEST = "2.9"
 TRIED = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1")
-"""Under which tests of ranks were run (docs/running.md says which tests); others of the same 2.x count as tried."""
+"""Versions with which ranks were tested (docs/running.md lists the tests); others of the same 2.x count as tried."""
 
 NEEDED = (
     "_C._autograd._top_saved_tensors_default_hooks",
@@ -25,7 +25,7 @@ NEEDED = (
     "_foreach_norm",
     "nn.Module._call_impl",
 )
-"""What torch does not document, by its name within ``torch``."""
+"""Undocumented parts of torch that ranks need, by their names within ``torch``."""
 
 
 CALL = "_compiled_call_impl"
@@ -43,7 +43,7 @@ def refuse_unfit_torch(version: str = torch.__version__, needed: Sequence[str] =
 
 
 def untried(version: str = torch.__version__) -> str | None:
-    """What to tell of a torch that no test of ranks was run under; None of one that was tried."""
+    """Return a warning for a torch with which ranks were not tested; None for a tested one."""
     if _minor(version) in map(_minor, TRIED):
         return None
     return f"Penstock was not tried with torch {version}, but with {', '.join(TRIED)}: compare a run by --check"
@@ -61,7 +61,7 @@ def _undocumented(name: str) -> Any:
 
 
 top_saved_tensors_hooks = _undocumented(NEEDED[0])
-"""The hooks that autograd packs and unpacks saved tensors with now; takes whether to ignore that they are disabled."""
+"""A function that returns autograd's present hooks for saved tensors; its argument ignores that they are disabled."""
 
 run_engine = _undocumented(NEEDED[1])
-"""``torch.autograd.backward`` without its Python, which takes longer than a small unit's gradient."""
+"""``torch.autograd.backward`` without its Python code, which takes longer than a small unit's gradient."""

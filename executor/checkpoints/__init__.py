@@ -1,4 +1,4 @@
-"""Checkpoints: where they are kept, what is in them, how all ranks write and read them together.
+"""Checkpoints: their place, their contents, and how all ranks write and read them together.
 
 May import: `schemas`, `executor.stage`.
 Start reading at `checkpoint.py`.

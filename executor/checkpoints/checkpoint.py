@@ -1,18 +1,17 @@
-"""Where checkpoints lie, and which of them a run goes on from. Loads no torch: agents and the service call it too.
+"""The files of checkpoints, and the choice of one to resume from. Loads no torch: agents and the service use it too.
 
 ::
 
     <directory>/step-30/              after 30 steps; it appears whole, by a rename
         .metadata, __0_0.distcp, …    tensors by name (torch.distributed.checkpoint)
-        entries.json                  where each entry is (``index``)
-        complete                      written last: what the checkpoint is of; length and SHA-256 of every other file
+        entries.json                  the place of each entry (``index``)
+        complete                      written last: the marker, with length and SHA-256 of every other file
     <directory>/.step-40.<token>/     being written; removed by the next run that writes here
-    <directory>/.step-30.replaced/    gives way to another checkpoint of step 30; counts while step-30 is not there
+    <directory>/.step-30.replaced/    being replaced by another one of step 30; counts until step-30 exists
     <directory>/.owner                token of the run, or its generation, that may publish here
 
-A checkpoint whose marker is missing or whose files are not what the marker says is damaged: an older one is taken
-instead. Nothing here is executed by reading it, and no symbolic link below the directory is followed: others may write
-there.
+A checkpoint without a marker, or with files that differ from its marker, is damaged: an older one is used instead.
+Reading executes nothing, and follows no symbolic link below the directory, because others may write there.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ _PARTIAL = ".step-*.*"
 _REPLACED = "replaced"
 _OWNER = ".owner"
 _HASHERS = 8
-"""Files whose digests are computed at a time, as far as there are processors; hashing lets other threads run."""
+"""Files that are hashed at a time, at most one per processor; hashing releases Python's lock."""
 
 
 class CheckpointFailed(RunFailed):
-    """A checkpoint could not be written; the ones before it are as they were."""
+    """A checkpoint could not be written; the earlier ones are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a checkpoint is of. ``seed``: with the step, the state of all randomness.
+    """The contents of a checkpoint. ``seed``: with the step, it determines all random states.
 
-    ``step``: steps that are done; ``batches``: global batches, several per step under elastic averaging.
-    ``is_finite``: whether all parameters are finite, and all losses since the checkpoint before.
+    ``step``: steps that are done. ``batches``: global batches, several per step under elastic averaging.
+    ``is_finite``: whether all parameters are finite, and all losses since the previous checkpoint.
     """
 
     step: int
@@ -77,20 +76,20 @@ class Checkpoint:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def next_step(self, batches_per_step: int = 1) -> int:
-        """The first step of a run with ``batches_per_step`` global batches per step that has none of those trained."""
+        """Return the first step whose batches are all new, in a run with this number of global batches per step."""
         return -(-self.about.batches // batches_per_step)
 
 
 class Survey(NamedTuple):
-    """What lies in a directory: the newest intact checkpoint, and what is wrong with those that are not intact."""
+    """The checkpoints in a directory: the newest intact one, and descriptions of the damage of other ones."""
 
     newest: Checkpoint | None
     damaged: list[str]
 
 
 def survey(directory: str | Path) -> Survey:
-    """Find the checkpoint with most batches whose files are what they were. Their digests are computed again."""
-    complete, damaged = _found(Path(directory))
+    """Find the checkpoint with the most batches whose files are unchanged, by computing their digests again."""
+    complete, damaged = _checkpoints_in(Path(directory))
     for one in complete:
         if (problem := _altered(one)) is None:
             return Survey(one, damaged)
@@ -104,9 +103,9 @@ def newest(directory: str | Path) -> Checkpoint | None:
 
 
 def prepare(directory: str | Path) -> None:
-    """Make the directory, try to write in it, and remove what an interrupted save left.
+    """Create the directory, try to write in it, and remove what an interrupted save left.
 
-    Raises UnsupportedRequest where that does not go.
+    Raises UnsupportedRequest where that fails.
     """
     place = Path(directory)
     try:
@@ -123,7 +122,7 @@ def prepare(directory: str | Path) -> None:
 
 
 def claim(directory: str | Path, token: str) -> None:
-    """Let only ``token`` publish here from now on: ranks of an older generation may still live.
+    """Let only ``token`` publish here from now on: ranks of an older generation may still be alive.
 
     Raises UnsupportedRequest when a later generation of the same run (``run/generation``) has claimed it already.
     """
@@ -160,20 +159,20 @@ def create(file: Path, text: str = "") -> Path:
 
 
 def partial(directory: str | Path, step: int, token: str) -> Path:
-    """The directory that the checkpoint after ``step`` steps is written to first; ``token`` keeps two runs apart."""
+    """Return the directory in which the checkpoint of a step is first written; ``token`` keeps two runs apart."""
     return Path(directory) / f".step-{step}.{token}"
 
 
 def publish(written: Path, about: About, digests: Mapping[str, str] | None = None) -> Checkpoint:
-    """Mark what was written as complete, and give it its name; one of the same step is replaced.
+    """Mark a directory as complete, and give it its name; a checkpoint of the same step is replaced.
 
-    ``digests``: the SHA-256 of files for which it is known. Wherever this is interrupted, what is replaced or what
-    replaces it counts as a checkpoint.
+    ``digests``: the SHA-256 of files for which it is computed already. Wherever this is interrupted, either the old or
+    the new checkpoint counts.
     """
     sizes = {one.name: one.stat().st_size for one in sorted(written.iterdir())}
-    known = digests_of(written, sizes.keys() - (digests or {}).keys()) | dict(digests or {})
-    checkpoint = Checkpoint(written.parent / f"step-{about.step}", about, sizes, known)
-    files = {name: {"bytes": size, "sha256": known[name]} for name, size in sizes.items()}
+    all_digests = digests_of(written, sizes.keys() - (digests or {}).keys()) | dict(digests or {})
+    checkpoint = Checkpoint(written.parent / f"step-{about.step}", about, sizes, all_digests)
+    files = {name: {"bytes": size, "sha256": all_digests[name]} for name, size in sizes.items()}
     marker = {"about": asdict(about), "files": files}
     create(written / MARKER, json.dumps(marker | {"sha256": _own_digest(marker)}, indent=1))
     _sync(written)
@@ -188,8 +187,8 @@ def publish(written: Path, about: About, digests: Mapping[str, str] | None = Non
 
 
 def prune(directory: str | Path, keep: int, written: Checkpoint | None = None) -> None:
-    """Remove complete checkpoints, but for the ``keep`` newest, the newest that is finite, and the one just written."""
-    complete = _found(Path(directory))[0]
+    """Remove complete checkpoints, except the ``keep`` newest, the newest finite one, and the one just written."""
+    complete = _checkpoints_in(Path(directory))[0]
     spared = [*complete[:keep], *[one for one in complete if one.about.is_finite][:1]]
     for one in complete:
         if one not in spared and (written is None or one.directory != written.directory):
@@ -207,7 +206,7 @@ def digests_of(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def read(directory: Path) -> Checkpoint:
-    """The checkpoint in a ``step-<n>`` directory, by names and lengths. Raises InvalidDocument naming what it lacks."""
+    """Read the checkpoint in a ``step-<n>`` directory, by names and lengths. InvalidDocument for what it lacks."""
     where = f"checkpoint {str(directory)!r}"
     if directory.is_symlink():
         raise InvalidDocument(f"{where} is a symbolic link, which is not followed")
@@ -238,7 +237,7 @@ def _own_digest(marker: Mapping[str, Any]) -> str:
 
 
 def _about(data: Mapping[str, Any]) -> About:
-    """Return what a marker says. Raises TypeError or ValueError for a value that no marker has."""
+    """Return the contents of a marker. Raises TypeError or ValueError for a value that no marker has."""
     about = About(**data)
     for one in fields(About):
         value, wanted = getattr(about, one.name), _TYPES[one.type]
@@ -260,8 +259,8 @@ _TYPES: Mapping[Any, tuple[type, ...]] = {
 """The types of values by the annotations of ``About``."""
 
 
-def _found(directory: Path) -> tuple[list[Checkpoint], list[str]]:
-    """Checkpoints with all their bytes, newest first; and what is wrong with the others."""
+def _checkpoints_in(directory: Path) -> tuple[list[Checkpoint], list[str]]:
+    """Return the checkpoints with all their bytes, newest first, and descriptions of the damage of other ones."""
     complete, damaged = [], []
     with suppress(FileNotFoundError, NotADirectoryError):
         for place in sorted(directory.iterdir()):
@@ -274,7 +273,7 @@ def _found(directory: Path) -> tuple[list[Checkpoint], list[str]]:
 
 
 def _altered(checkpoint: Checkpoint) -> str | None:
-    """Say which file of a checkpoint has other bytes than those that were written; None where all are as they were."""
+    """Describe the damage of a checkpoint whose files have changed; None where no file has."""
     where = f"checkpoint {str(checkpoint.directory)!r}"
     try:
         digests = digests_of(checkpoint.directory, checkpoint.digests)
@@ -292,13 +291,13 @@ def _digest(file: Path) -> str:
 
 
 def _stands_in(place: Path) -> bool:
-    """Whether a checkpoint was given its name for replacement while the one that replaces it never got its own."""
+    """Return whether a checkpoint was renamed for replacement while its replacement never got the name."""
     step, _, kind = place.name.removeprefix(".").partition(".")
     return kind == _REPLACED and bool(_STEP.fullmatch(step)) and not (place.parent / step).exists()
 
 
 def _put_back(place: Path) -> None:
-    """Give a complete checkpoint whose replacement was interrupted its name again."""
+    """Restore the name of a complete checkpoint whose replacement was interrupted."""
     with suppress(InvalidDocument):
         if _stands_in(place):
             read(place)
@@ -306,7 +305,7 @@ def _put_back(place: Path) -> None:
 
 
 def _remove(place: Path) -> None:
-    """Remove what has this name, as far as that goes; of a symbolic link the link alone."""
+    """Remove a file or directory where possible; of a symbolic link only the link."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -314,7 +313,7 @@ def _remove(place: Path) -> None:
 
 
 def _size(path: Path) -> int | None:
-    """Return the length of a regular file; None for what is absent or is none, such as a symbolic link or a pipe."""
+    """Return the length of a regular file; None for others, such as missing files, symbolic links and pipes."""
     try:
         status = path.lstat()
     except OSError:
@@ -323,7 +322,7 @@ def _size(path: Path) -> int | None:
 
 
 def _sync(directory: Path) -> None:
-    """Make a rename last through a loss of power."""
+    """Make a rename permanent, even through a loss of power."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -332,7 +331,7 @@ def _sync(directory: Path) -> None:
 
 
 def refuse_other_job(checkpoint: Checkpoint, **wanted: Any) -> None:
-    """Raise InvalidDocument naming what differs between the checkpoint and this run (job, seed, global_batch_size)."""
+    """Raise InvalidDocument with the first difference between the checkpoint and this run (job, seed, batch size)."""
     for name, value in wanted.items():
         has = getattr(checkpoint.about, name)
         if has != value:

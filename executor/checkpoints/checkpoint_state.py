@@ -1,25 +1,25 @@
-"""What of a run is in a checkpoint, by the full names of layers and parameters.
+"""The contents of a checkpoint, by the full names of layers and parameters.
 
-| name | what |
+| name | contents |
 |---|---|
-| ``model/L.P`` | parameter P of layer L, newest version; under elastic averaging that of the reference model |
+| ``model/L.P`` | parameter P of layer L, newest version; under elastic averaging, of the reference model |
 | ``buffer/L.B`` | a buffer, such as running statistics; of replicas the first one's |
 | ``optimizer/L.P/K`` | state K of the optimizer for that parameter |
-| ``options/L.P`` | the optimizer's name, and the options (learning rate, …) of the group that the parameter is in |
+| ``options/L.P`` | the optimizer's name, and the options (learning rate, …) of the parameter's group |
 | ``older/D/L.P`` | the weights D updates older than the newest, where forwards still use them (2BW, WPipe) |
-| ``pipeline/N/…`` | elastic averaging: the same of pipeline N's own model |
+| ``pipeline/N/…`` | elastic averaging: the same for pipeline N's model |
 | ``schedule``, ``loss_scale`` | the state of the learning-rate schedule, and of the loss scaling |
 
-Because names are those of the unsplit model, any plan can go on from it: a rank reads what its layers need. Where ranks
+Names belong to the unsplit model, so a run can continue with any plan: a rank reads what its layers need. Where ranks
 share layers, each writes its part of a parameter, and of states of the parameter's shape, as a part of the whole (a
-DTensor), so that a plan of any degrees finds its own parts in it. Nothing else is random or in flight at a step's end:
+DTensor), so that a plan of any degrees finds its parts in it. No other state is random or in flight at a step's end:
 batches and random states follow from seed and step.
 
-Two traps of torch.distributed.checkpoint are kept out of the way (EXECUTOR E.2): optimizer states are read by
-name and put in place here, not through ``set_optimizer_state_dict``, which leaves them out silently when a gradient is
-there; and its errors, which are no ``Exception``, become ours.
+Two traps of torch.distributed.checkpoint are avoided (EXECUTOR E.2). Optimizer states are read by name and put in place
+here, not through ``set_optimizer_state_dict``, which silently omits them when a gradient exists. Its errors, which are
+no ``Exception``, become ours.
 
-Entries that are no tensors are written as JSON text (``values``), and all are found through ``entries.json``
+Entries other than tensors are written as JSON text (``values``), and all entries are found through ``entries.json``
 (``index``), so that no pickle of a checkpoint is executed.
 """
 
@@ -52,7 +52,7 @@ _AVERAGED = "elastic_averaging"
 
 
 def state_of(interpreter: Interpreter) -> Entries:
-    """All that this rank holds of the run, by name; tensors are the live ones, all else is text.
+    """Return all of this rank's state of the run, by name: the live tensors, and everything else as text.
 
     Collective under elastic averaging. Raises UnsupportedRequest for a state that is neither tensor nor plain data.
     """
@@ -61,14 +61,14 @@ def state_of(interpreter: Interpreter) -> Entries:
     if norm is not None and norm.scale is not None:
         state["loss_scale"] = norm.scale.state_dict()
     for stage in interpreter.stages.values():
-        own = _own(stage)
+        prefix = _pipeline_prefix(stage)
         if stage.schedule is not None:
             state["schedule"] = stage.schedule.state_dict()
         for name, parameter in stage.parameters.items():
-            state[f"{own}model/{name}"] = stage.parts.shared(name, parameter.detach())
-            state |= {f"{own}{key}": value for key, value in _optimizer_state(stage, name, parameter)}
+            state[f"{prefix}model/{name}"] = stage.parts.shared(name, parameter.detach())
+            state |= {f"{prefix}{key}": value for key, value in _optimizer_state(stage, name, parameter)}
         state |= {f"model/{name}": parameter.detach() for name, parameter in _frozen(stage)}
-        state |= {f"{own}buffer/{name}": buffer for name, buffer in _buffers(interpreter, stage)}
+        state |= {f"{prefix}buffer/{name}": buffer for name, buffer in _buffers(interpreter, stage)}
         names = {id(parameter): name for name, parameter in stage.parameters.items()}
         if stage.averaging is not None:
             for parameter, reference in stage.averaging.reference():
@@ -91,13 +91,13 @@ def refuse_unwritable(interpreter: Interpreter) -> None:
 
 
 def are_finite(interpreter: Interpreter) -> bool:
-    """Whether all numbers of this rank's parameters are finite."""
+    """Return whether all numbers of this rank's parameters are finite."""
     parameters = (one.detach() for stage in interpreter.stages.values() for one in stage.parameters.values())
     return all(bool(torch.isfinite(one).all()) for one in parameters if one.is_floating_point())
 
 
 def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
-    """Put in place what this rank's layers need. Raises ModelMismatch naming the first that is not there, or differs.
+    """Restore the state of this rank's layers. ModelMismatch for the first entry that is missing or differs.
 
     Raises InvalidDocument for a checkpoint that cannot be read.
     """
@@ -112,21 +112,21 @@ def restore(interpreter: Interpreter, checkpoint: Checkpoint) -> None:
         if stage.shards is not None:
             stage.shards.stepped()
     norm = interpreter.actions.norm
-    if norm is not None and norm.scale is not None and "loss_scale" in reader.found:
-        norm.scale.load_state_dict(reader.found["loss_scale"])
+    if norm is not None and norm.scale is not None and "loss_scale" in reader.entries:
+        norm.scale.load_state_dict(reader.entries["loss_scale"])
         norm.begin(interpreter.expected_count)
 
 
 class _Stage:
-    """What one stage reads; named at first, put in place when it has been read."""
+    """The entries that one stage reads: first they are named, then read, then put in place."""
 
     def __init__(self, interpreter: Interpreter, stage: HeldStage, reader: _Reader) -> None:
         self._stage = stage
-        self._found = reader.found
-        own = _own(stage)
+        self._entries = reader.entries
+        pipeline = _pipeline_prefix(stage)
         averaged = reader.checkpoint.about.update_rule == _AVERAGED and reader.checkpoint.about.pipelines > 1
         states = f"pipeline/{stage.entry.pipeline % reader.checkpoint.about.pipelines}/" if averaged else ""
-        self._weights = own if averaged and states == own else ""
+        self._weights = pipeline if averaged and states == pipeline else ""
         self._states = states
         for name, parameter in stage.parameters.items():
             shared = stage.parts.shared(name, parameter.detach())
@@ -146,35 +146,35 @@ class _Stage:
                 reader.like(f"older/{age}/{name}", stage.parts.shared(name, parameter.detach()))
 
     def put_in_place(self) -> None:
-        """Give optimizer, schedule, versions and reference model their states."""
-        stage, found = self._stage, self._found
-        if stage.schedule is not None and "schedule" in found:
-            stage.schedule.load_state_dict(_attributes(stage.schedule, found["schedule"]))
+        """Set the states of optimizer, schedule, versions and reference model."""
+        stage, entries = self._stage, self._entries
+        if stage.schedule is not None and "schedule" in entries:
+            stage.schedule.load_state_dict(_attributes(stage.schedule, entries["schedule"]))
         for name, parameter in stage.parameters.items():
             prefix = f"{self._states}optimizer/{name}/"
             states = {
                 key.removeprefix(prefix): stage.parts.local_part(name, value)
-                for key, value in found.items()
+                for key, value in entries.items()
                 if key.startswith(prefix)
             }
             assert stage.optimizer is not None
-            _set_options(stage.optimizer, name, parameter, found.get(f"{self._states}options/{name}"))
+            _set_options(stage.optimizer, name, parameter, entries.get(f"{self._states}options/{name}"))
             if states:
                 stage.optimizer.state[parameter] = _placed(stage.optimizer, parameter, states)
         if stage.averaging is not None:
             stage.averaging.restore(
-                {p: stage.parts.local_part(name, found[f"model/{name}"]) for name, p in stage.parameters.items()}
+                {p: stage.parts.local_part(name, entries[f"model/{name}"]) for name, p in stage.parameters.items()}
             )
         if stage.versions is not None:
             names = {id(parameter): name for name, parameter in stage.parameters.items()}
             order = [names[id(parameter)] for parameter in stage.versions.parameters]
             newest = [parameter.detach().clone() for parameter in stage.versions.parameters]
             parts = stage.parts
-            older = [[parts.local_part(name, found[f"older/{age}/{name}"]) for name in order] for age in self._ages]
+            older = [[parts.local_part(name, entries[f"older/{age}/{name}"]) for name in order] for age in self._ages]
             stage.versions.restore([newest, *older])
 
     def _ages_in(self, reader: _Reader) -> list[int]:
-        """The older versions that this stage uses, as far as the checkpoint has them of all its parameters."""
+        """Return the ages of the older versions that this stage uses and the checkpoint has for all its parameters."""
         versions = self._stage.versions
         if versions is None:
             return []
@@ -187,11 +187,11 @@ class _Stage:
 
 
 class _Reader:
-    """Reads entries of a checkpoint by name: first all are named, then they are read at once."""
+    """A reader of a checkpoint's entries by name: first all are named, then they are read at once."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.found: Entries = {}
+        self.entries: Entries = {}
         self._reader = EntryReader(checkpoint)
         try:
             self._has = self._reader.read_metadata().state_dict_metadata
@@ -202,11 +202,11 @@ class _Reader:
             self._by_parameter.setdefault(name.rpartition("/")[0] + "/", []).append(name)
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has an entry of this name."""
+        """Return whether the checkpoint has an entry of this name."""
         return name in self._has
 
     def into(self, name: str, tensor: Tensor) -> None:
-        """Read entry ``name`` into a tensor. Raises ModelMismatch when it is not there or of another shape or type."""
+        """Read entry ``name`` into a tensor. Raises ModelMismatch if it is missing, or of another shape or type."""
         where = f"checkpoint {str(self.checkpoint.directory)!r} is of another model"
         kind, what = name.split("/")[-2:]
         has = self._has.get(name)
@@ -218,41 +218,41 @@ class _Reader:
                 f"{tuple(tensor.shape)} of {tensor.dtype} here",
                 remedy=_ANOTHER,
             )
-        self.found[name] = tensor
+        self.entries[name] = tensor
 
     def like(self, name: str, tensor: Tensor) -> None:
         """Read entry ``name`` into a new tensor like this one."""
         self.into(name, torch.empty_like(tensor, requires_grad=False))
 
     def all_of(self, prefix: str, like: Tensor) -> None:
-        """Read all entries under a prefix: those of the shape of ``like`` as it lies, others whole."""
+        """Read all entries under a prefix: entries of the shape of ``like`` in its layout, others whole."""
         for name in self._by_parameter.get(prefix, []):
             has = self._has[name]
             if not isinstance(has, TensorStorageMetadata):
-                self.found[name] = None
+                self.entries[name] = None
             elif has.size == like.shape and len(has.size):
-                self.found[name] = torch.empty_like(like, dtype=has.properties.dtype)
+                self.entries[name] = torch.empty_like(like, dtype=has.properties.dtype)
             else:
                 device = like.device if len(has.size) else "cpu"
-                self.found[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
+                self.entries[name] = torch.empty(has.size, dtype=has.properties.dtype, device=device)
 
     def if_there(self, name: str) -> None:
-        """Read an entry that is no tensor, if the checkpoint has it."""
+        """Read an entry other than a tensor, if the checkpoint has it."""
         if self.has(name):
-            self.found[name] = None
+            self.entries[name] = None
 
     def read(self) -> None:
-        """Read all that was named. Raises InvalidDocument when the files are damaged."""
+        """Read all named entries. Raises InvalidDocument when the files are damaged."""
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                load(self.found, storage_reader=self._reader, planner=EntryPlanner(), no_dist=True)
+                load(self.entries, storage_reader=self._reader, planner=EntryPlanner(), no_dist=True)
         except (CheckpointException, Exception) as error:
             raise _unreadable(self.checkpoint, error) from error
 
 
 def _unreadable(checkpoint: Checkpoint, error: BaseException) -> InvalidDocument:
-    """What to say of a checkpoint whose files are damaged: the first sentence of the cause."""
+    """Create the error for a checkpoint whose files are damaged, with the first sentence of the cause."""
     cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
     sentence = str(cause).partition("\n")[0].partition(". ")[0]
     return InvalidDocument(
@@ -265,8 +265,8 @@ _KINDS = {"model": "parameter", "buffer": "buffer"}
 _ANOTHER = "resume with the model that was trained, or give another directory"
 
 
-def _own(stage: HeldStage) -> str:
-    """Under which name a stage keeps what is its pipeline's alone."""
+def _pipeline_prefix(stage: HeldStage) -> str:
+    """Return the prefix of entries that belong to a stage's pipeline alone."""
     return "" if stage.averaging is None else f"pipeline/{stage.entry.pipeline}/"
 
 
@@ -289,7 +289,7 @@ def _optimizer_state(stage: HeldStage, name: str, parameter: Parameter) -> Itera
 
 
 def _options(stage: HeldStage, parameter: Parameter) -> dict[str, Any]:
-    """The optimizer of a parameter by name, and the options of its group but for those of a device."""
+    """Return the name of a parameter's optimizer, and its group's options except options of the device."""
     assert stage.optimizer is not None
     group = _group_of(stage.optimizer, parameter)
     options = {key: value for key, value in group.items() if key not in ("params", *_BY_DEVICE)}
@@ -303,12 +303,12 @@ def _group_of(optimizer: Optimizer, parameter: Parameter) -> dict[str, Any]:
 def _set_options(optimizer: Optimizer, name: str, parameter: Parameter, saved: dict[str, Any] | None) -> None:
     if saved is None:
         return
-    own = type(optimizer).__name__
+    optimizer_name = type(optimizer).__name__
     if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
         raise InvalidDocument(f"the checkpoint has no options of the optimizer of {name!r}")
-    if saved.get("optimizer") != own:
+    if saved.get("optimizer") != optimizer_name:
         raise ModelMismatch(
-            f"the checkpoint's optimizer of {name!r} is {saved.get('optimizer')}, the job's is {own}",
+            f"the checkpoint's optimizer of {name!r} is {saved.get('optimizer')}, the job's is {optimizer_name}",
             remedy="resume with the optimizer that was used",
         )
     group = _group_of(optimizer, parameter)
@@ -326,11 +326,11 @@ def _attributes(schedule: Any, saved: Any) -> dict[str, Any]:
 
 
 _BY_DEVICE = ("foreach", "fused", "capturable")
-"""Options of torch's optimizers that say how a device steps, not which numbers come of it."""
+"""Options of torch's optimizers that choose how a device steps, not the resulting numbers."""
 
 
 def _placed(optimizer: Optimizer, parameter: Parameter, states: dict[str, Any]) -> dict[str, Any]:
-    """States where the optimizer looks for them: single numbers, such as counts of steps, mostly on the host."""
+    """Move states to the optimizer's place for them: single numbers, such as counts of steps, mostly to the host."""
     group = _group_of(optimizer, parameter)
     place = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
     return {

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written and found by all ranks together (``checkpoint`` says where they lie)."""
+"""The checkpoints of a run, which all ranks write and find together (``checkpoint`` defines their place)."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from penstock.executor.run.rank_programs import batches_per_step
 from penstock.schemas.errors import NotFound, UnsupportedRequest
 
 SAVE_LIMIT = timedelta(minutes=30)
-"""How long ranks wait for the slowest disk."""
+"""Time that ranks wait for the slowest disk."""
 
 
 class _Part(NamedTuple):
-    """What a rank has written of a checkpoint: SHA-256 of its files, and whether its parameters are finite."""
+    """A rank's part of a checkpoint: SHA-256 of its files, and whether its parameters are finite."""
 
     digests: dict[str, str]
     is_finite: bool
 
 
 class Checkpoints:
-    """The checkpoints of a run in one directory; every rank makes one, in the same place of its set-up (collective).
+    """The checkpoints of a run in one directory; every rank creates this at the same point of its set-up (collective).
 
-    ``about``: what they are of, but for the step. ``token``: keeps this run's unfinished files apart from others'.
-    ``outputs``: where this run may write.
-    Raises UnsupportedRequest when rank 0 cannot write there, or another rank does not see what it wrote.
+    ``about``: the contents, except the step. ``token``: keeps this run's unfinished files apart from others'.
+    ``outputs``: the places where this run may write.
+    Raises UnsupportedRequest when rank 0 cannot write there, or another rank does not see its file.
     """
 
     def __init__(self, directory: str, keep: int, about: About, token: str, outputs: Outputs = Outputs()) -> None:
@@ -61,16 +61,16 @@ class Checkpoints:
     def resume(
         self, interpreter: Interpreter, say: Callable[[Mapping[str, Any]], None], *, may_start_anew: bool
     ) -> int:
-        """Put the newest intact checkpoint's state in place; the step to go on with. Collective.
+        """Restore the newest intact checkpoint's state, and return the step to continue with. Collective.
 
-        Raises NotFound when there is none and the run may not start from the beginning; InvalidDocument and
-        ModelMismatch for one of another run or model.
+        Raises NotFound without a checkpoint if the run may not start from the beginning, and InvalidDocument and
+        ModelMismatch for a checkpoint of another run or model.
         """
-        found: list[Any] = [None]
+        result: list[Any] = [None]
         if dist.get_rank() == 0:
-            found = [files.survey(self.directory)]
-        dist.broadcast_object_list(found, src=0, group=self._group)
-        checkpoint, damaged = found[0]
+            result = [files.survey(self.directory)]
+        dist.broadcast_object_list(result, src=0, group=self._group)
+        checkpoint, damaged = result[0]
         for what in damaged:
             say({"kind": "warning", "step": 0, "text": what})
         if checkpoint is None:
@@ -97,31 +97,31 @@ class Checkpoints:
         refuse_unwritable(interpreter)
 
     def save(self, interpreter: Interpreter, step: int, *, is_finite: bool) -> Checkpoint:
-        """Write the state after ``step`` steps, unless this run has done so; collective.
+        """Write the state after ``step`` steps, unless this run has written it already; collective.
 
-        ``is_finite``: whether the losses since the last one were. Raises CheckpointFailed on all ranks alike.
+        ``is_finite``: whether the losses since the last checkpoint were finite. CheckpointFailed on all ranks alike.
         """
         if self._newest is not None and self._newest.about.step == step:
             return self._newest
         written = files.partial(self.directory, step, self._token)
         about = replace(self._about, step=step, batches=step * batches_per_step(interpreter.program))
         problem, parts = self._write(interpreter, written)
-        made: Checkpoint | None = None
+        checkpoint: Checkpoint | None = None
         if dist.get_rank() == 0:
             try:
                 if problem is None:
                     files.refuse_superseded(self.directory, self._owner)
                     about = replace(about, is_finite=is_finite and all(part.is_finite for part in parts))
                     digests = {name: digest for part in parts for name, digest in part.digests.items()}
-                    made = files.publish(written, about, digests)
+                    checkpoint = files.publish(written, about, digests)
             except OSError as error:
                 problem = str(error)
-            if made is None:
+            if checkpoint is None:
                 shutil.rmtree(written, ignore_errors=True)
             else:
-                with suppress(OSError):  # this one is complete; what stays is tried again after the next
-                    files.prune(self.directory, self._keep, made)
-        outcome = [made or problem]
+                with suppress(OSError):  # this one is complete; removal is tried again after the next one
+                    files.prune(self.directory, self._keep, checkpoint)
+        outcome = [checkpoint or problem]
         dist.broadcast_object_list(outcome, src=0, group=self._group)
         if not isinstance(outcome[0], Checkpoint):
             raise CheckpointFailed(
@@ -133,7 +133,7 @@ class Checkpoints:
         return self._newest
 
     def kept(self) -> str:
-        """Say which checkpoint a run whose loss is not finite can be resumed from."""
+        """Describe the checkpoint from which a run whose loss is not finite can be resumed."""
         finite = self._newest_finite
         return (
             "no finite checkpoint of this run" if finite is None else f"the finite checkpoint {str(finite.directory)!r}"
@@ -143,7 +143,7 @@ class Checkpoints:
         return self.directory / f"step-{step}"
 
     def _write(self, interpreter: Interpreter, place: Path) -> tuple[str | None, list[_Part]]:
-        """Write this rank's part; what went wrong on whichever rank, and for rank 0 what each rank has written."""
+        """Write this rank's part. Return a problem of any rank, and on rank 0 the parts of all ranks."""
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             metadata = save(
@@ -160,7 +160,7 @@ class Checkpoints:
         return (problems[0], []) if problems else (None, parts or [])
 
     def _part(self, interpreter: Interpreter, place: Path, metadata: Metadata) -> _Part | str:
-        """Return what this rank has written; a text says what went wrong."""
+        """Return the part that this rank has written, or the text of a problem."""
         rank = dist.get_rank()
         try:
             self._outputs.refuse_moved(str(place))
@@ -172,10 +172,10 @@ class Checkpoints:
         return _Part(digests, are_finite(interpreter))
 
     def _refuse_unshared(self) -> None:
-        """Have rank 0 prepare the directory and leave a mark that all ranks must see.
+        """Let rank 0 prepare the directory and leave a mark that all ranks must see.
 
-        Its random name is also part of the names of unfinished checkpoints: who may write here cannot foresee
-        those.
+        Its random name is also part of the names of unfinished checkpoints, so that other users of the directory cannot
+        foresee these names.
         """
         mark = self.directory / f".seen-by-all.{secrets.token_hex(4)}"
         problem: list[Any] = [None]

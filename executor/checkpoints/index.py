@@ -1,14 +1,14 @@
 """The entries of a checkpoint by name, as JSON, and a reader that follows it.
 
-Torch's ``.metadata`` is a pickle, which runs what it names when it is read. It is written, so that other programs can
-read a checkpoint with torch.distributed.checkpoint; Penstock reads ``entries.json`` instead::
+Torch's ``.metadata`` is a pickle, which executes code when it is read. It is written so that other programs can read a
+checkpoint with torch.distributed.checkpoint. Penstock reads ``entries.json`` instead::
 
     {"model/block.0.weight": {"dtype": "float32", "shape": [8, 8], "chunks": [
         {"offsets": [0, 0], "sizes": [8, 8], "file": "__0_0.distcp", "at": [0, 1536]}]},
      "options/block.0.weight": {"chunks": [{"file": "__0_0.distcp", "at": [1536, 1200]}]}}
 
 ``at``: first byte and number of bytes. An entry without a shape is a value as JSON text (``values``), which torch
-keeps as a pickled ``str``. Files are read by ``torch.load(weights_only=True)``; what is no tensor, or no text, is
+keeps as a pickled ``str``. Files are read by ``torch.load(weights_only=True)``; anything but tensors and texts is
 refused.
 """
 
@@ -41,11 +41,11 @@ from penstock.executor.checkpoints.checkpoint import INDEX, Checkpoint
 from penstock.executor.checkpoints.values import DTYPES, from_text
 
 _MOST_DIMENSIONS = 64
-"""Dimensions of a tensor at most, as in torch's own kernels."""
+"""The most dimensions of a tensor, as in torch's kernels."""
 
 
 def index_text(metadata: Metadata) -> str:
-    """Return the text of ``entries.json`` for what torch has written."""
+    """Return the text of ``entries.json`` for the files that torch has written."""
     entries: dict[str, dict[str, Any]] = {}
     for name, one in metadata.state_dict_metadata.items():
         if isinstance(one, TensorStorageMetadata):
@@ -76,7 +76,7 @@ class EntryReader(FileSystemReader):
         self._checkpoint = checkpoint
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read ``entries.json``. Raises ValueError, TypeError or KeyError naming what is not valid in it."""
+        """Read ``entries.json``. Raises ValueError, TypeError or KeyError with the entry that is not valid."""
         entries = json.loads((self._checkpoint.directory / INDEX).read_text(encoding="utf-8"))
         metadata = Metadata({}, storage_data={}, storage_meta=StorageMeta(load_id=self.load_id))
         for name, entry in entries.items():
@@ -95,7 +95,7 @@ class EntryReader(FileSystemReader):
             return
         shape, properties = _counts(entry["shape"]), TensorProperties(dtype=DTYPES[entry["dtype"]])
         chunks = [ChunkStorageMetadata(_counts(one["offsets"]), _counts(one["sizes"])) for one in entry["chunks"]]
-        held = 0
+        count = 0
         for chunk, described in zip(chunks, entry["chunks"], strict=True):
             ends = [at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
             if any(end > size for end, size in zip(ends, shape, strict=True)):
@@ -104,14 +104,14 @@ class EntryReader(FileSystemReader):
             needed = prod(chunk.sizes) * properties.dtype.itemsize
             if needed > place.length:
                 raise ValueError(f"a part of {needed} bytes is in {place.length} bytes of a file")
-            held += prod(chunk.sizes)
+            count += prod(chunk.sizes)
             places[MetadataIndex(name, chunk.offsets)] = place
-        if held != prod(shape):
-            raise ValueError(f"its parts have {held} of {prod(shape)} numbers")
+        if count != prod(shape):
+            raise ValueError(f"its parts have {count} of {prod(shape)} numbers")
         metadata.state_dict_metadata[name] = TensorStorageMetadata(properties, shape, chunks)
 
     def _place(self, described: Mapping[str, Any]) -> _StorageInfo:
-        """Return where an entry is. Raises ValueError for another file than the checkpoint's, or beyond its end."""
+        """Return the place of an entry. ValueError for a file outside of the checkpoint, or beyond a file's end."""
         file, (start, length) = described["file"], _counts(described["at"])
         size = self._checkpoint.sizes.get(file)
         if size is None:
@@ -121,7 +121,7 @@ class EntryReader(FileSystemReader):
         return _StorageInfo(file, start, length)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the entries of a plan. Raises ValueError for one that is not what ``entries.json`` says."""
+        """Read the entries of a plan. Raises ValueError for an entry that differs from ``entries.json``."""
         for file, items in self._by_file(plan):
             with (Path(self._checkpoint.directory) / file).open("rb") as stream:
                 for item in items:
@@ -155,13 +155,13 @@ class EntryReader(FileSystemReader):
 
 
 class EntryPlanner(DefaultLoadPlanner):
-    """A planner that reads values which are no tensors as JSON text."""
+    """A planner that reads values other than tensors as JSON text."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put the value of a text in place. Raises ValueError for what is no text of this form."""
+        """Put the value of a text in place. Raises ValueError for a text in another form."""
         name = read_item.dest_index.fqn
         text = torch.load(value, map_location="cpu", weights_only=True)
         if not isinstance(text, str):
@@ -173,7 +173,7 @@ class EntryPlanner(DefaultLoadPlanner):
 
 
 def _counts(numbers: Any) -> Size:
-    """Return a list of counts as a size. Raises ValueError for another thing."""
+    """Return a list of counts as a size. Raises ValueError for anything else."""
     if not isinstance(numbers, list) or len(numbers) > _MOST_DIMENSIONS:
         raise ValueError(f"{numbers!r:.80} is no list of counts")
     if any(type(one) is not int or not 0 <= one < 1 << 63 for one in numbers):

@@ -1,4 +1,4 @@
-"""Where a run may write: real paths, with symbolic links resolved. Loads no torch: the check of a model uses it too."""
+"""The places where a run may write, by real paths. Loads no torch: the check of a model uses it too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.schemas.errors import UnsupportedRequest
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The directories below which a run may write and read; None: anywhere, as for a run of one's own."""
+    """The directories below which a run may write and read; None: anywhere, as for a run without an agent."""
 
     directories: tuple[str, ...] | None = None
 
@@ -22,10 +22,10 @@ class Outputs:
         return cls(None if directories is None else tuple(directories))
 
     def place(self, path: str) -> str:
-        """Return the path to use for ``path``: the real one, where directories are limited.
+        """Return the path to use for ``path``: the real path, where directories are limited.
 
-        Raises UnsupportedRequest where the real path is outside. Links that are made later do not count: they are not
-        on the real path.
+        Raises UnsupportedRequest where the real path is outside. Links that are created later do not matter, because
+        they are not on the real path.
         """
         if self.directories is None:
             return path

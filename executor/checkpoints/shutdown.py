@@ -1,4 +1,4 @@
-"""SIGTERM to a rank means: save and end. All ranks do so at the same step, whichever of them gets the signal."""
+"""SIGTERM to a rank means: save and end. All ranks do so after the same step, whichever of them gets the signal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class ShutdownRequested(Exception):
 
 
 class GracefulShutdown:
-    """Notes SIGTERM, so that all ranks end together after a step."""
+    """A handler that notes SIGTERM, so that all ranks end together after a step."""
 
     def __init__(self) -> None:
         self._is_requested = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGTERM for a request while the block runs; otherwise it ends the process."""
+        """Handle SIGTERM as a request within this context; outside of it SIGTERM ends the process."""
         before = signal.signal(signal.SIGTERM, self._on_signal)
         try:
             yield

@@ -1,7 +1,7 @@
-"""The values of a checkpoint that are no entries of tensors, as JSON text: options of optimizers, states of schedules.
+"""The values of a checkpoint other than tensors, as JSON text: options of optimizers, states of schedules.
 
-Reading such a text makes numbers, texts, containers and small tensors, and never calls what the text names. What JSON
-lacks is an object with the one key ``penstock``: ``{"penstock": ["tuple", [...]]}``.
+Reading such a text creates numbers, texts, containers and small tensors, and never calls code that the text names. A
+value that JSON lacks is an object with the one key ``penstock``: ``{"penstock": ["tuple", [...]]}``.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch
 from penstock.schemas.errors import UnsupportedRequest
 
 DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
-"""Torch's types of numbers, by the names that files have for them."""
+"""Torch's types of numbers, by their names in files."""
 
 _TAG = "penstock"
 
 
 def to_text(name: str, value: Any) -> str:
-    """Return the JSON text of a value. Raises UnsupportedRequest for one that holds anything but data."""
+    """Return the JSON text of a value. Raises UnsupportedRequest for a value that holds anything but data."""
     return json.dumps(_plain(name, value))
 
 
 def from_text(text: str) -> Any:
-    """Return the value of a text. Raises ValueError, TypeError or KeyError for one that ``to_text`` never makes."""
+    """Return the value of a text. Raises ValueError, TypeError or KeyError for a text that ``to_text`` never makes."""
     return _value(json.loads(text))
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return what JSON writes for a value; ``name``: of the entry, for the error."""
+    """Return a value in JSON's types; ``name``: the name of the entry, for the error."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -78,4 +78,4 @@ _TAGGED: Mapping[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] =
         _tensor,
     ),
 }
-"""Per tag: the type, what it is written as, and what is made of that."""
+"""The type of each tag, the function that converts it to JSON's types, and the function that converts back."""

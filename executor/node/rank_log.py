@@ -2,8 +2,8 @@
 
 ::
 
-        <log directory>/<run>/<generation>/rank-0.log      the present file; also check.log and store.log
-        <log directory>/<run>/<generation>/rank-0.log.1    the file before it
+    <log directory>/<run>/<generation>/rank-0.log      the present file; also check.log and store.log
+    <log directory>/<run>/<generation>/rank-0.log.1    the file before it
 
 A full disk loses lines, never a run.
 """

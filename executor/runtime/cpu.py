@@ -1,4 +1,4 @@
-"""A CPU as a device: everything has happened when a call returns, so nothing is waited for."""
+"""A CPU as a device: all work is done when a call returns, so no wait is needed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _UNLIMITED = 2**31
 
 
 class Happened:
-    """A point that the host is past."""
+    """A point that the host has passed."""
 
     def is_over(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """It was over when it was made."""
+        """Return at once: the point is passed."""
 
 
 class HostStream:
-    """The host's own order."""
+    """The order of the host's calls."""
 
     def record(self) -> Event:
         return _HAPPENED
 
     def wait(self, event: Event) -> None:
-        """What is to be waited for has happened."""
+        """Return at once: the event has happened."""
 
     def synchronize(self) -> None:
-        """The host is past everything that it has called."""
+        """Return at once: all calls have returned."""
 
 
 class HostTimer:
@@ -59,7 +59,7 @@ class HostTimer:
 
 
 class ProcessMemory:
-    """What this process has of the machine: pages, of whatever they are."""
+    """The memory that this process has of the machine, in pages of any kind."""
 
     def reset_peak(self) -> MemoryUse:
         start = reset_peak_bytes()
@@ -79,7 +79,7 @@ class ProcessMemory:
 
 
 class CpuRuntime:
-    """Computes at once, in the host's memory; see `Runtime`."""
+    """A device that computes at once, in the host's memory; see `Runtime`."""
 
     device = torch.device("cpu")
     gpu: str | None = None
@@ -109,7 +109,7 @@ class CpuRuntime:
         return HostTimer()
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: no work is pending."""
 
     def host_buffer(self, like: Tensor) -> Tensor:
         return torch.empty_like(like)
@@ -125,21 +125,21 @@ class CpuRuntime:
         return value
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
-        """Memory is given out again only when its last tensor is gone, and by then nothing reads it."""
+        """Do nothing: memory is reused only after its last tensor is gone, and nothing reads it by then."""
 
     def new_group(self, ranks: Sequence[int], timeout: timedelta, name: str, *, for_messages: bool) -> Any:
-        made: Any = dist.new_group(list(ranks), timeout, "gloo", group_desc=name)
-        return None if made is dist.GroupMember.NON_GROUP_MEMBER else made
+        group: Any = dist.new_group(list(ranks), timeout, "gloo", group_desc=name)
+        return None if group is dist.GroupMember.NON_GROUP_MEMBER else group
 
     def use_precision(self, precision: Precision) -> None:
         if precision == "tf32":
             raise UnsupportedRequest("TensorFloat-32 is a precision of GPUs, not of CPUs", remedy="precision fp32")
 
     def reproducible(self) -> None:
-        """One thread adds in one order."""
+        """Do nothing: one thread adds in one order."""
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """On a CPU torch steps parameter by parameter."""
+        """Do nothing: on a CPU torch steps parameter by parameter."""
 
     def flatten(self, module: torch.nn.Module) -> Callable[[Sequence[Tensor]], None] | None:
         return None

@@ -24,29 +24,30 @@ from penstock.executor.runtime.nested import on_tensors
 from penstock.schemas.errors import UnsupportedRequest
 
 QUEUES = 32
-"""Streams that make progress side by side: the most that CUDA allows, and those that torch gives out."""
+"""Streams that progress concurrently: the most that CUDA allows, and the number that torch creates."""
 MESSAGE_CTAS = 2
-"""Blocks of a kernel that carries a message. A posted receive occupies them until its sender comes; with NCCL's own
-choice a communicator of two ranks takes 48 MiB of each, with this one 17."""
+"""Blocks of a kernel that carries a message. A posted receive occupies them until its sender comes. With NCCL's default
+a
+communicator of two ranks takes 48 MiB of each GPU, with this number 17."""
 
 _FIRST_WITH_TF32 = (8, 0)
 
 _ENVIRONMENT = {
-    # A receive that waits for its sender blocks all streams of its queue (8 unless this says otherwise).
+    # A receive that waits for its sender blocks all streams of its queue (8 queues by default).
     "CUDA_DEVICE_MAX_CONNECTIONS": str(QUEUES),
-    # cuBLAS adds in one order only with a workspace of its own for each stream.
+    # cuBLAS adds in one order only with a separate workspace for each stream.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Blocks that a stream may still read do not split the memory that others need.
+    # Blocks that a stream may still read then do not split the memory that others need.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    # Ranks watch their peers themselves, and say who was silent; NCCL's watchdog would abort the process.
+    # Ranks watch their peers themselves, and name the silent ones; NCCL's watchdog would abort the process.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # Each directed edge has a communicator of its own, which is what this warning asks for.
+    # Each directed edge has a separate communicator, which is what this warning asks for.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
 }
 
 
 def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set what CUDA and NCCL read when they start, as far as the environment does not say otherwise."""
+    """Set the variables that CUDA and NCCL read when they start, unless the environment has them."""
     number_by_bus(environ)
     for name, value in _ENVIRONMENT.items():
         if name == "PYTORCH_CUDA_ALLOC_CONF" and "PYTORCH_ALLOC_CONF" in environ:
@@ -55,7 +56,7 @@ def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def why_no_gpu() -> str | None:
-    """Return why no GPU can be used here, in torch's own words where it has some; None where one can."""
+    """Return why no GPU can be used here, in torch's words where it has some; None where one can be used."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:
@@ -76,7 +77,7 @@ def nccl_version() -> str | None:
 
 
 class CudaEvent:
-    """A point in a stream. The host sleeps until it comes, instead of turning in a loop."""
+    """A point in a stream. The host sleeps until it is reached, instead of polling."""
 
     def __init__(self, stream: torch.cuda.Stream, *, timed: bool = False) -> None:
         self.event: Any = torch.cuda.Event(enable_timing=timed, blocking=True)
@@ -106,7 +107,7 @@ class CudaStream:
 
 
 class CudaTimer:
-    """Events in the compute stream; the first is placed on the host's clock."""
+    """Events in the compute stream; the first one is placed on the host's clock."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self._stream = runtime.compute.stream
@@ -128,7 +129,7 @@ class CudaTimer:
 
 
 class CudaMemory:
-    """What torch's allocator has of a GPU."""
+    """The memory of a GPU as torch's allocator counts it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -155,8 +156,8 @@ class CudaMemory:
 class CudaRuntime:
     """A GPU, made current in this process; see `Runtime`.
 
-    NCCL refuses two ranks on one GPU of one host. Where NCCL_HOSTID says that they are on different hosts, it sends
-    over its sockets: slow, but all of its code, for tests on a single GPU.
+    NCCL refuses two ranks on one GPU of one host. Where NCCL_HOSTID claims that they are on different hosts, it sends
+    over its sockets: slow, but with all of its code, for tests on a single GPU.
     """
 
     direct: str | None = "nccl"
@@ -211,17 +212,17 @@ class CudaRuntime:
 
     def moved(self, value: Any) -> Any:
         with self.inside(self._copies):
-            found = on_tensors(self._started, value)
+            result = on_tensors(self._started, value)
         self.compute.wait(self._copies.record())
-        return found
+        return result
 
     def _started(self, tensor: Tensor) -> Tensor:
-        """A copy on its way here, through memory from which the GPU can read by itself."""
+        """Start to copy a tensor to the GPU, through memory from which the GPU can read by itself; return the copy."""
         if tensor.is_cuda:
             return tensor
-        found = tensor.pin_memory().to(self.device, non_blocking=True)
-        self.keep(found, self.compute)
-        return found
+        copy = tensor.pin_memory().to(self.device, non_blocking=True)
+        self.keep(copy, self.compute)
+        return copy
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:
         assert isinstance(stream, CudaStream)
@@ -234,8 +235,8 @@ class CudaRuntime:
         if for_messages:
             options.config.min_ctas = 1
             options.config.max_ctas = MESSAGE_CTAS
-        made: Any = dist.new_group(list(ranks), timeout, "nccl", options, group_desc=name, device_id=self.device)
-        return None if made is dist.GroupMember.NON_GROUP_MEMBER else made
+        group: Any = dist.new_group(list(ranks), timeout, "nccl", options, group_desc=name, device_id=self.device)
+        return None if group is dist.GroupMember.NON_GROUP_MEMBER else group
 
     def use_precision(self, precision: Precision) -> None:
         if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
@@ -273,7 +274,7 @@ class CudaRuntime:
 
 
 _STEPS = {inspect.unwrap(optimizer.step) for optimizer in (Adam, AdamW, SGD)}
-"""Of torch's optimizers that have a fused form; a subclass with a step of its own is left alone.
+"""The steps of torch's optimizers that have a fused form; a subclass that overrides its step is left alone.
 
-Torch wraps the step of a class when its first object is made.
+Torch wraps the step of a class when its first object is created.
 """

@@ -1,4 +1,4 @@
-"""The hardware that a rank computes on, and how busy its machine is while the rank trains."""
+"""The hardware on which a rank computes, and the load of its machine while the rank trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 def machine() -> str:
-    """Return the same text in all processes of one machine, network namespaces kept apart."""
+    """Return a text that is equal in all processes of one machine and network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
@@ -35,7 +35,7 @@ def gather_places(world_size: int) -> list[Place]:
 
 
 class Hardware:
-    """One rank's hardware, from ``begin`` on compared with its clocks and its machine's load."""
+    """One rank's hardware, with its clocks and its machine's load from ``begin`` on."""
 
     def __init__(self, runtime: Runtime, program: Program, places: list[Place]) -> None:
         here = [place for place in places if place.machine == places[program.rank].machine]

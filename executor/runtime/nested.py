@@ -1,4 +1,4 @@
-"""Tensors inside of what a job returns: tuples, lists and mappings, in each other."""
+"""Tensors within the values that a job returns: nested tuples, lists and mappings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Return ``value`` with ``function`` of each of its tensors in its place; the rest as it is."""
+    """Return ``value`` with each tensor replaced by ``function`` of it; other parts are unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):

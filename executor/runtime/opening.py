@@ -1,4 +1,4 @@
-"""Opens the device of a rank, or says in a sentence why it cannot be used."""
+"""The opening of a rank's device, with a sentence that says why it cannot be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.schemas.errors import UnsupportedRequest
 def open_device(name: str) -> Runtime:
     """Return the device called ``name`` (``cpu``, ``cuda:0``), current in this process.
 
-    Raises UnsupportedRequest saying why it cannot be used.
+    Raises UnsupportedRequest with the reason why it cannot be used.
     """
     set_environment()
     try:

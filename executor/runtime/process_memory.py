@@ -1,4 +1,4 @@
-"""What a process has of the machine's memory, as the kernel counts. Loads no torch."""
+"""The memory of a process, as the kernel counts it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def peak_bytes() -> int:
 
 
 def reset_peak_bytes() -> int:
-    """Let the peak count from now on, where the kernel allows it; the bytes that it starts from."""
+    """Restart the count of the peak, where the kernel allows it; return the bytes at its start."""
     try:
         _CLEAR.write_text("5")
     except OSError:
@@ -30,8 +30,8 @@ def reset_peak_bytes() -> int:
 
 def available_bytes() -> int:
     """Return the bytes that new processes could have without swapping."""
-    found = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _MEMINFO.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"^MemAvailable:\s+([0-9]+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _status_bytes(what: str) -> int:

@@ -50,22 +50,22 @@ class Transport(Protocol):
 
     @property
     def bytes_sent(self) -> Counter[int]:
-        """Per peer, since the beginning."""
+        """The bytes sent to each peer since the beginning."""
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
-        """Start sending a contiguous tensor; it must not change until ``drain``."""
+        """Start to send a contiguous tensor; it must not change until ``drain``."""
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        """Start receiving into a contiguous tensor; ``wait()`` on what is returned before reading it."""
+        """Start to receive into a contiguous tensor; call ``wait()`` on the result before reading it."""
 
     def hand_over(self) -> None:
-        """Let the buffers of small recent sends go as soon as they are done."""
+        """Free the buffers of small recent sends when these are done."""
 
     def begin(self, *, is_first: bool) -> None:
-        """What is run next runs for the first time, and may load what the device has not run before; or it does not."""
+        """Begin a part of a program; in its first run the device may have to load kernels."""
 
     def drain(self) -> None:
-        """Return when every send is done. Raises what a failed send raised."""
+        """Wait until every send is done. Raises the error of a failed send."""
 
     def close(self) -> None:
-        """Let go of threads and communicators; sends that are under way are not waited for."""
+        """Close threads and communicators, without waiting for sends that are under way."""

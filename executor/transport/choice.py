@@ -1,4 +1,4 @@
-"""Which of the transports that its programs were lowered for a run uses, by the devices of its ranks."""
+"""The choice of a run's transport among the ones its programs were lowered for, by the devices of its ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AUTO = "auto"
 
 
 class Place(NamedTuple):
-    """Where a rank computes, and what its programs allow.
+    """A rank's device and transports.
 
-    ``gpu`` is the same for all ranks on one GPU, and None on a CPU. ``carried``: the transports that all programs of
-    the rank were lowered for.
+    ``gpu`` is equal for all ranks on one GPU, and None on a CPU. ``carried``: the transports for which all programs of
+    the rank were lowered.
     """
 
     wanted: str
@@ -35,11 +35,11 @@ class Place(NamedTuple):
 
 
 def agree_on_transport(wanted: str, runtime: Runtime, programs: Sequence[Program]) -> Kind:
-    """The transport of this run, the same on every rank; collective. ``programs``: those of this rank.
+    """Choose the transport of this run, the same on every rank; collective. ``programs``: this rank's programs.
 
-    ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a GPU of its own and all programs were
-    lowered for it, else ``gloo-staged``. Raises UnsupportedRequest on every rank when the devices or the programs do
-    not allow what is asked for.
+    ``auto``: ``gloo`` where all ranks compute on CPUs, ``nccl`` where each has a separate GPU and all programs were
+    lowered for it, otherwise ``gloo-staged``. Raises UnsupportedRequest on every rank when the devices or the programs
+    do not allow the requested transport.
     """
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, Place(wanted, runtime.gpu, common_transports(programs)))
@@ -47,21 +47,21 @@ def agree_on_transport(wanted: str, runtime: Runtime, programs: Sequence[Program
 
 
 def choose(places: Sequence[Place]) -> Kind:
-    """The transport for ranks at these places. Raises UnsupportedRequest as ``agree_on_transport`` does."""
-    asked = sorted({place.wanted for place in places})
-    if len(asked) > 1 or asked[0] not in (AUTO, *KINDS):
+    """Choose the transport for ranks at these places. Raises UnsupportedRequest as ``agree_on_transport`` does."""
+    requested = sorted({place.wanted for place in places})
+    if len(requested) > 1 or requested[0] not in (AUTO, *KINDS):
         raise UnsupportedRequest(
-            f"the transports asked for are {asked}; expected one, the same for all ranks",
+            f"the transports asked for are {requested}; expected one, the same for all ranks",
             remedy=f"one of {', '.join((AUTO, *KINDS))}",
         )
     gpus = [place.gpu for place in places]
     on_cpus = [rank for rank, gpu in enumerate(gpus) if gpu is None]
     for_gloo_alone = [rank for rank, place in enumerate(places) if "nccl" not in place.carried]
-    if asked[0] == AUTO:
+    if requested[0] == AUTO:
         if len(on_cpus) == len(gpus):
             return "gloo"
         return "gloo-staged" if on_cpus or for_gloo_alone or len(set(gpus)) < len(gpus) else "nccl"
-    kind = next(kind for kind in KINDS if kind == asked[0])
+    kind = next(kind for kind in KINDS if kind == requested[0])
     if kind == "nccl":
         _refuse_nccl(gpus, on_cpus)
         if for_gloo_alone:
@@ -95,7 +95,7 @@ def _refuse_nccl(gpus: Sequence[str | None], on_cpus: Sequence[int]) -> None:
 def make_transport(
     kind: Kind, program: Program, runtime: Runtime, timeout: timedelta = SETUP_LIMIT
 ) -> GlooTransport | StagedTransport | NcclTransport:
-    """The transport of one rank; collective for ``nccl``."""
+    """Create the transport of one rank; collective for ``nccl``."""
     if kind == "nccl":
         return connect_edges(program, runtime, timeout)
     if kind == "gloo-staged":

@@ -1,13 +1,13 @@
 """Automatic precision compression: fp32 tensors travel as fp16 with a power of two as scaler (WPipe, appendix A.3).
 
-The rule is ALGORITHMS 5.5, [R-27]: x is divided by 2^k, where k >= 0 is the smallest with max|x| / 2^k <= 65504, the
-largest number of fp16; where max|x| is at most 2^15, k <= 0 is the smallest with max|x| / 2^k <= 2^15, which lifts
-small gradients. Dividing by a power of two is exact, so what is lost is fp16's rounding alone: at most 2^-11 of each
-number with |x| / 2^k >= 2^-14. A tensor with a NaN, an infinity or a number above 65504 x 2^112, which rounding could
-carry beyond fp32, does not convert: its message says so, and the full tensor follows under a tag of its own.
+The rule is ALGORITHMS 5.5, [R-27]. x is divided by 2^k, where k >= 0 is the smallest with max|x| / 2^k <= 65504, the
+largest number of fp16. Where max|x| is at most 2^15, k <= 0 is the smallest with max|x| / 2^k <= 2^15, which lifts
+small gradients. Dividing by a power of two is exact, so the only loss is fp16's rounding: at most 2^-11 of each number
+with |x| / 2^k >= 2^-14. A tensor with a NaN, an infinity or a number above 65504 x 2^112, which rounding could carry
+beyond fp32, is not converted: its message has a flag for that, and the full tensor follows under a separate tag.
 
 A message has a fixed size: two bytes per number, then the header (k as four bytes, the flag as one). The header comes
-last so that the numbers are aligned. Tensors of other types are sent as they are.
+last so that the numbers are aligned. Tensors of other types are sent unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.executor.transport import Transport
 
 FALLBACK_TAG = 1 << 30
-"""Added to a message's tag for the full tensor that follows it."""
+"""The number that is added to a message's tag for the full tensor that follows it."""
 
 _LARGEST, _LARGEST_EXPONENT = 65504.0, 16
 _LARGEST_PEAK = 65504.0 * 2.0**112
@@ -42,7 +42,7 @@ assert _HEADER.size == CODEC_HEADER_BYTES
 
 
 def encode(tensor: Tensor) -> tuple[Tensor, bool]:
-    """The message of a contiguous fp32 tensor, and whether it is enough: False for one that does not convert.
+    """Encode a contiguous fp32 tensor; return the message, and whether it is enough (False: not converted).
 
     On a GPU the scaler is read back, so the host waits for the tensor.
     """
@@ -71,7 +71,7 @@ def decode(message: Tensor, tensor: Tensor) -> bool:
 
 
 def scaler_exponent(peak: float) -> int:
-    """k of the scaler 2^k for a tensor whose largest absolute value is ``peak``."""
+    """Return k of the scaler 2^k for a tensor whose largest absolute value is ``peak``."""
     if peak == 0:
         return 0
     fraction, exponent = math.frexp(peak)
@@ -83,11 +83,11 @@ def scaler_exponent(peak: float) -> int:
 
 
 _ROUNDS = 20
-"""How often a conversion is measured."""
+"""Measurements of a conversion."""
 
 
 def conversion_bytes_per_s(runtime: Runtime, size_bytes: int) -> tuple[float, float]:
-    """Bytes of fp32 that are encoded, and that are decoded, per second: the median of ``_ROUNDS`` measurements."""
+    """Measure bytes of fp32 encoded, and decoded, per second: the medians of ``_ROUNDS`` measurements."""
     tensor = torch.randn(max(1, size_bytes // 4), device=runtime.device)
     message, _ = encode(tensor)
     conversions: tuple[Callable[[], object], ...] = (partial(encode, tensor), partial(decode, message, tensor))
@@ -103,14 +103,14 @@ def conversion_bytes_per_s(runtime: Runtime, size_bytes: int) -> tuple[float, fl
 
 
 class CodecTransport:
-    """A transport whose fp32 tensors are encoded; for the channels that name the codec."""
+    """A transport that encodes fp32 tensors, for the channels that name the codec."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.num_fallbacks = 0
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
-        """Start sending a contiguous tensor; it must not change until ``drain``."""
+        """Start to send a contiguous tensor; it must not change until ``drain``."""
         if tensor.dtype != torch.float32:
             self._transport.send(tensor, peer, tag, size_bytes)
             return
@@ -121,7 +121,7 @@ class CodecTransport:
             self._transport.send(tensor, peer, FALLBACK_TAG + tag, size_bytes)
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        """Start receiving into a contiguous tensor; ``wait()`` on what is returned."""
+        """Start to receive into a contiguous tensor; ``wait()`` on the result."""
         if buffer.dtype != torch.float32:
             return self._transport.receive(buffer, peer, tag)
         size_bytes = 2 * buffer.numel() + CODEC_HEADER_BYTES
@@ -130,7 +130,7 @@ class CodecTransport:
 
 
 class _Arrival:
-    """A message on its way; waiting for it decodes it, or waits for the full tensor."""
+    """A message that is being received; waiting for it decodes it, or waits for the full tensor."""
 
     __slots__ = ("_buffer", "_message", "_place", "_transport", "_work")
 
@@ -151,7 +151,7 @@ class _Arrival:
 
 
 def carrier(channel: Channel, transport: Transport) -> Transport | CodecTransport:
-    """What a channel's messages are sent with. Raises UnsupportedRequest for a codec that is not known."""
+    """Return the transport of a channel's messages. Raises UnsupportedRequest for an unknown codec."""
     if channel.codec is None:
         return transport
     if channel.codec not in CODECS:

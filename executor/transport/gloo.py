@@ -1,8 +1,8 @@
 """Messages over gloo: tagged, non-blocking, between host memories.
 
-A send never blocks its issuer, and its buffer lives until the peer has taken it. Gloo cannot be asked whether a send
-is done, only waited for, so a thread waits, and buffers go as soon as they can. Waiting for a dead peer fails at once;
-for a silent one after the group's timeout (EXECUTOR C.1, C.4).
+A send never blocks its issuer, and its buffer lives until the peer has taken it. Gloo can wait for a send, but not
+report whether it is done. So a thread waits, and frees buffers as soon as possible. Waiting for a dead peer fails at
+once; for a silent peer after the group's timeout (EXECUTOR C.1, C.4).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 CLOSING_S = 1.0
-"""How long the end of a transport waits for its threads: one that the interpreter ends in C++ aborts the process."""
+"""Seconds that a closing transport waits for its threads: a thread that ends in C++ at exit aborts the process."""
 _UNLIMITED = timedelta(days=7)
 _HAND_OVER_BYTES = 1 << 18
 _HAND_OVER_SENDS = 16
 
 
 class GlooTransport:
-    """Point-to-point messages in a process group over gloo: the default one, unless it is given.
+    """Point-to-point messages in a process group over gloo, by default the default group.
 
     Messages between the same two ranks are matched by their tags; equal tags are delivered in order.
-    ``bytes_sent``: per peer.
+    ``bytes_sent``: bytes by peer.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -40,7 +40,7 @@ class GlooTransport:
         self._reaper = _Reaper()
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
-        """Start sending a contiguous tensor; it must not change until ``drain``."""
+        """Start to send a contiguous tensor; it must not change until ``drain``."""
         self._fresh.append((self._send([tensor], peer, tag), tensor))
         self._fresh_bytes += size_bytes
         self.bytes_sent[peer] += size_bytes
@@ -48,21 +48,21 @@ class GlooTransport:
             self.hand_over()
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> Any:
-        """Start receiving into a contiguous tensor; ``wait()`` on what is returned."""
+        """Start to receive into a contiguous tensor; ``wait()`` on the result."""
         return self._receive([buffer], peer, tag)
 
     def hand_over(self) -> None:
-        """Let the buffers of small recent sends go as soon as they are done."""
+        """Free the buffers of small recent sends when these are done."""
         if self._fresh:
             self._reaper.work.put(self._fresh)
             self._fresh = []
             self._fresh_bytes = 0
 
     def begin(self, *, is_first: bool) -> None:
-        """Nothing of a GPU waits for messages."""
+        """Do nothing: no work of a GPU waits for messages."""
 
     def drain(self) -> None:
-        """Return when every send is done. Raises what a failed send raised."""
+        """Wait until every send is done. Raises the error of a failed send."""
         self.hand_over()
         done = threading.Event()
         self._reaper.work.put(done)
@@ -71,13 +71,13 @@ class GlooTransport:
             raise self._reaper.error
 
     def close(self) -> None:
-        """End the thread, within a second; sends that are under way are not waited for."""
+        """End the thread, within a second, without waiting for sends that are under way."""
         self._reaper.work.put(None)
         self._reaper.join(CLOSING_S)
 
 
 class _Reaper(threading.Thread):
-    """Waits for sends in the order in which they were issued, and lets go of their buffers."""
+    """A thread that waits for sends in the order in which they were issued, and frees their buffers."""
 
     def __init__(self) -> None:
         super().__init__(name="penstock-sends", daemon=True)

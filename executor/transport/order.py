@@ -1,7 +1,7 @@
-"""The order of messages on each directed edge, for a transport without tags: both ends have to count alike.
+"""The order of messages on each directed edge, for a transport without tags: both ends must have the same order.
 
-An edge is a (sending rank, receiving rank); its messages are those of all channels between the two, in the order in
-which the programs issue them (EXECUTOR C.2). Standard library and ``schemas`` only.
+An edge is a (sending rank, receiving rank). Its messages are the messages of all channels between the two, in the order
+in which the programs issue them (EXECUTOR C.2). Standard library and ``schemas`` only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _ENDS = {"SEND_F": True, "SEND_B": True, "RECV_F": False, "RECV_B": False}
 
 
 def messages(program: Program) -> Messages:
-    """What a rank sends and receives on each of its edges, in the program's order: ``F 0>1 m`` is a forward message of
-    micro-batch m from stage 0 to stage 1."""
-    found: Messages = {}
+    """Return a rank's messages on each of its edges, in the program's order.
+
+    ``F 0>1 m`` is a forward message of micro-batch m from stage 0 to stage 1.
+    """
+    by_edge: Messages = {}
     for one in program.instructions():
         sends = _ENDS.get(one.kind)
         if sends is None:
@@ -30,8 +32,8 @@ def messages(program: Program) -> Messages:
         low, high = channel.rows[program.row_class(one.micro_batch % program.num_micro_batches)]
         if high > low:
             edge = (program.rank, channel.peer) if sends else (channel.peer, program.rank)
-            found.setdefault(edge, []).append(_word(channel, one, sends))
-    return found
+            by_edge.setdefault(edge, []).append(_word(channel, one, sends))
+    return by_edge
 
 
 def _word(channel: Channel, one: Instruction, sends: bool) -> str:
@@ -39,19 +41,21 @@ def _word(channel: Channel, one: Instruction, sends: bool) -> str:
     return f"{channel.kind} {source}>{target} {one.micro_batch}"
 
 
-def digests(own: Messages) -> dict[Edge, str]:
-    """One short text per edge that differs as soon as the messages or their order do."""
-    return {edge: f"{len(words)}:{hashlib.sha256(' '.join(words).encode()).hexdigest()}" for edge, words in own.items()}
+def digests(local: Messages) -> dict[Edge, str]:
+    """Return one short text per edge, which differs if the messages or their order differ."""
+    return {
+        edge: f"{len(words)}:{hashlib.sha256(' '.join(words).encode()).hexdigest()}" for edge, words in local.items()
+    }
 
 
 def differing_edge(everyone: Sequence[Mapping[Edge, str]]) -> Edge | None:
-    """The first edge on which its two ranks do not count alike; ``everyone``: the digests of each rank."""
-    edges = sorted({edge for own in everyone for edge in own})
+    """Return the first edge whose two ranks have different messages; ``everyone``: the digests of each rank."""
+    edges = sorted({edge for each in everyone for edge in each})
     return next((edge for edge in edges if everyone[edge[0]].get(edge) != everyone[edge[1]].get(edge)), None)
 
 
 def refuse_order(edge: Edge, sent: Sequence[str], received: Sequence[str]) -> InvalidPlan:
-    """The error that names the first message on which the ends of an edge disagree."""
+    """Create the error that names the first message on which the ends of an edge disagree."""
     count = min(len(sent), len(received))
     number = next((k for k in range(count) if sent[k] != received[k]), count)
     here = sent[number] if number < len(sent) else "nothing"
@@ -65,5 +69,5 @@ def refuse_order(edge: Edge, sent: Sequence[str], received: Sequence[str]) -> In
 
 
 def edges(everyone: Sequence[Mapping[Edge, str]]) -> list[Edge]:
-    """All edges of a run, in the one order in which all ranks make their communicators."""
-    return sorted({edge for own in everyone for edge in own})
+    """Return all edges of a run, in the one order in which all ranks create their communicators."""
+    return sorted({edge for each in everyone for edge in each})

@@ -1,6 +1,6 @@
-"""How the ranks of a run meet: the store, the default process group, and what all ranks agree on through it.
+"""The meeting of a run's ranks: the store, the default process group, and agreements of all ranks through it.
 
-The default group is always gloo: losses, clocks and barriers go over it whatever carries the tensors.
+The default group is always gloo: losses, clocks and barriers use it, whichever transport carries the tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.executor.runtime.cpu import CPU
 from penstock.executor.runtime.interface import Runtime
 
 SETUP_LIMIT = timedelta(hours=1)
-"""How long ranks wait for the slowest to import, to build its layers, or to compute the reference of a check."""
+"""Time that ranks wait for the slowest rank to import, to build its layers, or to compute a check's reference."""
 
 
 def connect(
@@ -30,9 +30,9 @@ def connect(
     timeout: timedelta = SETUP_LIMIT,
     listening: int | None = None,
 ) -> Any:
-    """Make the default process group of a run and return its store; every rank calls it once.
+    """Create the default process group of a run and return its store; every rank calls it once.
 
-    ``address`` is ``host:port`` of the store. ``prefix`` keeps generations apart that use one store. ``listening``: the
+    ``address`` is ``host:port`` of the store. ``prefix`` keeps generations that use one store apart. ``listening``: the
     descriptor of a listening socket at ``address``; this process then hosts the store itself.
     """
     host, _, port = address.rpartition(":")
@@ -44,20 +44,20 @@ def connect(
         wait_for_workers=False,
         master_listen_fd=listening,
     )
-    own = PrefixStore(prefix, store)
-    wait_for_all(own, "here", world_size)
+    run_store = PrefixStore(prefix, store)
+    wait_for_all(run_store, "here", world_size)
     dist.init_process_group(
         "gloo",
-        store=own,
+        store=run_store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
     )
-    return own
+    return run_store
 
 
 def wait_for_all(store: Any, what: str, world_size: int) -> None:
-    """Return when all ranks have called this; slow ones are waited for, unlike in a collective."""
+    """Wait until all ranks have called this; unlike a collective, it waits for slow ranks."""
     if store.add(what, 1) == world_size:
         store.set(f"{what}/all", b"1")
     store.wait([f"{what}/all"], SETUP_LIMIT)
@@ -66,10 +66,10 @@ def wait_for_all(store: Any, what: str, world_size: int) -> None:
 def process_groups(
     groups: Iterable[tuple[int, ...]], timeout: timedelta = SETUP_LIMIT, runtime: Runtime = CPU
 ) -> list[Any]:
-    """The process groups of a run, by number; every rank makes all of them in this order, as torch demands.
+    """Create the process groups of a run, by number; every rank creates all of them in this order, as torch demands.
 
-    ``runtime``: a GPU that is this rank's alone, for groups over NCCL; else they are over gloo, which stages what a GPU
-    holds by itself.
+    ``runtime``: a GPU of this rank alone, for groups over NCCL. Otherwise groups are over gloo, which stages tensors of
+    a GPU itself.
     """
     return [
         runtime.new_group(ranks, timeout, f"group {number}", for_messages=False) for number, ranks in enumerate(groups)
@@ -77,12 +77,12 @@ def process_groups(
 
 
 def sum_over(values: Tensor, group: Any = None) -> Any:
-    """Start adding ``values`` up over the group, in place; ``wait()`` on what is returned."""
+    """Start to sum ``values`` over the group, in place; ``wait()`` on the result."""
     return dist.all_reduce(values, group=group, async_op=True)
 
 
 def sum_of_pairs(first: float, second: float) -> tuple[float, float]:
-    """Two numbers, each summed over all ranks."""
+    """Sum each of two numbers over all ranks."""
     values = torch.tensor([first, second], dtype=torch.float64)
     dist.all_reduce(values)
     total_first, total_second = values.tolist()
@@ -90,7 +90,7 @@ def sum_of_pairs(first: float, second: float) -> tuple[float, float]:
 
 
 def smallest(value: int) -> int:
-    """The smallest of all ranks' values."""
+    """Return the smallest of all ranks' values."""
     values = torch.tensor([value], dtype=torch.int64)
     dist.all_reduce(values, op=dist.ReduceOp.MIN)
     return int(values.item())

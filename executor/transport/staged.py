@@ -1,9 +1,9 @@
-"""Messages between GPU memories through host memory and gloo: for several ranks on one GPU, which NCCL refuses.
+"""Messages between GPU memories through host memory and gloo, for several ranks on one GPU, which NCCL refuses.
 
-A send copies to a host buffer during computation, after what the compute stream has queued before it; a thread waits
-for the copy and hands the buffer to gloo, so the issuing thread never waits for the GPU. A receive lands in a host
-buffer; waiting for it queues the copy to the GPU on the compute stream. On a CPU the same code stages through plain
-buffers.
+A send copies to a host buffer during computation, after the work that the compute stream has queued before it. A thread
+waits for the copy and gives the buffer to gloo, so the issuing thread never waits for the GPU. A receive arrives in a
+host buffer; waiting for it queues the copy to the GPU on the compute stream. On a CPU the same code stages through
+plain buffers.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ class StagedTransport:
 
     @property
     def bytes_sent(self) -> Counter[int]:
-        """Per peer."""
+        """The bytes sent to each peer."""
         return self._gloo.bytes_sent
 
     def send(self, tensor: Tensor, peer: int, tag: int, size_bytes: int) -> None:
-        """Start sending a contiguous tensor; it must not change until ``drain``."""
+        """Start to send a contiguous tensor; it must not change until ``drain``."""
         host = self._runtime.host_buffer(tensor)
         arrived = self._runtime.download(tensor, host)
         self._sender.work.put(_Download(arrived, tensor, host, peer, tag, size_bytes))
 
     def receive(self, buffer: Tensor, peer: int, tag: int) -> _Arrival:
-        """Start receiving into a contiguous tensor; ``wait()`` on what is returned."""
+        """Start to receive into a contiguous tensor; ``wait()`` on the result."""
         host = self._runtime.host_buffer(buffer)
         return _Arrival(self._gloo.receive(host, peer, tag), host, buffer, self._runtime)
 
     def hand_over(self) -> None:
-        """Let the buffers of small recent sends go as soon as they are done."""
+        """Free the buffers of small recent sends when these are done."""
         self._sender.work.put(self._gloo.hand_over)
 
     def begin(self, *, is_first: bool) -> None:
-        """Nothing of a GPU waits for messages."""
+        """Do nothing: no work of a GPU waits for messages."""
 
     def drain(self) -> None:
-        """Return when every send is done, and all that was computed. Raises what a failed send raised."""
+        """Wait until every send and all computation is done. Raises the error of a failed send."""
         drained = threading.Event()
         self._sender.work.put(drained.set)
         drained.wait()
@@ -62,14 +62,14 @@ class StagedTransport:
         self._runtime.compute.synchronize()
 
     def close(self) -> None:
-        """End the threads, within a second; sends that are under way are not waited for."""
+        """End the threads, within a second, without waiting for sends that are under way."""
         self._sender.work.put(self._gloo.close)
         self._sender.work.put(None)
         self._sender.join(CLOSING_S)
 
 
 class _Download(NamedTuple):
-    """A send whose numbers are on their way to the host; ``tensor`` lives until they are there."""
+    """A send whose numbers are being copied to the host; ``tensor`` lives until the copy is done."""
 
     arrived: Event
     tensor: Tensor
@@ -80,7 +80,7 @@ class _Download(NamedTuple):
 
 
 class _Arrival:
-    """A receive; waiting for it brings the numbers to the device."""
+    """A receive; waiting for it copies the numbers to the device."""
 
     __slots__ = ("_buffer", "_host", "_runtime", "_work")
 
@@ -96,7 +96,7 @@ class _Arrival:
 
 
 class _Sender(threading.Thread):
-    """Gives host buffers to gloo in the order of the sends, each when its copy is done."""
+    """A thread that gives host buffers to gloo in the order of the sends, each when its copy is done."""
 
     def __init__(self, gloo: GlooTransport) -> None:
         super().__init__(name="penstock-staged-sends", daemon=True)

@@ -122,7 +122,7 @@ def entries_of(checkpoint: Checkpoint) -> dict[str, Any]:
         else:
             reader.if_there(name)
     reader.read()
-    return reader.found
+    return reader.entries
 
 
 def refusal(directory: Path) -> str:
