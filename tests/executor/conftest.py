@@ -24,7 +24,7 @@ def transport() -> Iterator[GlooTransport]:
 
 @pytest.fixture(scope="session")
 def forked_processes() -> Iterator[ForkedProcesses]:
-    """What forks processes that have loaded torch."""
+    """Provide a server of processes that have loaded torch."""
     processes = ForkedProcesses()
     yield processes
     processes.close()

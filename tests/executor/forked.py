@@ -19,11 +19,11 @@ from penstock.executor.children import die_with
 from penstock.executor.run.local import loopback_interface
 
 MODULES = ("rank_worker", "torch_runtime_worker")
-"""Whose ``main`` a process can run; they import all that it needs."""
+"""Modules whose ``main`` a process can run; they import all that it needs."""
 
 
 class Forked:
-    """A process that reads lines from ``stdin`` and writes lines to ``stdout``; what it logs is the tests' stderr."""
+    """A process that reads lines from ``stdin`` and writes lines to ``stdout``; its logs go to the tests' stderr."""
 
     def __init__(self, control: socket.socket, module: str) -> None:
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
@@ -49,7 +49,7 @@ class ForkedProcesses:
         self._control: socket.socket | None = None
 
     def start(self, module: str) -> Forked:
-        """A process that runs the ``main`` of one of ``MODULES``."""
+        """Start a process that runs the ``main`` of one of ``MODULES``."""
         if self._control is None:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -61,23 +61,23 @@ class ForkedProcesses:
         return Forked(self._control, module)
 
     def close(self) -> None:
-        """End them all: those that were forked die with the one that forked them."""
+        """End all of them: forked processes die with the process that forked them."""
         if self._control is not None:
             self._control.close()
             assert self._process.wait(30) == 0
 
 
 def main(control: socket.socket) -> None:
-    """Import, then fork until the tests are gone. What has ended is waited for, so that its CPU time counts."""
+    """Import, then fork until the tests are gone. Ended processes are waited for, so that their CPU time counts."""
     die_with(os.getppid())
     for module in MODULES:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a thread of ours would be missing in what is forked"
     running: set[int] = set()
     while True:
-        asked, ends, _, _ = socket.recv_fds(control, 64, 2)
+        request, ends, _, _ = socket.recv_fds(control, 64, 2)
         running = {pid for pid in running if os.waitpid(pid, os.WNOHANG)[0] == 0}
-        if not asked:
+        if not request:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -85,7 +85,7 @@ def main(control: socket.socket) -> None:
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             control.close()
-            _run(asked.decode(), ends, parent)
+            _run(request.decode(), ends, parent)
         for end in ends:
             os.close(end)
         running.add(pid)

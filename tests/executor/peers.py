@@ -17,7 +17,7 @@ from penstock.schemas.topology import Fabric
 
 
 def host(name: str, devices: int = 1, fabric: Fabric | None = None, kind: str = "cpu") -> Host:
-    """A host with devices of 1 GiB each."""
+    """Build a host with devices of 1 GiB each."""
     offered = tuple(AgentDevice(id=f"{name}/{d}", kind=kind, memory_bytes=2**30) for d in range(devices))
     return Host(name, offered, fabric)
 
@@ -35,11 +35,11 @@ def peer(one: Host) -> Iterator[str]:
         thread.join()
 
 
-def printed_by_ranks(script: Path, world: int, store: Path, *given: str) -> list[list[str]]:
-    """Run a script as ``RANK WORLD STORE …`` for each rank; the lines that each has printed."""
+def printed_by_ranks(script: Path, world: int, store: Path, *arguments: str) -> list[list[str]]:
+    """Run a script as ``RANK WORLD STORE …`` for each rank; return the lines that each has printed."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world), str(store), *given],
+            [sys.executable, str(script), str(rank), str(world), str(store), *arguments],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"GLOO_SOCKET_IFNAME": loopback_interface()},

@@ -1,4 +1,4 @@
-"""From a small job and a list of stages to the programs that train it, through the documents and the solvers."""
+"""Programs that train a small job on a list of stages, made through the documents and the solvers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 def problem_of(
     job: Job, num_devices: int, *, bucket_bytes: int = 25_000_000, overlap: bool = True, shard_states: bool = False
 ) -> Problem:
-    """The job's layers, all equally fast, on equal devices."""
+    """Return a problem with the job's layers, all equally fast, on equal devices."""
     chain = Chain(job)
     shapes = chain.infer_shapes(range(2))
     sizes = [
@@ -110,9 +110,9 @@ def programs_of(
     tensor: int = 1,
     transport: TransportChoice = "auto",
 ) -> list[Program]:
-    """Programs under a K-vector (default: early backward), under one text per device, or as a schedule orders them.
+    """Return programs under a K-vector (default: early backward), under one text per device, or by a schedule.
 
-    ``tensor``: so many ranks share the layers of each device. ``sharding``: what replicas share out beside states.
+    ``tensor``: ranks that share the layers of each device. ``sharding``: what replicas share out besides states.
     """
     stages = stages_of(parts)
     devices = sorted({device for part in parts for device in part.devices})
@@ -135,9 +135,9 @@ def programs_of(
 
 
 def cells_of(problem: Problem, degrees: Degrees) -> Problem:
-    """The problem with a cell of GPUs in the place of each device; nothing is timed at these degrees.
+    """Return the problem with a GPU group in the place of each device; nothing is timed at these degrees.
 
-    A row is a sample for each mesh of a cell.
+    A row is a sample for each mesh of a group.
     """
     size, rows = degrees.cell, problem.global_batch_size // degrees.meshes
     gpus = [replace(device, name=f"{device.name}.{lane}") for device in problem.devices for lane in range(size)]
@@ -147,7 +147,7 @@ def cells_of(problem: Problem, degrees: Degrees) -> Problem:
 
 
 def stages_of(parts: Sequence[Part]) -> tuple[Stage, ...]:
-    """The parts as stages, one behind the other."""
+    """Return the parts as stages, one behind the other."""
     stages, first = [], 0
     for part in parts:
         stages.append(Stage(first, first + part.layers - 1, part.devices, part.dispatch, part.recompute))
@@ -166,7 +166,7 @@ def periodic_programs_of(
     transport: TransportChoice = "auto",
     tensor: int = 1,
 ) -> list[list[Program]]:
-    """Programs without a flush, one list per number of global batches: WPipe's order, or PipeDream's and 2BW's."""
+    """Return programs without a flush, one list per number of global batches: WPipe's order, PipeDream's or 2BW's."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
     if tensor > 1:
         problem = cells_of(problem, Degrees(tensor=tensor))
@@ -190,7 +190,7 @@ def averaging_programs_of(
     delta: int = 0,
     tensor: int = 1,
 ) -> list[Program]:
-    """Programs of N equal pipelines on the same devices, under elastic averaging."""
+    """Return programs of N equal pipelines on the same devices, under elastic averaging."""
     problem = problem_of(job, len({device for part in parts for device in part.devices}))
     if tensor > 1:
         problem = cells_of(problem, Degrees(tensor=tensor))
@@ -204,7 +204,7 @@ def _home(parts: Sequence[Part], device: int) -> int:
 
 
 def _order(parts: Sequence[Part], device: int, count: int, warmup: Sequence[int]) -> list[Operation]:
-    """K forwards, then a backward and a forward in turn; under round robin restricted to the replica's own."""
+    """Order K forwards, then a backward and a forward in turn; under round robin only the replica's."""
     stage = _home(parts, device)
     ahead = min(count, warmup[stage])
     order: list[Operation] = [(FORWARD, stage, m) for m in range(ahead)]

@@ -1,4 +1,4 @@
-"""Up to six rank processes that serve all cases of a test module."""
+"""A pool of up to six rank processes that serve all cases of a test module."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class RankPool:
 
 
 def differences(results: list[dict[str, Any]]) -> tuple[float, float]:
-    """Of gradients and loss; every rank has to have said the same."""
+    """Return the differences of gradients and loss, on which all ranks must agree."""
     assert [one["kind"] for one in results] == ["done"] * len(results), results
     assert len({(one["gradient_check"], one["loss_check"], tuple(one["losses"])) for one in results}) == 1
     return results[0]["gradient_check"], results[0]["loss_check"]
@@ -120,7 +120,7 @@ def _of_rank(more: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _recorded(file: Path) -> dict[str, Any]:
-    """What a rank has recorded, as tensors."""
+    """Read the record of a rank, as tensors."""
     record: dict[str, Any] = tree_map_only(np.ndarray, torch.from_numpy, pickle.loads(file.read_bytes()))
     return record
 

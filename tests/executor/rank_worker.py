@@ -72,7 +72,7 @@ class HeldRank(Rank):
         self.mark = Watched(self)
 
     def run(self) -> None:
-        """As a rank does; then nothing is counted any more."""
+        """Run as a rank does, and stop counting afterwards."""
         try:
             super().run()
         finally:

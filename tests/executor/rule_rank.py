@@ -34,7 +34,7 @@ class Counting(GlooTransport):
 
 
 class Recorder:
-    """What is kept of a run, by stage: all newest weights and gradients, before each update and at the end."""
+    """A record of a run, by stage: all newest weights and gradients, before each update and at the end."""
 
     def __init__(self) -> None:
         self.weights: dict[int, list[dict[str, torch.Tensor]]] = {}
@@ -46,8 +46,8 @@ class Recorder:
         self.keep(stage)
 
     def keep(self, stage: HeldStage) -> None:
-        own = {name: p.detach().clone() for name, p in stage.parameters.items()}
-        self.weights.setdefault(stage.entry.stage, []).append(own)
+        weights = {name: p.detach().clone() for name, p in stage.parameters.items()}
+        self.weights.setdefault(stage.entry.stage, []).append(weights)
 
 
 def run(assignment: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ def _train(interpreter: Interpreter, uses: Sequence[int], recorder: Recorder) ->
 
 
 def watch_buffers(interpreter: Interpreter) -> dict[str, int]:
-    """The most micro-batches for which receive buffers are there at once, by direction."""
+    """Count the most micro-batches with receive buffers at once, by direction."""
     peak = {"inputs": 0, "gradients": 0}
     actions = interpreter.actions
     for field, receive in (("inputs", "receive_forward"), ("gradients", "receive_backward")):
@@ -122,10 +122,12 @@ def watch_buffers(interpreter: Interpreter) -> dict[str, int]:
                 for k, (function, arguments) in enumerate(code.calls):
                     if function == getattr(actions, receive):
 
-                        def counted(*given: Any, _do: Any = function, _field: str = field, _bound: Any = bound) -> None:
-                            _do(*given)
-                            held = sum(getattr(cell, _field) is not None for cell in _bound.cells.values())
-                            peak[_field] = max(peak[_field], held)
+                        def counted(
+                            *tensors: Any, _do: Any = function, _field: str = field, _bound: Any = bound
+                        ) -> None:
+                            _do(*tensors)
+                            buffers = sum(getattr(cell, _field) is not None for cell in _bound.cells.values())
+                            peak[_field] = max(peak[_field], buffers)
 
                         code.calls[k] = counted, arguments
     return peak

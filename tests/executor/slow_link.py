@@ -16,7 +16,7 @@ from penstock.executor.transport import GlooTransport
 
 
 class SlowLink:
-    """What a rank sends goes one after the other. ``bytes_sent``: by messages and by all-reduces."""
+    """A link that carries a rank's bytes one after the other. ``bytes_sent``: by messages and by all-reduces."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
@@ -25,7 +25,7 @@ class SlowLink:
         self._lock = threading.Lock()
 
     def passed_at(self, size: int, what: str) -> float:
-        """When so many bytes, given to the link now, have passed it."""
+        """Return when so many bytes, given to the link now, have passed it."""
         with self._lock:
             self.bytes_sent[what] += size
             self._free_at = max(time.perf_counter(), self._free_at) + size / self.bytes_per_s
@@ -46,7 +46,7 @@ class SlowTransport(GlooTransport):
         self._waiting.put((self._link.passed_at(size_bytes, "messages"), (tensor, peer, tag, size_bytes)))
 
     def hand_over(self) -> None:
-        """Buffers are kept until ``drain``: sends are issued by another thread."""
+        """Keep buffers until ``drain``: another thread issues the sends."""
 
     def drain(self) -> None:
         """Return when every send has passed the link and is done."""
@@ -75,7 +75,7 @@ class _Slowed:
 
 @contextmanager
 def slow_all_reduces(link: SlowLink) -> Iterator[None]:
-    """All-reduces of this process pass the link as a ring does: 2 (k - 1) / k of the bytes, once all are there."""
+    """Pass this process's all-reduces over the link like a ring: 2 (k - 1) / k of the bytes, after all joined."""
     original = dist.all_reduce
 
     def slowed(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -98,5 +98,5 @@ def slow_all_reduces(link: SlowLink) -> Iterator[None]:
 
 
 def sleep_until(at: float) -> None:
-    """``at`` is of ``time.perf_counter``."""
+    """Sleep until a time of ``time.perf_counter``."""
     time.sleep(max(0.0, at - time.perf_counter()))

@@ -51,7 +51,7 @@ Smi = Callable[[str, str], None]
 
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
-    """Puts an nvidia-smi on the path that answers its query, and ``-L``."""
+    """Return a function that puts an nvidia-smi on the path with answers to its query, and to ``-L``."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.setenv(name, "to be restored, should the test set it")
         monkeypatch.delenv(name)
@@ -78,14 +78,14 @@ def test_gpus_as_nvidia_smi_lists_them(smi: Smi) -> None:
 
 
 def test_instances_stand_for_the_gpu_that_is_cut_into_them() -> None:
-    found = with_instances(parse_gpus(PARTED), LISTING)
-    assert [(gpu.number, gpu.uuid, gpu.kind) for gpu in found] == [
+    gpus = with_instances(parse_gpus(PARTED), LISTING)
+    assert [(gpu.number, gpu.uuid, gpu.kind) for gpu in gpus] == [
         (0, "MIG-c6d4", "A100-3g.20gb"),
         (0, "MIG-e7f5", "A100-1g.5gb"),
         (1, "GPU-b1", "A100"),
     ]
-    assert [gpu.memory_bytes for gpu in found] == [20 * 10**9, 5 * 10**9, 40960 * 2**20]
-    assert torch_names(found) == ["cuda:0"], "CUDA shows a process one instance"
+    assert [gpu.memory_bytes for gpu in gpus] == [20 * 10**9, 5 * 10**9, 40960 * 2**20]
+    assert torch_names(gpus) == ["cuda:0"], "CUDA shows a process one instance"
 
 
 def test_what_is_no_list_of_gpus_is_shown() -> None:
@@ -265,8 +265,8 @@ def test_a_rank_finds_the_plans_gpu(
     smi(FOUR, "")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    made = bundle(*used)
-    assert [device_of(made, rank, "auto") for rank in range(len(used))] == devices
+    job_bundle = bundle(*used)
+    assert [device_of(job_bundle, rank, "auto") for rank in range(len(used))] == devices
 
 
 def test_numbers_of_a_node_are_unknown_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

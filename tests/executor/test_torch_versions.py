@@ -1,4 +1,4 @@
-"""Under which versions of torch ranks run, and what they say of others."""
+"""The versions of torch under which ranks run, and the warnings about others."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_other_builds_of_what_was_tried_need_no_word(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["2.99.0", "3.0.0+cpu", "2.140.1"])
 def test_an_untried_torch_is_named(version: str) -> None:
-    said = untried(version)
-    assert said is not None
-    assert said.startswith(f"Penstock was not tried with torch {version}, but with {', '.join(TRIED)}")
+    warning = untried(version)
+    assert warning is not None
+    assert warning.startswith(f"Penstock was not tried with torch {version}, but with {', '.join(TRIED)}")
 
 
 @pytest.mark.tier("quick")
 def test_the_extra_takes_what_was_tried_and_no_more() -> None:
     about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extra = about["optional-dependencies"]["executor"]
-    taken = next(one.specifier for one in map(Requirement, extra) if one.name == "torch")
+    allowed = next(one.specifier for one in map(Requirement, extra) if one.name == "torch")
     installed = Requirement((Path(__file__).parents[2] / "lock/torch.txt").read_text().strip()).specifier
-    assert all(one in taken for one in TRIED)
-    assert "2.8.0" not in taken
+    assert all(one in allowed for one in TRIED)
+    assert "2.8.0" not in allowed
     major, minor = TRIED[-1].split(".")[:2]
-    assert f"{major}.{int(minor) + 1}.0" not in taken
+    assert f"{major}.{int(minor) + 1}.0" not in allowed
     assert any(one in installed for one in TRIED)

@@ -42,12 +42,12 @@ class Layers(nn.Module):
         return x
 
 
-def compare(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One step of both: losses, the largest difference of a gradient, and the number of gradients compared."""
-    program = Program.from_json(given["program"])
-    job = getattr(small_jobs, given["job"])
+def compare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare one step of both: losses, the largest difference of a gradient, and the number of gradients compared."""
+    program = Program.from_json(request["program"])
+    job = getattr(small_jobs, request["job"])
     chain = Chain(job)
-    own = Interpreter(
+    interpreter = Interpreter(
         program,
         chain,
         chain.infer_shapes(range(program.row_classes[0][0])),
@@ -55,19 +55,19 @@ def compare(given: Mapping[str, Any]) -> dict[str, Any]:
         transport=GlooTransport(),
         groups=process_groups(program.groups),
     )
-    own.agree()
+    interpreter.agree()
     inputs, (wanted, counts) = job.batch(0, range(job.batch_size))
     sums: list[float] = []
-    schedule, modules = torch_schedule(given, program, chain, partial(_loss, job, wanted, counts, sums))
+    schedule, modules = torch_schedule(request, program, chain, partial(_loss, job, wanted, counts, sums))
     arguments = (inputs["x"],) if 0 in modules else ()
-    is_last = len(given["stages"]) - 1 in modules
+    is_last = len(request["stages"]) - 1 in modules
     schedule.step(*arguments, **({"target": torch.arange(job.batch_size), "losses": []} if is_last else {}))
-    ours = own.step(0)
+    ours = interpreter.step(0)
     count = sum(number for _, number in program.row_classes)  # before them PyTorch tries the shapes with anything
     differences = []
     for number, module in modules.items():
         for i, layer in enumerate(module.layers, start=module.first):
-            mine = dict(own.stages[number].module.modules[i].named_parameters())
+            mine = dict(interpreter.stages[number].module.modules[i].named_parameters())
             for name, parameter in layer.named_parameters():
                 differences.append(float((mine[name].grad - parameter.grad).abs().max()))
     return {
@@ -80,17 +80,17 @@ def compare(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_schedule(
-    given: Mapping[str, Any], program: Program, chain: Chain, loss: Any
+    request: Mapping[str, Any], program: Program, chain: Chain, loss: Any
 ) -> tuple[Any, dict[int, Layers]]:
-    """PyTorch's runtime for the CSV, and the modules of this rank's stages."""
+    """Build PyTorch's runtime for the CSV, and the modules of this rank's stages."""
     stages, modules = [], {}
-    for held in program.stages:
-        first, last = given["stages"][held.stage]
-        modules[held.stage] = Layers(chain, first, last)
-        stages.append(PipelineStage(modules[held.stage], held.stage, len(given["stages"]), torch.device("cpu")))
+    for entry in program.stages:
+        first, last = request["stages"][entry.stage]
+        modules[entry.stage] = Layers(chain, first, last)
+        stages.append(PipelineStage(modules[entry.stage], entry.stage, len(request["stages"]), torch.device("cpu")))
     count = sum(number for _, number in program.row_classes)
     schedule = _PipelineScheduleRuntime(stages, count, loss, scale_grads=False)
-    schedule._load_csv(given["csv"])
+    schedule._load_csv(request["csv"])
     return schedule, modules
 
 
@@ -105,9 +105,9 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_num_threads(1)
     for line in sys.stdin:
-        given = json.loads(line)
-        connect(given["store"], prefix=given["prefix"], rank=given["rank"], world_size=given["world_size"])
-        out.write(json.dumps(compare(given)) + "\n")
+        request = json.loads(line)
+        connect(request["store"], prefix=request["prefix"], rank=request["rank"], world_size=request["world_size"])
+        out.write(json.dumps(compare(request)) + "\n")
         out.flush()
         dist.barrier()
         dist.destroy_process_group()

@@ -24,7 +24,7 @@ def run(pool: RankPool, directory: Path, steps: int, **options: Any) -> list[dic
 
 
 def sign(step: Path) -> None:
-    """Write the marker anew, so that lengths and digests are those of the files that are there."""
+    """Rewrite the marker with lengths and digests of the present files."""
     marker = json.loads((step / MARKER).read_text())
     files = {one.name: one.read_bytes() for one in step.iterdir() if one.name != MARKER}
     marker["files"] = {
@@ -34,7 +34,7 @@ def sign(step: Path) -> None:
 
 
 def sign_marker(step: Path, marker: dict[str, Any]) -> None:
-    """Write a marker with the digest of its own."""
+    """Write a marker with its digest."""
     marker.pop("sha256", None)
     (step / MARKER).write_text(json.dumps(marker | {"sha256": _own_digest(marker)}))
 

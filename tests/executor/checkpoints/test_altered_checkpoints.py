@@ -23,7 +23,7 @@ def saved(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def harmed(data: bytes, number: int) -> bytes:
-    """The bytes with one bit turned over (even numbers), or a block of zeros (odd ones)."""
+    """Return the bytes with one bit flipped (even numbers), or a block of zeros (odd ones)."""
     chance, changed = random.Random(number), bytearray(data)
     if number % 2 == 0:
         changed[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
@@ -43,12 +43,12 @@ def test_each_change_is_noticed(saved: Path, number: int) -> None:
     data = file.read_bytes()
     try:
         file.write_bytes(harmed(data, number))
-        found = survey(saved)
+        result = survey(saved)
     finally:
         file.write_bytes(data)
-    assert found.newest is not None
-    assert found.newest.directory == saved / "step-1"
-    (sentence,) = found.damaged
+    assert result.newest is not None
+    assert result.newest.directory == saved / "step-1"
+    (sentence,) = result.damaged
     assert f"{str(saved / 'step-2')!r}" in sentence
     assert repr(file.name) in sentence
     assert survey(saved).newest.about.step == 2  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: complete ones, damaged ones, the newest, and what is removed."""
+"""Checkpoints in a directory: complete ones, damaged ones, the newest, and removal."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     assert newest(tmp_path / "nowhere") is None
     for step in (9, 10, 2):
         write(tmp_path, step)
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.directory == tmp_path / "step-10"
-    assert found.about == about(10)
-    assert found.next_step() == 10
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.directory == tmp_path / "step-10"
+    assert checkpoint.about == about(10)
+    assert checkpoint.next_step() == 10
     assert survey(tmp_path).damaged == []
 
 
@@ -83,12 +83,12 @@ def test_a_damaged_one_is_left_out_and_named(tmp_path: Path, harm: object, words
     write(tmp_path, 1)
     broken = write(tmp_path, 2)
     harm(broken)  # type: ignore[operator]
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.about.step == 1
-    (told,) = survey(tmp_path).damaged
-    assert words in told
-    assert str(broken) in told
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.about.step == 1
+    (sentence,) = survey(tmp_path).damaged
+    assert words in sentence
+    assert str(broken) in sentence
     with pytest.raises(InvalidDocument, match="step-2"):
         read(broken)
 
@@ -122,11 +122,11 @@ def test_batches_tell_which_is_newer_and_where_to_go_on(tmp_path: Path) -> None:
     """Two pipelines train two global batches a step: their step 6 lies behind step 10 of one pipeline."""
     write(tmp_path, 10)
     write(tmp_path, 6, batches=12)
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.about.step == 6
-    assert found.next_step() == 12
-    assert found.next_step(5) == 3
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.about.step == 6
+    assert checkpoint.next_step() == 12
+    assert checkpoint.next_step(5) == 3
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -137,11 +137,11 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 def test_another_runs_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    found = newest(tmp_path)
-    assert found is not None
-    refuse_other_job(found, job="tiny", seed=5)
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    refuse_other_job(checkpoint, job="tiny", seed=5)
     with pytest.raises(InvalidDocument, match="is of a run with seed 5, this one has 6"):
-        refuse_other_job(found, job="tiny", seed=6)
+        refuse_other_job(checkpoint, job="tiny", seed=6)
 
 
 def test_a_later_generation_fences_the_earlier_ones(tmp_path: Path) -> None:

@@ -44,18 +44,18 @@ def run(
 
 def losses(results: list[dict[str, Any]]) -> list[float]:
     assert [one["kind"] for one in results] == ["done"] * len(results), results
-    found: list[float] = results[0]["losses"]
-    return found
+    values: list[float] = results[0]["losses"]
+    return values
 
 
 def plain(job: Any, steps: int) -> tuple[list[float], dict[str, torch.Tensor], Any]:
-    """Losses, parameters and optimizer of a loop that knows nothing of ranks."""
+    """Train in a loop without ranks; return losses, parameters and optimizer."""
     chain = Chain(job)
     modules = dict(enumerate(chain.build_layer(i, SEED) for i in range(len(chain.specs))))
     parameters = dict(chain.named_parameters(modules))
     optimizer = job.optimizer(list(parameters.values()))
     schedule = job.lr_scheduler(optimizer)
-    found = []
+    losses_of_steps = []
     for step in range(steps):
         inputs, targets = job.batch(step, range(job.batch_size))
         x = next(iter(inputs.values()))
@@ -66,17 +66,17 @@ def plain(job: Any, steps: int) -> tuple[list[float], dict[str, torch.Tensor], A
         back_loss(loss, count)
         optimizer.step()
         schedule.step()
-        found.append(loss.item() / count)
-    return found, parameters, optimizer
+        losses_of_steps.append(loss.item() / count)
+    return losses_of_steps, parameters, optimizer
 
 
 def saved(directory: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint, whole, as torch reads them in a process of its own."""
+    """Read all tensors of a checkpoint, whole, as torch reads them in a separate process."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = FileSystemReader(directory)
-    found = {
+    tensors = {
         name: torch.empty(has.size, dtype=has.properties.dtype)
         for name, has in reader.read_metadata().state_dict_metadata.items()
         if isinstance(has, TensorStorageMetadata)
@@ -84,8 +84,8 @@ def saved(directory: Path) -> dict[str, torch.Tensor]:
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load(found, storage_reader=reader, planner=planner, no_dist=True)
-    return found
+        load(tensors, storage_reader=reader, planner=planner, no_dist=True)
+    return tensors
 
 
 @pytest.mark.tier("nightly")
@@ -101,17 +101,17 @@ def saved(directory: Path) -> dict[str, torch.Tensor]:
 def test_what_ranks_of_a_mesh_write_is_the_whole_model(
     pool: RankPool, tmp_path: Path, parts: list[Part], tensor: int, sharding: Sharding | None
 ) -> None:
-    """Parameters and states are those of a loop in one process; each number is written once."""
+    """Parameters and states equal the ones of a loop in one process; each number is written once."""
     run(pool, parts, tensor=tensor, sharding=sharding, steps=2, checkpoint_directory=str(tmp_path))
     _, parameters, optimizer = plain(tensor_jobs.llama, 2)
-    found = saved(tmp_path / "step-2")
-    assert {name for name in found if name.startswith("model/")} == {f"model/{name}" for name in parameters}
+    tensors = saved(tmp_path / "step-2")
+    assert {name for name in tensors if name.startswith("model/")} == {f"model/{name}" for name in parameters}
     for name, parameter in parameters.items():
-        assert torch.allclose(found[f"model/{name}"], parameter, rtol=0, atol=1e-13)
+        assert torch.allclose(tensors[f"model/{name}"], parameter, rtol=0, atol=1e-13)
         for key, state in optimizer.state[parameter].items():
-            assert torch.allclose(found[f"optimizer/{name}/{key}"], state, rtol=0, atol=1e-13)
+            assert torch.allclose(tensors[f"optimizer/{name}/{key}"], state, rtol=0, atol=1e-13)
     metadata = FileSystemReader(tmp_path / "step-2").read_metadata()
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         has = metadata.state_dict_metadata[name]
         assert isinstance(has, TensorStorageMetadata)
         assert sum(chunk.sizes.numel() for chunk in has.chunks) == tensor.numel()
@@ -130,11 +130,11 @@ def test_what_ranks_of_a_mesh_write_is_the_whole_model(
 )
 def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first: Any, second: Any) -> None:
     where = {"checkpoint_directory": str(tmp_path), "evaluate_every": STEPS}
-    found: list[float] = []
+    all_losses: list[float] = []
     for (parts, tensor, shard_states), steps, resume in ((first, 2, False), (second, STEPS, True)):
         results = run(pool, parts, tensor=tensor, shard_states=shard_states, steps=steps, resume=resume, **where)
-        found += losses(results)
-    assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
+        all_losses += losses(results)
+    assert all_losses == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
 
 
 @pytest.mark.tier("nightly")
@@ -150,18 +150,18 @@ def test_a_run_goes_on_under_other_degrees(pool: RankPool, tmp_path: Path, first
 def test_a_run_goes_on_under_another_sharding(pool: RankPool, tmp_path: Path, first: Any, second: Any) -> None:
     """Other stages and degrees, too, with an evaluation after each half."""
     where = {"checkpoint_directory": str(tmp_path), "evaluate_every": 2}
-    found: list[float] = []
+    all_losses: list[float] = []
     evaluations = []
     for (parts, tensor, sharding), steps, resume in ((first, 2, False), (second, STEPS, True)):
         results = run(pool, parts, tensor=tensor, sharding=sharding, steps=steps, resume=resume, **where)
-        found += losses(results)
+        all_losses += losses(results)
         evaluations += [one["loss"] for one in results[0]["events"] if one["kind"] == "evaluation"]
-    assert found == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
+    assert all_losses == pytest.approx(plain(tensor_jobs.llama, STEPS)[0], rel=1e-12)
     assert evaluations == pytest.approx([evaluated(tensor_jobs.llama, steps) for steps in (2, STEPS)], rel=1e-12)
 
 
 def evaluated(job: Any, steps: int) -> float:
-    """The loss of the evaluation's batches after so many steps of ``plain``."""
+    """Return the loss of the evaluation's batches after so many steps of ``plain``."""
     _, parameters, _ = plain(job, steps)
     chain = Chain(job)
     modules = dict(enumerate(chain.build_layer(i, SEED) for i in range(len(chain.specs))))
@@ -243,17 +243,17 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_step(pool: RankPool
 def test_older_versions_of_weights_go_on_under_other_degrees(
     pool: RankPool, tmp_path: Path, first: int, second: int
 ) -> None:
-    """Double buffered: the losses after an interruption are those without one only if the older version was kept."""
+    """Double buffered: losses after an interruption equal uninterrupted ones only if the older version was kept."""
 
     def trained(tensor: int, steps: int, **options: Any) -> list[float]:
         programs = periodic_programs_of(tensor_jobs.llama, TWO, 2, "double_buffered", (2,), tensor=tensor)[0]
-        given = {"segments": [0] * (steps // 2), "check": False, "options": {"checkpoint_every": 2, **options}}
-        return losses(pool.train(programs, "tensor_jobs:llama", steps=steps, **given))
+        arguments = {"segments": [0] * (steps // 2), "check": False, "options": {"checkpoint_every": 2, **options}}
+        return losses(pool.train(programs, "tensor_jobs:llama", steps=steps, **arguments))
 
     whole = trained(1, 4, checkpoint_directory=str(tmp_path / "whole"))
-    found = trained(first, 2, checkpoint_directory=str(tmp_path / "parts"))
-    found += trained(second, 4, checkpoint_directory=str(tmp_path / "parts"), resume=True)
-    assert found == pytest.approx(whole, rel=1e-12)
+    resumed = trained(first, 2, checkpoint_directory=str(tmp_path / "parts"))
+    resumed += trained(second, 4, checkpoint_directory=str(tmp_path / "parts"), resume=True)
+    assert resumed == pytest.approx(whole, rel=1e-12)
     assert any(name.startswith("older/1/") for name in saved(tmp_path / "parts" / "step-2"))
 
 

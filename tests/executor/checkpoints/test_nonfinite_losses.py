@@ -22,7 +22,7 @@ TWO = [Part(3, (0,)), Part(3, (1,))]
 
 
 def run(pool: RankPool, job: str, steps: int, directory: Path, **options: Any) -> list[dict[str, Any]]:
-    """The last events of two ranks that save after each step and keep one checkpoint."""
+    """Return the last events of two ranks that save after each step and keep one checkpoint."""
     programs = programs_of(getattr(run_jobs, job), TWO, 4)
     options = {"checkpoint_directory": str(directory), "checkpoint_every": 1, "keep_checkpoints": 1, **options}
     return pool.train(programs, f"run_jobs:{job}", steps=steps, check=False, options=options)
@@ -33,7 +33,7 @@ def warnings(results: list[dict[str, Any]]) -> list[str]:
 
 
 def kept(directory: Path) -> dict[str, bool]:
-    """The checkpoints that are there, and whether they are finite."""
+    """Return the existing checkpoints, and whether they are finite."""
     return {one.name: read(one).about.is_finite for one in sorted(directory.glob("step-*"))}
 
 
@@ -81,8 +81,8 @@ def test_it_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """The same steps would come to the same."""
     tries: list[Any] = []
 
-    def diverge(*given: Any, **more: Any) -> Any:
-        tries.append(given)
+    def diverge(*arguments: Any, **more: Any) -> Any:
+        tries.append(arguments)
         raise NonfiniteLoss("the loss of step 2 is nan")
 
     monkeypatch.setattr(unattended, "run_locally", diverge)

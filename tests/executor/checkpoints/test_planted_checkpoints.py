@@ -69,7 +69,7 @@ def torch_file(one: Any, **how: Any) -> bytes:
 
 
 def zipped(**files: bytes) -> bytes:
-    """What torch takes for a file of its own."""
+    """Build an archive that torch takes for one of its files."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as file:
         for name, data in ({"version": b"3\n", "byteorder": b"little"} | files).items():
@@ -78,7 +78,7 @@ def zipped(**files: bytes) -> bytes:
 
 
 def script(proof: str) -> bytes:
-    """A TorchScript archive, which torch.load gives to torch.jit.load."""
+    """Build a TorchScript archive, which torch.load passes to torch.jit.load."""
     evil = pickle.dumps(Evil(proof), 2)
     return zipped(data_pkl=evil, constants_pkl=evil, code____torch____py=b"import os")
 
@@ -114,7 +114,7 @@ def proof(tmp_path: Path) -> Path:
 
 
 def entries_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Every entry of a checkpoint, read as ranks read it."""
+    """Return every entry of a checkpoint, read as ranks read it."""
     reader = _Reader(checkpoint)
     for name, one in reader._has.items():
         if hasattr(one, "size"):
@@ -126,21 +126,21 @@ def entries_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def refusal(directory: Path) -> str:
-    """The sentence by which the only checkpoint of a directory is refused."""
-    found = survey(directory)
-    if found.newest is None:
-        (sentence,) = found.damaged
+    """Return the sentence by which the only checkpoint of a directory is refused."""
+    result = survey(directory)
+    if result.newest is None:
+        (sentence,) = result.damaged
         return sentence
     with pytest.raises(InvalidDocument) as refused:
-        entries_of(found.newest)
+        entries_of(result.newest)
     return str(refused.value)
 
 
 def test_a_checkpoint_as_it_was_written_is_read(step: Path) -> None:
     sign(step)
-    found = survey(step.parent)
-    assert found.newest is not None
-    entries = entries_of(found.newest)
+    result = survey(step.parent)
+    assert result.newest is not None
+    entries = entries_of(result.newest)
     assert entries[TENSOR].abs().sum() > 0
     assert entries[TEXT]["optimizer"] == "SGD"
     assert entries[TEXT]["options"]["momentum"] == 0.9
@@ -177,12 +177,12 @@ def test_the_planted_pickles_would_be_executed(proof: Path) -> None:
 
 
 def test_torchs_own_names_are_not_read(step: Path, proof: Path) -> None:
-    """They are a pickle. Other programs may read it; with evil in it a run goes on from the numbers all the same."""
+    """They are a pickle, for other programs. Even with malicious code in it a run continues from the numbers."""
     (step / ".metadata").write_bytes(pickle.dumps(Evil(str(proof))))
     sign(step)
-    found = survey(step.parent)
-    assert found.newest is not None
-    assert TENSOR in entries_of(found.newest)
+    result = survey(step.parent)
+    assert result.newest is not None
+    assert TENSOR in entries_of(result.newest)
     (step / INDEX).unlink()
     sign(step)
     assert f"{INDEX}'" in refusal(step.parent)

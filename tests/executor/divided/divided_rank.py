@@ -55,8 +55,8 @@ def main(rank: int, world: int, store: str, references: list[str]) -> None:
     """Compare one step of each divided model with one of the whole."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    for given in references:
-        reference, _, shared = given.partition("/")
+    for entry in references:
+        reference, _, shared = entry.partition("/")
         context = Context(mesh.get_group()) if shared == "context" else None
         chain = Chain(load_job(reference))
         whole, divided = ([chain.build_layer(i) for i in range(len(chain.specs))] for _ in ("whole", "divided"))
@@ -70,13 +70,13 @@ def main(rank: int, world: int, store: str, references: list[str]) -> None:
         expected.backward()
         with loss_parallel() if context is None else nullcontext():
             with Ran() as there:
-                found = _loss(chain, divided, context)
+                total = _loss(chain, divided, context)
             with Ran() as back:
-                found.backward()
+                total.backward()
         if context is not None:
-            found = found.detach()
-            dist.all_reduce(found)
-        apart = [_apart(found.full_tensor() if isinstance(found, DTensor) else found, expected, float(abs(expected)))]
+            total = total.detach()
+            dist.all_reduce(total)
+        apart = [_apart(total.full_tensor() if isinstance(total, DTensor) else total, expected, float(abs(expected)))]
         gradients = [parameter.grad for module in whole for parameter in module.parameters()]
         greatest = max(float(each.abs().max()) for each in gradients if each is not None)
         for one, other in zip(divided, whole, strict=True):
@@ -99,7 +99,7 @@ def _loss(chain: Chain, modules: list[nn.Module], context: Context | None = None
 
 
 def _summed(gradient: Tensor) -> Tensor:
-    """A gradient of all ranks; parameters that no style names are whole on each, and their gradients parts of sums."""
+    """Sum a gradient over ranks; parameters without a style are whole on each rank, their gradients parts of sums."""
     if isinstance(gradient, DTensor):
         return gradient.full_tensor()
     dist.all_reduce(gradient)
@@ -107,7 +107,7 @@ def _summed(gradient: Tensor) -> Tensor:
 
 
 def _apart(one: Tensor, other: Tensor, greatest: float) -> float:
-    """Relative to the greatest of all such numbers, as some gradients are 0 but for rounding."""
+    """Return the difference, relative to the greatest of all such numbers, since some gradients are only rounding."""
     return float((one - other).detach().abs().max()) / greatest
 
 

@@ -24,7 +24,7 @@ class Equal(nn.Module):
     """A router that looks at no token: the positions take turns with the experts."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(tokens, width) to (tokens, experts): each pair of neighbours has equally many."""
+        """Map (tokens, width) to (tokens, experts), so that each pair of neighbours has equally many tokens."""
         first = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1) * CONFIG.per_token
         apart = (torch.arange(CONFIG.experts, device=tokens.device) - first) % CONFIG.experts
         return (apart < CONFIG.per_token).to(tokens.dtype)

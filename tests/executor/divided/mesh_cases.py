@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
     @property
     def degrees(self) -> Degrees:
-        """What is inside a cell."""
+        """The degrees within a GPU group."""
         return Degrees(tensor=self.tensor, context=self.context, expert=self.expert)
 
     @property
@@ -74,11 +74,11 @@ class Case(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.degrees.cell * self.replicas * self.pipeline
 
     def __str__(self) -> str:
-        """As pytest shows it."""
+        """Return the name that pytest shows."""
         sizes = f"t{self.tensor}c{self.context}x{self.expert}d{self.replicas}p{self.pipeline}"
         return "-".join((self.job, self.dtype, sizes, self.sharding, self.schedule, self.recompute))
 
@@ -100,15 +100,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def all_products() -> list[Case]:
-    """Every legal case."""
+    """Return every legal case."""
     return [case for case in map(Case._make, itertools.product(*VALUES.values())) if case.is_legal]
 
 
 def covering(size: int, seed: int | None = None) -> list[Case]:
-    """Cases with every combination of ``size`` values that a legal case has: each the one with most new combinations.
+    """Return cases with every combination of ``size`` values that a legal case has, by greedy choice.
 
-    Combinations count for less where more ranks have to run (by the root of their number), which is what a case costs.
-    Of equals it is the first, in the order that ``seed`` draws: other seeds choose other cases.
+    Each case adds the most new combinations, which count for less where more ranks have to run (by the root of their
+    number, which is what a case costs). Of equals it is the first, in the order that ``seed`` draws: other seeds choose
+    other cases.
     """
     cases = all_products()
     if seed is not None:
@@ -138,13 +139,13 @@ class Lowered(NamedTuple):
 
 
 def contracted(case: Case, precision: Precision = "fp32") -> Problem:
-    """The case's cells, with the costs of the tracer, of a run in ``precision``."""
+    """Return the case's GPU groups with the tracer's costs, for a run in ``precision``."""
     request = _request(case, profile_of(case.job, case.degrees, precision))
     return contract(to_problem(request), Choice(case.degrees, case.sharding))
 
 
 def lowered(case: Case) -> Lowered:
-    """The case's plan and its programs."""
+    """Return the case's plan and its programs."""
     profile = profile_of(case.job, case.degrees, "fp32")
     cells = contracted(case)
     judged = case._replace(replicas=1) if case.sharding in WITHIN_PASSES else case
@@ -157,7 +158,7 @@ def lowered(case: Case) -> Lowered:
 
 @cache
 def profile_of(job: str, degrees: Degrees, precision: Precision) -> ModelProfile:
-    """What the layers of a job cost, alone and at these degrees: profiles have no fp64."""
+    """Compute the costs of a job's layers, alone and at these degrees: profiles have no fp64."""
     return analytic_profile(
         JOBS[f"{job}_float32"],
         "H100",
@@ -191,7 +192,7 @@ def _request(case: Case, profile: ModelProfile) -> PlanRequest:
 
 
 def _stages(case: Case, num_layers: int) -> tuple[Stage, ...]:
-    """Equal stages, two on each device where they are interleaved; replicas are neighbours."""
+    """Return equal stages, two on each device where they are interleaved; replicas are neighbours."""
     number = case.pipeline * (2 if case.schedule == "interleaved" else 1)
     blocks = num_layers - 2
     edges = [0, *(1 + blocks * k // number for k in range(1, number)), num_layers]

@@ -32,7 +32,7 @@ class Tokens(TokenJob):
         return [spec._replace(build=partial(_built, spec.build, self._dtype)) for spec in super().layers()]
 
     def loss(self, outputs: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, int]:
-        """The sum in the data type of the model, which the examples take in fp32."""
+        """Compute the sum in the data type of the model; the examples compute it in fp32."""
         scores = outputs["x"].flatten(0, -2)
         return functional.cross_entropy(scores, targets.flatten(), reduction="sum"), targets.numel()
 
@@ -95,9 +95,9 @@ def _talking(build: Any) -> nn.Module:
     return module
 
 
-def _talk(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+def _talk(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     shared = [each for each in module.parameters() if isinstance(each, DTensor)]
-    if shared and not given[0].is_meta:
+    if shared and not inputs[0].is_meta:
         all_reduce(torch.ones(1), "sum", shared[0].device_mesh)
 
 

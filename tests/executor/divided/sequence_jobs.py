@@ -68,7 +68,7 @@ class Pool(nn.Module):
 
 
 class Windowed(nn.Module):
-    """Attention with a mask of its own."""
+    """Attention with a mask that is not causal."""
 
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(-2).tril()
@@ -77,8 +77,8 @@ class Windowed(nn.Module):
 
 
 def _double(build: Any) -> nn.Module:
-    made: nn.Module = build().double()
-    return made
+    layer: nn.Module = build().double()
+    return layer
 
 
 def _with(layer: type[nn.Module]) -> list[LayerSpec]:

@@ -121,15 +121,15 @@ class Windows(nn.Module):
         self.part = linear()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Windows of two."""
+        """Cut the result into windows of two."""
         return self.part(x).unfold(2, 2, 2).flatten(2)
 
 
 class Looks(nn.Module):
-    """Does otherwise where it sees a part."""
+    """A layer that computes otherwise where it sees a part."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fails on a part of the positions."""
+        """Fail on a part of the positions."""
         return x.view(-1, POSITIONS, WIDTH) if x.shape[0] == 1 else x.unflatten(1, (POSITIONS, 1)).flatten(1, 2)
 
 

@@ -29,14 +29,14 @@ HERE = Path(__file__).parent
 
 @cache
 def profile() -> ModelProfile:
-    """What layers cost in fp32, alone and shared: profiles have no fp64."""
+    """Compute the costs of layers in fp32, alone and shared: profiles have no fp64."""
     return analytic_profile(wide, "H100", (1, 2), tensor_degrees=(2,), expert_degrees=(2,))
 
 
 def programs_of(
     degrees: Degrees, cells: int, *, stages: int = 1, sharding: str = "none", norm: bool = False
 ) -> list[Program]:
-    """Equal stages on ``cells`` cells, with two micro-batches; buckets of a layer or two, one layer recomputed."""
+    """Lower equal stages on ``cells`` GPU groups: two micro-batches, buckets of one or two layers, one recomputed."""
     uniform = UniformCluster(
         nodes=1,
         devices_per_node=cells * degrees.cell,
@@ -44,7 +44,7 @@ def programs_of(
         memory_bytes=2**36,
         fabric=Fabric(bandwidth_bytes_per_s=10**11),
     )
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "profile": profile(),
         "topology": ClusterTopology(name="world", uniform=uniform),
         "global_batch_size": BATCH,
@@ -53,7 +53,7 @@ def programs_of(
         "degrees": {name: value for name, value in degrees._asdict().items() if value > 1},
         "sharding": sharding,
     }
-    problem = contract(to_problem(PlanRequest.model_validate(asked)), Choice(degrees, sharding))  # type: ignore[arg-type]
+    problem = contract(to_problem(PlanRequest.model_validate(request)), Choice(degrees, sharding))  # type: ignore[arg-type]
     depth, replicas = len(profile().layers) // stages, cells // stages
     parts = tuple(
         Stage(

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.tier("quick")
 HERE = Path(__file__).parent
 STEPS = 2
 FIRST = 13
-"""Of the cases that have every pair, which come in the order of how many pairs they add for their ranks."""
+"""Number of the cases that have every pair, which come in the order of how many pairs they add for their ranks."""
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The first that have every pair in the standard tier; where everything runs the day's of every triple, or all."""
+    """Generate cases: the first with every pair in the standard tier, the day's of every triple in "everything"."""
     if "case" in metafunc.fixturenames:
         option = metafunc.config.getoption
         if option("--all-meshes"):
@@ -40,34 +40,34 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_a_mesh_trains_what_one_process_trains_with_the_collectives_that_are_charged(
     world: RankPool, case: Case
 ) -> None:
-    made = lowered(case)
-    done = world.train(made.programs, f"mesh_jobs:{case.job}_{case.dtype}", steps=STEPS, directory=str(HERE))
+    case_plan = lowered(case)
+    done = world.train(case_plan.programs, f"mesh_jobs:{case.job}_{case.dtype}", steps=STEPS, directory=str(HERE))
     gradients, losses = differences(done)
     assert gradients <= TOLERANCE[case.dtype]
     assert losses <= TOLERANCE[case.dtype]
     assert {one["collectives_differ"] for one in done} == {None}
     if case.sharding == "none" and case.recompute == "none":
-        for program, one in zip(made.programs, done, strict=True):
+        for program, one in zip(case_plan.programs, done, strict=True):
             ran = {kind: one["collectives"].get(kind, 0) for kind in ("all_gather", "reduce_scatter")}
-            layers = {i for held in program.stages for i in range(held.first, held.last + 1)}
-            assert ran == {kind: STEPS * number for kind, number in _charged(made, layers).items()}
+            layers = {i for entry in program.stages for i in range(entry.first, entry.last + 1)}
+            assert ran == {kind: STEPS * number for kind, number in _charged(case_plan, layers).items()}
 
 
-def _charged(made: Lowered, layers: set[int]) -> dict[str, int]:
-    """The collectives within these layers' passes that the judge counts in a step, by the profile's variant."""
-    found = Counter({"all_gather": 0, "reduce_scatter": 0})
-    degrees = made.cells.degrees
+def _charged(case_plan: Lowered, layers: set[int]) -> dict[str, int]:
+    """Count the collectives of these layers' passes that the simulator counts in a step, by the profile's variant."""
+    counts = Counter({"all_gather": 0, "reduce_scatter": 0})
+    degrees = case_plan.cells.degrees
     if degrees != Degrees():
-        profile = made.profile
+        profile = case_plan.profile
         assert profile.variants is not None
         assert profile.classes is not None
         (variant,) = (each for each in profile.variants if degrees_of(each.degrees) == degrees)
         costs = variant.measurements[0].layers
         for layer in layers:
             for each in costs[profile.classes[layer]].collectives:
-                if each.operation in found and each.phase != "step":
-                    found[each.operation] += MICRO_BATCHES * each.count
-    return dict(found)
+                if each.operation in counts and each.phase != "step":
+                    counts[each.operation] += MICRO_BATCHES * each.count
+    return dict(counts)
 
 
 def _combinations(cases: list[Case], size: int) -> set[tuple[tuple[int, object], ...]]:

@@ -1,4 +1,4 @@
-"""What ranks that share layers hold, storage by storage, against what the judge counts of one of their GPUs."""
+"""The memory of ranks that share layers, storage by storage, against the simulator's count for one of their GPUs."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ def test_ranks_hold_what_is_counted_after_two_micro_batches_and_at_the_step(
 ) -> None:
     """In the second step, when the optimizer has its states; parameters kept until the step are let go of before it."""
     case = Case(job, "float32", tensor, context, expert, replicas, 1, sharding, "gpipe", recompute)
-    made = lowered(case)
+    case_plan = lowered(case)
     done = world.train(
-        made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
+        case_plan.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), check=False, count_memory=True
     )
-    (stage,) = made.allocation.stages
-    static = static_bytes(made.cells, stage).total
-    at_step = counted_at_step(made.cells, stage, case)
+    (stage,) = case_plan.allocation.stages
+    static = static_bytes(case_plan.cells, stage).total
+    at_step = counted_at_step(case_plan.cells, stage, case)
     rows = BATCH // MICRO_BATCHES // case.degrees.meshes // (replicas if sharding in WITHIN_PASSES else 1)
-    each = activation_bytes(made.cells, stage, rows)
-    for program, one in zip(made.programs, done, strict=True):
-        held = held_by(program, one)
-        assert held["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
-        assert held["STEP", 0] == pytest.approx(at_step, rel=CLOSE)
+    each = activation_bytes(case_plan.cells, stage, rows)
+    for program, one in zip(case_plan.programs, done, strict=True):
+        bytes_at = held_by(program, one)
+        assert bytes_at["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
+        assert bytes_at["STEP", 0] == pytest.approx(at_step, rel=CLOSE)
 
 
 def counted_at_step(cells: Problem, stage: Stage, case: Case) -> int:
-    """What the judge counts when the optimizer steps: parameters kept until then, and their gradients, are gone."""
+    """Return the simulator's count when the optimizer steps, without parameters kept until then and their gradients."""
     parts = static_bytes(cells, stage)
     if case.sharding != "parameters_kept":
         return parts.total
-    own = weight_bytes(cells, stage).owned * cells.memory.gradient_factor
-    return parts.optimizer + -(-own // case.replicas)
+    gradient_bytes = weight_bytes(cells, stage).owned * cells.memory.gradient_factor
+    return parts.optimizer + -(-gradient_bytes // case.replicas)
 
 
 def held_by(program: Program, done: dict[str, Any]) -> dict[tuple[str, int], int]:
-    """The bytes that a rank held in its second step when each instruction began, by its kind and micro-batch."""
+    """Return the bytes that a rank held in its second step at each instruction, by its kind and micro-batch."""
     assert done["kind"] == "done", done
     words = [(word.kind, word.micro_batch) for word in program.instructions()]
     return {words[index]: size for step, index, size in done["held"] if step == 1 and index < len(words)}
@@ -97,42 +97,42 @@ def test_under_autocast_ranks_hold_what_is_counted(
 ) -> None:
     """Parameters in fp32, their copies in 16 bits, and what autocast leaves of activations, which profiles trace."""
     case = Case(job, "float32", tensor, 1, expert, replicas, 1, sharding, "gpipe", recompute)
-    made = lowered(case)
+    case_plan = lowered(case)
     how = {"options": {"precision": "bf16"}, "check": False, "count_memory": True}
-    done = world.train(made.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), **how)
-    (stage,) = made.allocation.stages
+    done = world.train(case_plan.programs, f"mesh_jobs:{job}_float32", steps=2, directory=str(HERE), **how)
+    (stage,) = case_plan.allocation.stages
     cells = contracted(case, "bf16")
     static = static_bytes(cells, stage).total
     rows = BATCH // MICRO_BATCHES // case.degrees.meshes // (replicas if sharding in WITHIN_PASSES else 1)
     each = activation_bytes(cells, stage, rows)
-    for program, one in zip(made.programs, done, strict=True):
-        held = held_by(program, one)
-        assert held["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
-        assert held["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
+    for program, one in zip(case_plan.programs, done, strict=True):
+        bytes_at = held_by(program, one)
+        assert bytes_at["F", 2] == pytest.approx(static + 2 * each, rel=CLOSE)
+        assert bytes_at["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
 
 
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize(("tensor", "recompute"), [(2, "none"), (1, "full")])
 def test_in_16_bits_autocasts_copies_come_and_go_with_parameters(world: RankPool, tensor: int, recompute: str) -> None:
-    """Losses are those of ranks that share out nothing, whose copies stay from the first micro-batch to the step."""
+    """Losses equal the ones of ranks that share out nothing, whose copies stay until the step."""
     losses = []
     for sharding in ("none", "parameters_kept", "parameters"):
         case = Case("llama", "float32", tensor, 1, 1, 2, 1, sharding, "gpipe", recompute)
-        made = lowered(case)
+        case_plan = lowered(case)
         how = {"options": {"precision": "bf16"}, "check": False, "count_memory": sharding != "none"}
-        done = world.train(made.programs, "mesh_jobs:llama_float32", steps=2, directory=str(HERE), **how)
+        done = world.train(case_plan.programs, "mesh_jobs:llama_float32", steps=2, directory=str(HERE), **how)
         losses += [one["losses"] for one in done]
         if sharding == "none":
             continue
-        (stage,) = made.allocation.stages
+        (stage,) = case_plan.allocation.stages
         cells = contracted(case, "bf16")
-        for program, one in zip(made.programs, done, strict=True):
-            held = held_by(program, one)
-            grown = [held["F", number] - held["F", number - 1] for number in (1, 2)]
+        for program, one in zip(case_plan.programs, done, strict=True):
+            bytes_at = held_by(program, one)
+            grown = [bytes_at["F", number] - bytes_at["F", number - 1] for number in (1, 2)]
             if sharding == "parameters":
-                assert held["F", 0] == pytest.approx(static_bytes(cells, stage).total, rel=CLOSE)
+                assert bytes_at["F", 0] == pytest.approx(static_bytes(cells, stage).total, rel=CLOSE)
                 assert grown[0] == pytest.approx(grown[1], rel=CLOSE)
             elif recompute == "none":
                 assert grown[0] > 1.5 * grown[1]  # the copies
-            assert held["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
+            assert bytes_at["STEP", 0] == pytest.approx(counted_at_step(cells, stage, case), rel=CLOSE)
     assert losses == [pytest.approx(losses[0], rel=1e-6)] * len(losses)

@@ -1,4 +1,4 @@
-"""What traces say of the examples, against processes that really share their layers: results, and each collective."""
+"""Traces of the examples, against processes that really share their layers: results, and each collective."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOBS = {
 }
 ROWS = 2
 WHOLE = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1, "all_reduce": 1, "all_to_all_single": 1}
-"""Where the whole tensor's bytes are in what a rank notes; of an all-to-all what it sends."""
+"""The argument with the whole tensor's bytes in a rank's notes; for an all-to-all, with the bytes that it sends."""
 MOST_ADDENDS = 10**6
 """More than any sum here has. Another order changes a sum by 2⁻⁵³ of the largest number, at most, for each addend."""
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.tier("nightly")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the first rank found of each job."""
+    """Return the first rank's results for each job."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     script = Path(__file__).with_name("divided_rank.py")
     lines = printed_by_ranks(script, WORLD, store, *JOBS.values())

@@ -29,8 +29,8 @@ class Counted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.runs += 1
-        made: Tensor = self.inner(x)
-        return made
+        result: Tensor = self.inner(x)
+        return result
 
 
 def test_a_module_runs_again_with_the_same_random_state_and_leaves_statistics_alone() -> None:
@@ -87,7 +87,7 @@ def test_ranks_say_before_any_step_which_layer_and_module(world: RankPool) -> No
     """A plan of modules for a job whose layers do not say where they are; the program is as it was written."""
     case = Case("llama", "float32", 2, 1, 1, 1, 1, "none", "gpipe", "attention")
     programs = [Program.from_json(each.to_json()) for each in lowered(case).programs]
-    assert {held.modules for each in programs for held in each.stages} == {("attention",)}
+    assert {entry.modules for each in programs for entry in each.stages} == {("attention",)}
     done = world.train(programs, "mesh_jobs:silent", steps=1, directory=str(HERE))
     assert all("layer 'embedding' cannot recompute its 'attention'" in each["reason"] for each in done)
     assert not any(each["events"] for each in done)

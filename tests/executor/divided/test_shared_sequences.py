@@ -35,7 +35,7 @@ HERE = str(Path(__file__).parent)
 def programs_of(
     job: str, degrees: Degrees, schedule: Callable[[Problem, Allocation], Orders], *, stages: int, recompute: bool
 ) -> list[Program]:
-    """Of a job of ``sequence_jobs`` in so many stages, under a schedule."""
+    """Lower a job of ``sequence_jobs`` in so many stages, under a schedule."""
     profile = analytic_profile(
         getattr(sequence_jobs, job),
         "H100",
@@ -60,11 +60,11 @@ def programs_of(
     cells = contract(to_problem(PlanRequest.model_validate(request)), Choice(degrees, "none"))
     number = len(profile.layers)
     edges = [number * k // stages for k in range(stages + 1)]
-    held = [
+    stage_list = [
         Stage(first, end - 1, (k,), recompute=((first, end - 1),) if recompute else ())
         for k, (first, end) in enumerate(pairwise(edges))
     ]
-    allocation = single_pipeline(tuple(held), MICRO_BATCHES)
+    allocation = single_pipeline(tuple(stage_list), MICRO_BATCHES)
     return lower(cells, allocation, schedule(cells, allocation))
 
 

@@ -1,7 +1,7 @@
 """Random plans whose ranks share layers, sequences, experts, parameters and gradients, on simulated devices.
 
-What is most likely to hang on GPUs is here: collectives within layers, those that gather parameters and sum gradients,
-and messages of the pipeline, each on a communicator of its own.
+It covers what is most likely to hang on GPUs: collectives within layers, collectives that gather parameters and sum
+gradients, and messages of the pipeline, each on a separate communicator.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 
 def drawn(seed: int) -> Plan:
-    """The first plan of a seed that has several ranks and that NCCL can carry."""
+    """Draw the first plan of a seed that has several ranks and that NCCL can carry."""
     rng = random.Random(seed)
     while True:
         degrees, sharding = rng.choice(DEGREES), rng.choice(["none", "optimizer", *SHARDINGS, *SHARDINGS])
@@ -80,7 +80,7 @@ def drawn(seed: int) -> Plan:
 
 
 def lowered(rng: random.Random, name: str, degrees: Degrees, cells: int, sharding: Any) -> list[Program]:
-    """Programs of a random plan. Raises PenstockError where there are none."""
+    """Lower a random plan. Raises PenstockError where there is no such plan."""
     job = JOBS[name]
     problem = problem_of(
         job,
@@ -110,7 +110,7 @@ def lowered(rng: random.Random, name: str, degrees: Degrees, cells: int, shardin
 
 
 def _periodic(rng: random.Random, problem: Problem, allocation: Allocation) -> list[Program]:
-    """Programs without a flush."""
+    """Lower programs without a flush."""
     rule: Any = rng.choice(["weight_stashing", "double_buffered"])
     pattern = eager(problem, allocation, update_rule=rule)
     return lower(problem, allocation, pattern, update_rule=rule, batches=rng.randint(2, 4), transport="nccl")
@@ -122,20 +122,20 @@ def _recomputed(rng: random.Random, layers: int) -> tuple[tuple[int, int], ...]:
 
 
 def with_modules(rng: random.Random, stage: Stage) -> Stage:
-    """A stage that recomputes some modules by themselves, where it does not recompute whole layers."""
+    """Return a stage that recomputes some modules separately, where it does not recompute whole layers."""
     modules = rng.choice([(), (), ("attention",), ("mlp", "norm")])
     return replace(stage, modules=() if stage.recomputes else modules)
 
 
 def logged_of(plan: Plan) -> list[Logged]:
-    """As the product's ranks log them, alone: two steps, or all batches of a plan that does not flush."""
+    """Log the product's ranks, each alone: two steps, or all batches of a plan that does not flush."""
     batches = plan.programs[0].batches
     more = {"segments": [0]} if batches > 1 else {}
     return log_alone(plan.programs, plan.job, steps=batches if batches > 1 else 2, **more)
 
 
 def kinds(logged: Sequence[Logged]) -> Counter[str]:
-    """The communicators' kernels of all ranks by kind."""
+    """Count the communicators' kernels of all ranks by kind."""
     return Counter(entry.kind for one in logged for entry in one.log if isinstance(entry, Joins))
 
 
@@ -158,7 +158,7 @@ def test_ranks_that_share_layers_come_to_their_end(seed: int) -> None:
 
 
 def plan_of(sharding: Any, *, degrees: Degrees = Degrees(), cells: int = 2, micro_batches: int = 2) -> Plan:
-    """All layers of a small GPT on some cells; parameters of a bucket move together."""
+    """Lower all layers of a small GPT on some GPU groups; parameters of a bucket move together."""
     problem = problem_of(JOBS["gpt"], cells, bucket_bytes=1000)
     problem = replace(cells_of(problem, degrees), choice=Choice(degrees, sharding))
     allocation = single_pipeline([Stage(0, problem.num_layers - 1, tuple(range(cells)))], micro_batches)
@@ -166,7 +166,7 @@ def plan_of(sharding: Any, *, degrees: Degrees = Degrees(), cells: int = 2, micr
 
 
 def piped(sharding: Any, *, degrees: Degrees = Degrees()) -> Plan:
-    """Two stages, the first of them on two cells that share out their parameters."""
+    """Lower two stages, the first of them on two GPU groups that share out their parameters."""
     problem = problem_of(JOBS["gpt"], 3, bucket_bytes=1000)
     problem = replace(cells_of(problem, degrees), choice=Choice(degrees, sharding))
     allocation = single_pipeline([Stage(0, 1, (0, 1)), Stage(2, problem.num_layers - 1, (2,))], 2)
@@ -174,7 +174,7 @@ def piped(sharding: Any, *, degrees: Degrees = Degrees()) -> Plan:
 
 
 def said_of(plan: Plan, *patches: Any) -> str:
-    """What the engine and the order of accesses say, a line each."""
+    """Return the reports of the engine and of the order of accesses, a line each."""
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -183,7 +183,7 @@ def said_of(plan: Plan, *patches: Any) -> str:
 
 
 def moved(program: Program, kind: str, to: Callable[[list[Instruction]], int]) -> Program:
-    """A program whose first instruction of a kind is at another place."""
+    """Return a program whose first instruction of a kind is at another place."""
     instructions = list(program.prologue)
     one = instructions.pop(next(i for i, each in enumerate(instructions) if each.kind == kind))
     place = to(instructions)
@@ -229,21 +229,21 @@ def test_a_rank_that_leaves_out_a_collective_within_a_layer() -> None:
 
 
 def left_out(rank: int) -> Any:
-    """A group's rank that leaves out its first all-gather."""
+    """Make a rank of a group leave out its first all-gather."""
     gather, left = SimulatedGroup.all_gather_single, iter([True])
 
-    def all_but_one(group: Any, output: Tensor, given: Tensor, opts: Any) -> Any:
+    def all_but_one(group: Any, output: Tensor, source: Tensor, opts: Any) -> Any:
         if group.rank() == rank and next(left, False):
             return SimulatedWork(group._recorder, group._recorder.record(0), None)
-        return gather(group, output, given, opts)
+        return gather(group, output, source, opts)
 
     return mock.patch.object(SimulatedGroup, "all_gather_single", all_but_one)
 
 
 def test_sums_of_gradients_that_nobody_waits_for() -> None:
     """What was summed is added up while it is still being summed."""
-    said = said_of(plan_of("gradients"), mock.patch.object(SimulatedWork, "wait", return_value=True))
-    assert re.search(r"reads what reduce_scatter \d+ in the stream of group \d+ writes, and does not wait", said)
+    report = said_of(plan_of("gradients"), mock.patch.object(SimulatedWork, "wait", return_value=True))
+    assert re.search(r"reads what reduce_scatter \d+ in the stream of group \d+ writes, and does not wait", report)
 
 
 def test_parameters_that_are_let_go_of_while_they_are_gathered() -> None:
@@ -254,8 +254,8 @@ def test_parameters_that_are_let_go_of_while_they_are_gathered() -> None:
         scatter._unit.summed.untyped_storage().resize_(scatter._unit.summed.numel() * 4)
         scatter._unit.summed.zero_()
 
-    said = said_of(plan_of("parameters_kept"), mock.patch.object(Scatter, "wait", unwaited))
-    assert re.search(r"computation in the compute stream writes what reduce_scatter \d+ .* writes", said)
+    report = said_of(plan_of("parameters_kept"), mock.patch.object(Scatter, "wait", unwaited))
+    assert re.search(r"computation in the compute stream writes what reduce_scatter \d+ .* writes", report)
 
 
 def _with(plan: Plan, program: Program) -> list[Program]:

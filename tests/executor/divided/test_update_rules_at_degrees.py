@@ -26,7 +26,7 @@ BATCHES = 4
 
 
 def case_of(job: str, replicas: int, pipeline: int, sharding: str = "none", **degrees: int) -> Case:
-    """A case in fp64; its schedule is the rule's."""
+    """Return a case in fp64; its schedule is the rule's."""
     sizes = {name: degrees.get(name, 1) for name in ("tensor", "context", "expert")}
     return Case(
         job, "float64", **sizes, replicas=replicas, pipeline=pipeline, sharding=sharding, schedule="", recompute=""
@@ -34,7 +34,7 @@ def case_of(job: str, replicas: int, pipeline: int, sharding: str = "none", **de
 
 
 def programs_of(case: Case, rule: UpdateRule, *, recompute: bool = False, in_turn: bool = False) -> list[Program]:
-    """About equal stages, under WPipe two on each device; the first layer of each is recomputed."""
+    """Lower about equal stages, under WPipe two on each device; the first layer of each is recomputed."""
     cells = contracted(case)
     number = case.pipeline * (2 if rule == "double_grouped" else 1)
     bounds = [LAYERS * k // number for k in range(number + 1)]

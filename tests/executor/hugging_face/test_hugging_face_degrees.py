@@ -70,7 +70,7 @@ def traced(family: str, **degrees: tuple[int, ...]) -> ModelProfile:
 
 
 def of_block(profile: ModelProfile) -> tuple[DividedLayer, DividedCost]:
-    """What one GPU holds and does of the second block, at the last of the degrees."""
+    """Return one GPU's sizes and costs of the second block, at the last of the degrees."""
     assert profile.classes is not None
     assert profile.variants is not None
     variant, number = profile.variants[-1], profile.classes[BLOCK]
@@ -94,7 +94,7 @@ def test_parts_of_sequences_send_what_the_closed_form_says(family: str) -> None:
     layout = Layout(context=2, context_kind="all_gather", framework="torch")
     role = "dense" if shape.experts is None else "experts"
     expected = costs_of(Case(shape, layout, device_facts("H100")))[role]
-    held, found = of_block(profile)
+    layer, cost = of_block(profile)
     whole = {
         (each.phase, each.operation): (2, 2 * each.bytes_per_sample)
         if each.count == 1
@@ -103,14 +103,14 @@ def test_parts_of_sequences_send_what_the_closed_form_says(family: str) -> None:
         if each.over == "context"
     }
     if shape.latent is None:
-        assert sent(found, "context") == whole
+        assert sent(cost, "context") == whole
     else:
         keys = 2 * LENGTH * shape.heads * (shape.head_width + shape.latent.value_width)
-        assert sent(found, "context") == {
+        assert sent(cost, "context") == {
             ("forward", "all_gather"): (2, keys),
             ("backward", "reduce_scatter"): (2, keys),
         }
-    assert held.parameter_bytes == profile.layers[BLOCK].parameter_bytes
+    assert layer.parameter_bytes == profile.layers[BLOCK].parameter_bytes
 
 
 @pytest.mark.cases(1)
@@ -120,12 +120,12 @@ def test_experts_that_gpus_share_out(family: str) -> None:
     profile = traced(family, expert_degrees=(4,))
     shape = shape_of(values(family), sequence_length=LENGTH)
     assert shape.experts is not None
-    held, found = of_block(profile)
-    known = layers_of(Case(shape, Layout(expert=4, data=4, framework="torch"), device_facts("H100")))["experts"]
-    assert (held.parameter_bytes, held.expert_bytes) == (known.parameter_bytes, known.expert_bytes)
+    layer, cost = of_block(profile)
+    expected = layers_of(Case(shape, Layout(expert=4, data=4, framework="torch"), device_facts("H100")))["experts"]
+    assert (layer.parameter_bytes, layer.expert_bytes) == (expected.parameter_bytes, expected.expert_bytes)
     tokens = 2 * LENGTH * shape.experts.per_token * shape.hidden
     numbers = 8 * shape.experts.number
-    assert sent(found, "expert") == {
+    assert sent(cost, "expert") == {
         ("forward", "all_to_all"): (3, 2 * tokens + numbers),
         ("backward", "all_to_all"): (2, 2 * tokens),
     }
@@ -134,11 +134,11 @@ def test_experts_that_gpus_share_out(family: str) -> None:
 @pytest.mark.tier("nightly")
 def test_experts_of_gpus_that_share_layers_too_get_each_a_part_of_the_tokens() -> None:
     profile = traced("mixtral", tensor_degrees=(2,), expert_degrees=(2,))
-    held, found = of_block(profile)
-    assert held.expert_bytes is not None
+    layer, cost = of_block(profile)
+    assert layer.expert_bytes is not None
     tokens = 2 * LENGTH * 2 * 32 // 2
-    assert sent(found, "expert")["backward", "all_to_all"] == (2, 2 * tokens)
-    gathered = sent(found, "tensor")["forward", "all_gather"]
+    assert sent(cost, "expert")["backward", "all_to_all"] == (2, 2 * tokens)
+    gathered = sent(cost, "tensor")["forward", "all_gather"]
     assert gathered == (1, 2 * LENGTH * 32), "what experts made of all parts"
 
 
@@ -167,7 +167,7 @@ def test_degrees_that_do_not_divide_are_refused_by_layer() -> None:
 
 
 def programs_of(family: str, degrees: Degrees) -> list[Program]:
-    """One cell, two micro-batches."""
+    """Lower one GPU group with two micro-batches."""
     job = HuggingFaceJob(values(family), sequence_length=LENGTH, attention=TRAINED)
     each = {f"{name}_degrees": (value,) for name, value in degrees._asdict().items() if value > 1}
     profile = analytic_profile(job, "H100", (1, 2), **each)  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_ranks_train_as_one_process(pool: RankPool, tmp_path: Path, family: str,
 
 def test_windows_of_shared_sequences_are_not_trained(tmp_path: Path) -> None:
     """A window as long as a rank's part is not one over the whole sequence."""
-    given = {**values("llama"), "model_type": "mistral", "sliding_window": LENGTH // 2}
-    job = HuggingFaceJob(given, sequence_length=LENGTH, attention=TRAINED)
+    config = {**values("llama"), "model_type": "mistral", "sliding_window": LENGTH // 2}
+    job = HuggingFaceJob(config, sequence_length=LENGTH, attention=TRAINED)
     with pytest.raises(UnsupportedRequest, match=r"cannot be divided by context 2: .* a mask of its own"):
         analytic_profile(job, "H100", (1,), context_degrees=(2,))

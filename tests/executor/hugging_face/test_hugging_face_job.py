@@ -61,13 +61,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {**LLAMA, "head_dim": 64},
 }
 DIVIDED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi")
-"""Those without experts, all of whose products the library divides."""
+"""Families without experts, all of whose products the library divides."""
 DEGREES = (2, 4, 8)
 
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_given: object) -> NoReturn:
+    def refuse(*_arguments: object) -> NoReturn:
         raise AssertionError("a config.json is all that a trace needs")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -88,7 +88,7 @@ def traced(family: str, degrees: tuple[int, ...] = ()) -> ModelProfile:
 
 
 def firsts(family: str) -> dict[Role, int]:
-    """The first layer of each role."""
+    """Return the first layer of each role."""
     roles = roles_of(shape(family))
     return {role: roles.index(role) for role in dict.fromkeys(roles)}
 
@@ -104,19 +104,19 @@ def test_every_family_has_the_parameters_of_its_shape(family: str) -> None:
     profile = traced(family)
     assert len(profile.layers) == len(roles_of(shape(family)))
     assert sum(layer.parameter_bytes for layer in profile.layers) == 2 * parameters.total(shape(family))
-    known = layers_of(case(family))
+    expected = layers_of(case(family))
     for role, first in firsts(family).items():
-        assert profile.layers[first].parameter_bytes == known[role].parameter_bytes, role
+        assert profile.layers[first].parameter_bytes == expected[role].parameter_bytes, role
 
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_layers_keep_is_the_closed_form_and_what_is_named_by_operator(family: str) -> None:
-    known = costs_of(case(family))
+    expected = costs_of(case(family))
     for role, first in firsts(family).items():
         kept = traced(family).measurements[0].layers[first].stash_bytes
         named = kept_by_the_library(values(family), shape(family), role)
-        assert kept - sum(named.values()) == pytest.approx(known[role].stash_bytes, rel=1e-4), role
+        assert kept - sum(named.values()) == pytest.approx(expected[role].stash_bytes, rel=1e-4), role
 
 
 @pytest.mark.parametrize(
@@ -131,24 +131,26 @@ def test_what_layers_keep_is_the_closed_form_and_what_is_named_by_operator(famil
     ids=str,
 )
 def test_operators_are_named_of_other_settings_of_a_family(family: str, more: dict[str, Any]) -> None:
-    given = {**values(family), **more}
-    job, model = HuggingFaceJob(given, sequence_length=LENGTH), shape_of(given, sequence_length=LENGTH)
+    config = {**values(family), **more}
+    job, model = HuggingFaceJob(config, sequence_length=LENGTH), shape_of(config, sequence_length=LENGTH)
     kept = analytic_profile(job, "H100", (1,), "bf16").measurements[0].layers[-2].stash_bytes
     role = roles_of(model)[-2]
-    known = costs_of(Case(model, Layout(framework="torch"), device_facts("H100")))[role]
-    assert kept - sum(kept_by_the_library(given, model, role).values()) == pytest.approx(known.stash_bytes, rel=1e-4)
+    expected = costs_of(Case(model, Layout(framework="torch"), device_facts("H100")))[role]
+    assert kept - sum(kept_by_the_library(config, model, role).values()) == pytest.approx(
+        expected.stash_bytes, rel=1e-4
+    )
 
 
 def test_a_profile_says_by_which_operators_its_blocks_differ() -> None:
     dense, experts = explained(values("deepseek_v2"), shape("deepseek_v2"), device_facts("H100"))
-    known = costs_of(case("deepseek_v2"))
+    expected = costs_of(case("deepseek_v2"))
     kept = {
         role: traced("deepseek_v2").measurements[0].layers[first].stash_bytes
         for role, first in firsts("deepseek_v2").items()
     }
     roles: tuple[tuple[str, Role], ...] = ((dense, "dense"), (experts, "experts"))
     for sentence, role in roles:
-        less = 1 - kept[role] / known[role].stash_bytes
+        less = 1 - kept[role] / expected[role].stash_bytes
         assert f"keeps {less:.1%} less than the closed form of torch's own modules says: " in sentence
     assert dense.endswith(": norms -6.5%, rotary positions +0.3%")
     assert experts.endswith(
@@ -159,7 +161,7 @@ def test_a_profile_says_by_which_operators_its_blocks_differ() -> None:
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_flops_are_those_of_the_weights_that_tokens_meet(family: str) -> None:
-    """And of the square of attention, as torch counts it, with the width of queries and that of values."""
+    """And of the square of attention, as torch counts it, with the widths of queries and of values."""
     chain = Chain(HuggingFaceJob(values(family), sequence_length=LENGTH))
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES["bf16"]) for i in range(len(chain.specs))]
     costs = Tracer(chain, modules, TORCH_DTYPES["bf16"]).run(1).costs
@@ -172,16 +174,16 @@ def test_flops_are_those_of_the_weights_that_tokens_meet(family: str) -> None:
             continue
         seen = width * (2 * LENGTH - width) / LENGTH if is_windowed(role) else LENGTH
         expected = 2 * _weights(model, dense=is_dense(role)) + attention * seen
-        found = sum(each.flops for each in costs[first].forward) / LENGTH
-        assert found == pytest.approx(expected, rel=0.01), role
+        flops = sum(each.flops for each in costs[first].forward) / LENGTH
+        assert flops == pytest.approx(expected, rel=0.01), role
 
 
 def _weights(model: TransformerShape, *, dense: bool) -> int:
-    found = sum(rows * columns for rows, columns in parameters.matrices(model, dense=dense))
+    weights = sum(rows * columns for rows, columns in parameters.matrices(model, dense=dense))
     if dense or model.experts is None:
-        return found
+        return weights
     one = (3 if model.gated else 2) * model.hidden * model.experts.ffn
-    return found + model.experts.per_token * one + model.hidden * model.experts.number
+    return weights + model.experts.per_token * one + model.hidden * model.experts.number
 
 
 @pytest.mark.cases(1)
@@ -194,12 +196,12 @@ def test_the_librarys_own_division_is_that_of_the_closed_form(family: str, degre
     assert profile.variants is not None
     (variant,) = [each for each in profile.variants if each.degrees.tensor == degree]
     assert variant.boundary == "whole"
-    held, costs = layers_of(case(family, degree)), costs_of(case(family, degree))
+    layers, costs = layers_of(case(family, degree)), costs_of(case(family, degree))
     size = 2 * LENGTH * shape(family).hidden
     for role, first in firsts(family).items():
         number = profile.classes[first]
-        assert variant.layers[number].parameter_bytes == held[role].parameter_bytes, role
-        found = {
+        assert variant.layers[number].parameter_bytes == layers[role].parameter_bytes, role
+        collectives = {
             (each.phase, each.operation): (each.count, each.bytes_per_sample)
             for each in variant.measurements[0].layers[number].collectives
         }
@@ -214,15 +216,15 @@ def test_the_librarys_own_division_is_that_of_the_closed_form(family: str, degre
             norms = 2 * shape(family).query_key_norm
             width = 2 * shape(family).head_width
             expected["backward", "all_reduce"] = (products + norms, products * size + norms * width)
-        assert found == expected, role
+        assert collectives == expected, role
 
 
 def test_experts_are_divided_by_their_width() -> None:
     profile = traced("mixtral", (2,))
     assert profile.variants is not None
     model, block = shape("mixtral"), profile.variants[0].layers[1]
-    found = parameters.layer(model, dense=False)
-    assert block.parameter_bytes == 2 * (found.replicated + (found.dense + found.expert) // 2)
+    sizes = parameters.layer(model, dense=False)
+    assert block.parameter_bytes == 2 * (sizes.replicated + (sizes.dense + sizes.expert) // 2)
     forward = [each for each in profile.variants[0].measurements[0].layers[1].collectives if each.phase == "forward"]
     assert [(each.operation, each.count, each.bytes_per_sample) for each in forward] == [
         ("all_reduce", 2, 2 * 2 * LENGTH * model.hidden)
@@ -253,9 +255,9 @@ def test_a_deep_model_is_traced_once_for_each_class(monkeypatch: pytest.MonkeyPa
     runs: list[int] = []
     trace = Tracer.trace
 
-    def counted(self: Tracer, index: int, *given: Any) -> Any:
+    def counted(self: Tracer, index: int, *arguments: Any) -> Any:
         runs.append(index)
-        return trace(self, index, *given)
+        return trace(self, index, *arguments)
 
     monkeypatch.setattr(Tracer, "trace", counted)
     deep = {**values("deepseek_v3"), "num_hidden_layers": 61, "first_k_dense_replace": 3}

@@ -31,14 +31,14 @@ ROWS = range(3)
 
 
 def written(directory: Path, family: str, **more: Any) -> str:
-    """The reference of a job of this family."""
+    """Write a config.json of this family; return the reference of its job."""
     values = {"model_type": family, **FAMILIES.get(family, TINY), **more}
     (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return f"hf:config.json@{LENGTH}"
 
 
 def whole_name(layer: str, name: str) -> str:
-    """What the library calls parameter ``name`` of a layer of ours in its whole model."""
+    """Return the library's name, in its whole model, for parameter ``name`` of one of our layers."""
     if layer == "embedding":
         return name.replace("base.", "model.", 1)
     if layer == "head":
@@ -55,12 +55,12 @@ def test_layers_compute_what_the_librarys_whole_model_does(tmp_path: Path, famil
     layers = [chain.build_layer(i) for i in range(len(chain.specs))]
     values = {"model_type": family, **FAMILIES[family]}
     whole: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager")
-    own = dict(whole.named_parameters())
+    expected_parameters = dict(whole.named_parameters())
     with torch.no_grad():
         for spec, layer in zip(chain.specs, layers, strict=True):
             for name, parameter in layer.named_parameters():
-                own.pop(whole_name(spec.name, name)).copy_(parameter)
-    assert not own
+                expected_parameters.pop(whole_name(spec.name, name)).copy_(parameter)
+    assert not expected_parameters
     inputs, targets = job.batch(0, ROWS)
     assert inputs["x"].unique().numel() > LENGTH
     x = inputs["x"]

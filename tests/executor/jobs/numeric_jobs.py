@@ -114,7 +114,7 @@ def _tied() -> list[LayerSpec]:
 
 
 def _inception() -> list[LayerSpec]:
-    """Two modules of three branches, in a line: each branch reads what the module began with."""
+    """Return two modules of three branches, in a line: each branch reads the module's input."""
     specs = [LayerSpec("stem", Block)]
     for module in ("first", "second"):
         specs += [

@@ -28,8 +28,8 @@ class Trained(Regression):
         self._optimizer = optimizer
 
     def optimizer(self, params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = OPTIMIZERS[self._optimizer](params)
-        return made
+        optimizer: torch.optim.Optimizer = OPTIMIZERS[self._optimizer](params)
+        return optimizer
 
     num_evaluation_batches = 3
 
@@ -49,7 +49,7 @@ class Projection(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM, which keeps its weights in a list of its own."""
+    """An LSTM, which keeps its weights in a separate list."""
 
     def __init__(self) -> None:
         super().__init__()

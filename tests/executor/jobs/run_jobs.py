@@ -47,12 +47,12 @@ class Scheduled(Regression):
 
 
 def falling(step: int) -> float:
-    """By what the learning rate is multiplied after ``step`` steps."""
+    """Return the factor of the learning rate after ``step`` steps."""
     return 1.0 / (1.0 + 0.5 * step)
 
 
 class Normalised(nn.Module):
-    """Has running statistics, which are buffers."""
+    """A layer with running statistics, which are buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def _renamed() -> list[LayerSpec]:
 
 
 class FullDisk(Scheduled):
-    """Lets no file grow while steps 1 and 2 are trained, as a full disk does."""
+    """A job that lets no file grow while steps 1 and 2 are trained, like a full disk."""
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -93,7 +93,7 @@ class FullDisk(Scheduled):
 
 
 class Diverging(Scheduled):
-    """Has a loss that is not a number."""
+    """A job with a loss that is not a number."""
 
     def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
         loss, count = super().loss(outputs, targets)
@@ -101,7 +101,7 @@ class Diverging(Scheduled):
 
 
 class DivergesAt(Scheduled):
-    """Has a loss that is not a number, or infinite, in one step; the gradient of an infinite loss is finite."""
+    """A job whose loss is not a number, or infinite, in one step; the gradient of an infinite loss is finite."""
 
     def __init__(self, name: str, step: int, factor: float) -> None:
         super().__init__(name, "momentum")
@@ -119,7 +119,7 @@ class DivergesAt(Scheduled):
 
 
 class Exploding(Scheduled):
-    """Has finite losses, and in step 2 a gradient that is not finite: the parameters are not, after it."""
+    """A job with finite losses, and in step 2 a gradient that is not finite: after it the parameters are not finite."""
 
     def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
         loss, count = super().loss(outputs, targets)

@@ -58,7 +58,7 @@ class Regression(SimpleJob):
         return torch.randn(LENGTH, WIDTH, generator=generator, dtype=self.dtype)
 
     def loss(self, outputs: dict[str, Tensor], targets: Any) -> tuple[Tensor, int]:
-        """The squared error at the first ``counts[row]`` positions of each row."""
+        """Compute the squared error at the first ``counts[row]`` positions of each row."""
         wanted, counts = targets
         (result,) = outputs.values()
         mask = torch.arange(LENGTH)[None, :] < counts[:, None]
@@ -153,7 +153,7 @@ class Unread(nn.Module):
 
 
 def is_real(x: Tensor) -> bool:
-    """Whether this is a forward of training, not one that looks for shapes or counts."""
+    """Return whether this is a forward of training, not one that finds shapes or counts."""
     return x.device.type != "meta" and torch.is_grad_enabled()
 
 
@@ -174,7 +174,7 @@ class Fails(nn.Module):
 
 
 def frozen() -> nn.Module:
-    """A linear layer that is not trained."""
+    """Build a linear layer that is not trained."""
     return nn.Linear(WIDTH, WIDTH).requires_grad_(False)
 
 
@@ -183,7 +183,7 @@ def blocks(count: int, dropout: float = 0.0) -> list[LayerSpec]:
 
 
 def _residual() -> list[LayerSpec]:
-    """``skip`` crosses two cuts and the layers between do not use it; ``mask`` is an integer."""
+    """Return layers where ``skip`` crosses two cuts, unused by the layers between; ``mask`` is an integer."""
     return [
         LayerSpec("first", Block),
         LayerSpec("split", Split, ("x",), ("x", "skip")),

@@ -38,8 +38,8 @@ class Tokens:
         return specs if self._single else [spec._replace(build=partial(_doubled, spec.build)) for spec in specs]
 
     def batch(self, step: int, rows: range) -> tuple[dict[str, Tensor], Any]:
-        made: tuple[dict[str, Tensor], Any] = self._job.batch(step, rows)
-        return made
+        batch: tuple[dict[str, Tensor], Any] = self._job.batch(step, rows)
+        return batch
 
     def evaluation(self, number: int, rows: range) -> tuple[dict[str, Tensor], Any]:
         return self.batch(1000 + number, rows)
@@ -57,7 +57,7 @@ class Tokens:
 
 
 class Still(Optimizer):
-    """Makes a state in its first step, and never changes anything."""
+    """An optimizer that makes a state in its first step, and never changes anything."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.0})

@@ -87,16 +87,16 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT":
     ],
 )
 def test_what_a_launcher_says(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
-    found = read_launch(environ, expand)
+    launch = read_launch(environ, expand)
     assert (
-        found.launcher,
-        found.process,
-        found.processes,
-        found.local_rank,
-        found.node,
-        found.host,
-        found.port,
-        found.opens_store,
+        launch.launcher,
+        launch.process,
+        launch.processes,
+        launch.local_rank,
+        launch.node,
+        launch.host,
+        launch.port,
+        launch.opens_store,
     ) == expected
 
 
@@ -127,7 +127,7 @@ def test_an_environment_that_says_too_little(environ: dict[str, str], words: str
 
 
 def bundle(*devices: str, kind: str = "cpu") -> JobBundle:
-    """Ranks on these devices; what they run is no matter here."""
+    """Build a bundle of ranks on these devices, without programs."""
     ranks = [
         {"rank": i, "device": device, "device_kind": kind, "programs": [{}], "digest": ""}
         for i, device in enumerate(devices)
@@ -145,13 +145,13 @@ def bundle(*devices: str, kind: str = "cpu") -> JobBundle:
 
 
 def present(*places: str, **more: Any) -> list[Presence]:
-    """Processes in the launcher's order, each ``node/local rank``."""
+    """Return processes in the launcher's order, each ``node/local rank``."""
     plain = {"machine": "m", "address": "127.0.0.1", "bundle": "b", "orders": {}} | more
-    found = []
+    presences = []
     for place in places:
         node, _, local_rank = place.partition("/")
-        found.append(Presence(node=node, local_rank=int(local_rank), **plain))
-    return found
+        presences.append(Presence(node=node, local_rank=int(local_rank), **plain))
+    return presences
 
 
 TWO_BY_TWO = ("n1/0", "n1/1", "n0/0", "n0/1")
@@ -304,18 +304,18 @@ def launches(count: int, host: str = "127.0.0.1", **more: Any) -> list[Launch]:
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What calls in threads of their own return."""
-    found: list[Any] = [None] * len(calls)
+    """Return the results of calls in separate threads."""
+    results: list[Any] = [None] * len(calls)
 
     def call(number: int) -> None:
-        found[number] = calls[number]()
+        results[number] = calls[number]()
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return found
+    return results
 
 
 @pytest.mark.tier("ci")
@@ -330,11 +330,11 @@ def test_processes_meet_hear_of_a_failure_and_leave() -> None:
         meeting.leave(20)
         return present, name, nothing, heard
 
-    found = together([lambda launch=launch: attend(launch) for launch in launches(3)])  # type: ignore[misc]
-    assert {name for _, name, _, _ in found} == {found[0][1]}
-    assert {heard for _, _, _, heard in found} == {"process 1 failed"}
-    assert found[2][0] == found[0][0]
-    assert [(one.local_rank, one.orders["seed"], one.opens_store) for one in found[0][0]] == [
+    results = together([lambda launch=launch: attend(launch) for launch in launches(3)])  # type: ignore[misc]
+    assert {name for _, name, _, _ in results} == {results[0][1]}
+    assert {heard for _, _, _, heard in results} == {"process 1 failed"}
+    assert results[2][0] == results[0][0]
+    assert [(one.local_rank, one.orders["seed"], one.opens_store) for one in results[0][0]] == [
         (0, 0, True),
         (1, 1, False),
         (2, 2, False),
@@ -357,10 +357,10 @@ def test_a_store_that_nobody_opens_and_one_whose_port_is_taken() -> None:
         Unreachable, match=r"no process has opened the store at 127\.0\.0\.1:\d+ within 0\.3 s: Connection refused"
     ):
         Rendezvous(second, 0.3)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("", first.port))
-        taken.listen()
+    with socket.socket() as occupied:
+        occupied.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        occupied.bind(("", first.port))
+        occupied.listen()
         with pytest.raises(Unreachable, match=f"cannot listen on port {first.port}.*\n  try: export MASTER_PORT"):
             Rendezvous(first, 0.3)
 
@@ -384,8 +384,8 @@ def test_something_else_that_answers_at_the_port() -> None:
 
 @pytest.mark.tier("ci")
 def test_slurm_knows_the_addresses_of_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "NodeName=n0 Arch=x86_64 CoresPerSocket=1 NodeAddr=127.0.0.1 NodeHostName=here OS=Linux 6.1 #1 SMP"
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{told}'\n")
+    record = "NodeName=n0 Arch=x86_64 CoresPerSocket=1 NodeAddr=127.0.0.1 NodeHostName=here OS=Linux 6.1 #1 SMP"
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho '{record}'\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     launch = launches(1, host="n0.nowhere.invalid", job_id="7")[0]
@@ -402,8 +402,8 @@ def test_gloo_goes_over_the_interface_that_leads_to_the_others(monkeypatch: pyte
     monkeypatch.setattr(meetings, "address_towards", lambda host: f"to {host}")
     monkeypatch.setattr(meetings, "interface_of", lambda address: f"if {address}")
 
-    def chosen(present: list[Presence], own: int) -> tuple[str | None, str | None]:
-        meetings.bind_to(present, own)
+    def chosen(present: list[Presence], number: int) -> tuple[str | None, str | None]:
+        meetings.bind_to(present, number)
         return os.environ.pop("GLOO_SOCKET_IFNAME", None), os.environ.pop("NCCL_SOCKET_IFNAME", None)
 
     keeper, far = present("a/0", machine="a"), present("b/0", machine="b", address="10.0.0.2")
@@ -428,13 +428,13 @@ def test_the_report_of_a_run_that_was_resumed_and_told_to_end() -> None:
     for part in data["ranks"]:
         part["programs"] = [{"pipelines": 2}]
     averaging = JobBundle.parse(data | {"update_rule": "elastic_averaging"})
-    found = launch_report(averaging, "srun", "m:job", present("x/3", "y/0"), events, [None, None])
-    plain = json.loads(found.model_dump_json())
-    assert (found.state, found.first_step, found.steps_done, found.checkpoint_step) == ("left", 4, 7, 7)
+    report = launch_report(averaging, "srun", "m:job", present("x/3", "y/0"), events, [None, None])
+    plain = json.loads(report.model_dump_json())
+    assert (report.state, report.first_step, report.steps_done, report.checkpoint_step) == ("left", 4, 7, 7)
     assert plain["losses"] == [2.0, "NaN", 1.0]
-    assert found.step_times_ns == (50, 150), "of two pipelines' global batches, without the first step"
-    assert [(one.step, one.loss) for one in found.evaluations] == [(6, 1.5)]
-    assert [(one.node, one.local_rank, one.device) for one in found.ranks] == [("x", 3, "n1/0"), ("y", 0, "n0/0")]
+    assert report.step_times_ns == (50, 150), "of two pipelines' global batches, without the first step"
+    assert [(one.step, one.loss) for one in report.evaluations] == [(6, 1.5)]
+    assert [(one.node, one.local_rank, one.device) for one in report.ranks] == [("x", 3, "n1/0"), ("y", 0, "n0/0")]
 
 
 def test_the_report_has_what_ranks_computed_on() -> None:
@@ -457,7 +457,7 @@ def test_a_comparison_that_is_off_is_said() -> None:
 
 
 def test_whose_message_an_instruction_waits_for() -> None:
-    held = Held(
+    entry = Held(
         stage=1,
         first=0,
         last=0,
@@ -485,7 +485,7 @@ def test_whose_message_an_instruction_waits_for() -> None:
         device="n/1",
         global_batch_size=16,
         num_micro_batches=4,
-        stages=(held,),
+        stages=(entry,),
         channels=channels,
         row_classes=((4, 4),),
         groups=((1, 3),),

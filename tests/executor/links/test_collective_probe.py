@@ -26,15 +26,15 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def assert_plausible(rows: tuple[MeasuredCollective, ...], measured: list[Span]) -> None:
-    """Each operation of each span at each size; from microseconds to seconds, and more bytes take longer in all."""
-    found: dict[tuple[str, Span], dict[int, int]] = defaultdict(dict)
+    """Check each operation of each span at each size: from microseconds to seconds, longer for more bytes in all."""
+    times_of: dict[tuple[str, Span], dict[int, int]] = defaultdict(dict)
     for row in rows:
-        found[row.operation, Span(row.devices_per_node, row.nodes)][row.size_bytes] = row.time_ns
-    assert found.keys() == {(operation, span) for operation in get_args(Operation) for span in measured}
-    for times in found.values():
+        times_of[row.operation, Span(row.devices_per_node, row.nodes)][row.size_bytes] = row.time_ns
+    assert times_of.keys() == {(operation, span) for operation in get_args(Operation) for span in measured}
+    for times in times_of.values():
         assert list(times) == list(SIZES_BYTES)
         assert all(1_000 < time < 2 * 10**9 for time in times.values())
-    together = [sum(times[size] for times in found.values()) for size in SIZES_BYTES]
+    together = [sum(times[size] for times in times_of.values()) for size in SIZES_BYTES]
     assert together[0] < together[-1]
 
 

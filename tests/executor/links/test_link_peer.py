@@ -69,12 +69,12 @@ def test_a_slow_link_is_found_with_its_two_directions(monkeypatch: pytest.Monkey
 def test_peers_measure_every_pair_for_a_third_process() -> None:
     with ExitStack() as stack:
         addresses = [stack.enter_context(peer(host(name, 2, FABRIC))) for name in ("a", "b", "c")]
-        said: list[str] = []
-        pairs = measure_pairs(addresses, seconds=SECONDS, progress=said.append)
+        lines: list[str] = []
+        pairs = measure_pairs(addresses, seconds=SECONDS, progress=lines.append)
         assert [who(address) for address in addresses] == [host(name, 2, FABRIC) for name in ("a", "b", "c")]
     assert sorted(pairs) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert all(link.bandwidth_bytes_per_s > 10**7 and link.latency_ns > 0 for link in pairs.values())
-    assert len(said) == 3
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("players", range(2, 10))
@@ -104,11 +104,11 @@ def test_something_else_at_the_address_is_told_apart() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
-            for said in (b"HTTP/1.1 400\r\n", b"{}\n", b""):
+            for reply in (b"HTTP/1.1 400\r\n", b"{}\n", b""):
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(1000)
-                    connection.sendall(said)
+                    connection.sendall(reply)
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -1,6 +1,6 @@
-"""An agent as a process of its own whose ranks are stand-ins: ``python agent_process.py SERVER DIRECTORY``.
+"""An agent in a separate process whose ranks are stand-ins: ``python agent_process.py SERVER DIRECTORY``.
 
-The check of the model is one too, unless a test is about it: it would import torch for each of them.
+The check of the model is a stand-in too, unless a test is about it: it would import torch for each of them.
 """
 
 from __future__ import annotations

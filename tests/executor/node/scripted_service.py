@@ -1,4 +1,4 @@
-"""A service that says what a test tells it to: the sync call over real HTTP, with everything it heard."""
+"""A service whose answers a test chooses: the sync call over real HTTP, with a record of everything received."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ScriptedService:
             daemon_threads = False
 
             def handle_error(self, *_: object) -> None:
-                """The agent hung up: what a held call is for."""
+                """Ignore that the agent hung up, which is the purpose of a held call."""
 
         self._closing = False
         self._server = Server(("127.0.0.1", self._port), Handler)
@@ -89,14 +89,14 @@ class ScriptedService:
             self._news.notify_all()
 
     def wait_for(self, kind: str, count: int = 1) -> list[AgentEvent]:
-        """The first ``count`` events of this kind."""
+        """Wait for the first ``count`` events of this kind, and return them."""
         return self.wait_until(lambda: [event for event in self.events if event.kind == kind], count, kind)
 
-    def wait_until(self, found: Callable[[], list], count: int = 1, what: str = "") -> list:
+    def wait_until(self, select: Callable[[], list], count: int = 1, what: str = "") -> list:
         with self._news:
-            arrived = self._news.wait_for(lambda: len(found()) >= count, LIMIT_S)
+            arrived = self._news.wait_for(lambda: len(select()) >= count, LIMIT_S)
             assert arrived, f"no {what} within {LIMIT_S} s; there were {self.events}"
-            return found()
+            return select()
 
     def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
         request = SyncRequest.model_validate_json(body)

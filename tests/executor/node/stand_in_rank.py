@@ -36,12 +36,12 @@ def save(step: int) -> None:
 
 
 def main() -> None:
-    asked = json.loads(sys.stdin.readline())
-    rank, losses = asked["rank"], []
-    for line in asked["programs"][0]["do"]:
+    assignment = json.loads(sys.stdin.readline())
+    rank, losses = assignment["rank"], []
+    for line in assignment["programs"][0]["do"]:
         word, _, rest = line.partition(" ")
         if word == "hello":
-            facts = {"pid": os.getpid(), "environment": dict(os.environ), "asked": asked, "cwd": os.getcwd()}
+            facts = {"pid": os.getpid(), "environment": dict(os.environ), "assignment": assignment, "cwd": os.getcwd()}
             Path(f"rank-{rank}.json").write_text(json.dumps(facts))
             say(kind="ready")
         elif word == "step":

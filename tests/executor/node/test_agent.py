@@ -63,10 +63,10 @@ def project(tmp_path):
 
 
 class Running:
-    """An agent in a thread of its own."""
+    """An agent in a separate thread."""
 
     def __init__(self, server: str, directory: Path, **settings) -> None:
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.heard = threading.Condition()
         self.error: Exception | None = None
         self._begun = threading.Event()
@@ -77,12 +77,12 @@ class Running:
 
     def _say(self, text: str) -> None:
         with self.heard:
-            self.said.append(text)
+            self.lines.append(text)
             self.heard.notify_all()
 
     def wait_until_said(self, words: str, times: int = 1) -> None:
         with self.heard:
-            assert self.heard.wait_for(lambda: sum(words in text for text in self.said) == times, LIMIT_S), self.said
+            assert self.heard.wait_for(lambda: sum(words in text for text in self.lines) == times, LIMIT_S), self.lines
 
     def _live(self) -> None:
         async def live() -> None:
@@ -186,11 +186,11 @@ def test_what_a_rank_is_given(service, project, monkeypatch):
         service.wait_for("started")
         facts = facts_of(project, 1)
         store = service.wait_for("store_ready")[0].data["address"]
-    asked = facts["asked"]
-    assert (asked["rank"], asked["world_size"], asked["store"], asked["prefix"]) == (1, 2, store, "r/1")
-    assert (asked["job"], asked["directory"], asked["device"]) == ("toy_project:job", str(project), "cpu")
-    assert (asked["steps"], asked["seed"], asked["layers"]) == (2, 7, ["first", "second"])
-    assert asked["timeout_s"] == 7.5
+    message = facts["assignment"]
+    assert (message["rank"], message["world_size"], message["store"], message["prefix"]) == (1, 2, store, "r/1")
+    assert (message["job"], message["directory"], message["device"]) == ("toy_project:job", str(project), "cpu")
+    assert (message["steps"], message["seed"], message["layers"]) == (2, 7, ["first", "second"])
+    assert message["timeout_s"] == 7.5
     assert facts["cwd"] == str(project)
     assert facts["environment"]["OMP_NUM_THREADS"] == "1"
     assert facts["environment"]["GLOO_SOCKET_IFNAME"] == "lo"
@@ -265,8 +265,8 @@ def test_training_goes_on_while_the_service_is_away(service, project):
         heard = len(service.events)
         service.open()
         service.wait_for("rank_done")
-    assert sum("no answer from" in text for text in agent.said) == 1
-    assert "what runs goes on" in next(text for text in agent.said if "no answer from" in text)
+    assert sum("no answer from" in text for text in agent.lines) == 1
+    assert "what runs goes on" in next(text for text in agent.lines if "no answer from" in text)
     later = service.events[heard:]
     assert [event.kind for event in later if event.kind != "progress"][:2] == ["trace", "rank_done"]
     assert len(later) < 10
@@ -400,8 +400,8 @@ def test_run_agent_says_when_there_is_no_device(project, monkeypatch):
 
 
 def test_the_agent_loads_neither_torch_nor_the_other_packages():
-    asked = "import sys, penstock.executor.node.agent; print(' '.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    script = "import sys, penstock.executor.node.agent; print(' '.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     roots = {".".join(name.split(".")[:2]) if name.startswith("penstock") else name.split(".")[0] for name in loaded}
     assert not roots & {"torch", "numpy", "numba", "sqlalchemy", "fastapi"}
     assert {name for name in roots if name.startswith("penstock")} == {
@@ -416,8 +416,8 @@ def test_ranks_save_before_a_leaving_agent_says_goodbye(service, project):
         start(service, ["saves 7", "hello", "wait never"], ["saves 7", "hello", "wait never"])
         service.wait_for("started")
         agent.leave()
-    told = [event.kind for event in service.events if event.kind != "progress"]
-    assert told == ["prepared", "started", "checkpoint", "checkpoint", "rank_failed", "stopped"]
+    kinds = [event.kind for event in service.events if event.kind != "progress"]
+    assert kinds == ["prepared", "started", "checkpoint", "checkpoint", "rank_failed", "stopped"]
     (failed,) = service.wait_for("rank_failed")
     assert failed.data["reason"] == "agent 'node' is leaving: it was asked to end"
     assert service.requests[-1].leaving
@@ -440,7 +440,7 @@ def test_a_cancelled_run_may_save_and_a_failed_one_is_killed(service, project):
 
 
 def wait_for_line(file, line):
-    """The two streams of a rank are read one beside the other, and a full file is moved away while this reads."""
+    """Wait for a line: the streams of a rank are read side by side, and a full file is moved away during reading."""
     limit = time.monotonic() + LIMIT_S
     while line not in (tail(file, 4000) or "").splitlines():
         assert time.monotonic() < limit, f"{file} never had {line!r}"

@@ -1,4 +1,4 @@
-"""Where an agent lets runs write, and what it shows to the service."""
+"""The places where an agent lets runs write, and its credentials for the service."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_a_run_uses_the_directories_of_the_agents_configuration(path: str, allow
 
 
 def test_symbolic_links_lead_nowhere_else(tmp_path: Path):
-    """The words of the path are those of an allowed directory; the real place is not."""
+    """By its text the path is in an allowed directory; the real place is not."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "shared" / "link").symlink_to(tmp_path / "outside")
-    said = io.StringIO()
+    answers = io.StringIO()
     question = {
         "model": "no_such:job",
         "directory": str(tmp_path),
@@ -58,8 +58,8 @@ def test_symbolic_links_lead_nowhere_else(tmp_path: Path):
         "paths": ["shared/link/here"],
         "outputs": [str(tmp_path / "shared")],
     }
-    check_model.main(io.StringIO(json.dumps(question)), said)
-    answer = json.loads(said.getvalue())
+    check_model.main(io.StringIO(json.dumps(question)), answers)
+    answer = json.loads(answers.getvalue())
     assert answer["kind"] == "refused"
     assert (
         f"leads to '{tmp_path}/outside/here', which is below none of the agent's output_directories" in answer["reason"]
@@ -73,10 +73,10 @@ def test_a_run_that_writes_nothing_needs_no_directory():
     assert not state.outbox.events
 
 
-def settings(tmp_path: Path, **given: object) -> AgentSettings:
+def settings(tmp_path: Path, **fields: object) -> AgentSettings:
     return AgentSettings.load(
         environ={},
-        options={"name": "n", "models": {"m": "a:b"}, "directory": str(tmp_path), "server": "http://h", **given},
+        options={"name": "n", "models": {"m": "a:b"}, "directory": str(tmp_path), "server": "http://h", **fields},
     )
 
 
@@ -89,15 +89,15 @@ def test_beyond_loopback_nothing_is_written_where_nothing_was_allowed(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("fields", "words"),
     [
         ({"output_directories": ["out"]}, "are relative; give absolute paths"),
         ({"ca": "/no/such/file"}, "is not a file"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tmp_path: Path, given: dict[str, object], words: str):
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, fields: dict[str, object], words: str):
     with pytest.raises(InvalidDocument, match=words):
-        settings(tmp_path, server="http://localhost:1", **given)
+        settings(tmp_path, server="http://localhost:1", **fields)
 
 
 def test_a_file_without_certificates_is_named(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What an agent is told, and what it finds on its machine."""
+"""The settings of an agent, and the devices and addresses that it finds on its machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penstock.executor.node.settings import AgentSettings
 from penstock.schemas.errors import InvalidDocument
 
 SERVER = "http://127.0.0.1:8642"
-GIVEN = {"server": SERVER, "models": {"toy": "toys:job"}}
+OPTIONS = {"server": SERVER, "models": {"toy": "toys:job"}}
 
 
-def load(**given):
-    return AgentSettings.load(environ={}, options=GIVEN | given)
+def load(**fields):
+    return AgentSettings.load(environ={}, options=OPTIONS | fields)
 
 
 def test_the_command_line_holds_over_the_environment_and_that_over_the_file(tmp_path):
@@ -42,7 +42,7 @@ def test_every_variable_is_read():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("fields", "words"),
     [
         pytest.param({"server": "127.0.0.1:8642"}, "is not an address; write http://host:port", id="no-scheme"),
         pytest.param({"models": {"toy": "toys"}}, "model 'toy' is 'toys'; write module:attribute", id="no-attribute"),
@@ -60,9 +60,9 @@ def test_every_variable_is_read():
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(given, words):
+def test_settings_that_cannot_be_are_refused(fields, words):
     with pytest.raises(InvalidDocument) as caught:
-        load(**given)
+        load(**fields)
     assert words in str(caught.value)
 
 
@@ -76,7 +76,7 @@ def test_settings_that_cannot_be_are_refused(given, words):
 )
 def test_a_wrong_variable_is_named(environ, words):
     with pytest.raises(InvalidDocument) as caught:
-        AgentSettings.load(environ=environ, options=GIVEN)
+        AgentSettings.load(environ=environ, options=OPTIONS)
     assert words in str(caught.value)
 
 

@@ -129,6 +129,6 @@ def test_a_wire_that_is_cut_for_three_seconds_and_for_good(fleet: Fleet, tmp_pat
         run.last["whys"][0]
         == f"agent 'node1' was silent for more than {AGENT_TIMEOUT_S} s while it held ranks of this run"
     )
-    said = (fleet.directory / "node1.log").read_text()
-    assert re.search(r'rank_failed {"rank": 1, "reason": "timed out: rank 0 sent nothing for', said)
+    log = (fleet.directory / "node1.log").read_text()
+    assert re.search(r'rank_failed {"rank": 1, "reason": "timed out: rank 0 sent nothing for', log)
     run.cancel()

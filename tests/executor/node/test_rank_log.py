@@ -42,20 +42,20 @@ def test_a_log_goes_on_where_it_was(tmp_path):
 
 
 def test_a_disk_that_cannot_be_written_is_said_once_and_loses_lines_only(tmp_path):
-    said = []
+    lines = []
     (tmp_path / "run").write_text("a file where a directory should be")
-    filled(log_path(tmp_path, "run", 1, CHECK), ["one", "two"], say=said.append)
-    assert len(said) == 1
-    assert "are lost" in said[0]
+    filled(log_path(tmp_path, "run", 1, CHECK), ["one", "two"], say=lines.append)
+    assert len(lines) == 1
+    assert "are lost" in lines[0]
 
 
 def test_a_full_disk_loses_lines_only(tmp_path):
-    said = []
+    lines = []
     path = log_path(tmp_path, "run", 1, CHECK)
     path.parent.mkdir(parents=True)
     path.symlink_to("/dev/full")
-    filled(path, ["one", "two"], say=said.append)
-    assert said == [f"lines of {path} are lost: No space left on device"]
+    filled(path, ["one", "two"], say=lines.append)
+    assert lines == [f"lines of {path} are lost: No space left on device"]
 
 
 def test_old_runs_are_removed(tmp_path):

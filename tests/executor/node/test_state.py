@@ -1,4 +1,4 @@
-"""The agent's state machine: each transition by a table, and invariants under random stories."""
+"""The agent's state machine: each transition by a table, and invariants under random sequences of stimuli."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def synced(*assignments, ack=0, version=1):
 
 
 def play(*stimuli, state=None):
-    """The state after all stimuli, and the actions of the last one."""
+    """Return the state after all stimuli, and the actions of the last one."""
     state, actions = state or State(OFFER), []
     for stimulus in stimuli:
         state, actions = step(state, stimulus)
     return state, actions
 
 
-def said(process, _run="r", _generation=1, **message):
+def report(process, _run="r", _generation=1, **message):
     return ChildMessage(_run, _generation, process, message)
 
 
@@ -78,11 +78,11 @@ def exited(process, code=0, *lines, generation=1):
     return Exited("r", generation, process, code, lines)
 
 
-def told(state):
+def event_kinds(state):
     return [event.kind for event in state.outbox.events]
 
 
-PREPARED = (synced(assignment()), said(CHECK, kind="ready"), exited(CHECK))
+PREPARED = (synced(assignment()), report(CHECK, kind="ready"), exited(CHECK))
 RUNNING = (*PREPARED, synced(assignment("start")))
 
 
@@ -91,13 +91,13 @@ def test_prepare_starts_the_check_with_the_job_of_the_models_key():
     question = {"model": "toys:job", "layers": ["x", "y"], "global_batch_size": 4, "paths": []}
     assert actions == [Start("r", 1, CHECK, question)]
     assert state.runs["r"].phase is Phase.CHECKING
-    assert told(state) == []
+    assert event_kinds(state) == []
 
 
 def test_the_agent_of_rank_0_starts_the_store_beside_the_check_and_tells_its_address():
     state, actions = play(synced(assignment(hosts_store=True)))
     assert [action.process for action in actions] == [CHECK, STORE]
-    state, _ = play(said(STORE, kind="ready", address="10.0.0.1:5000"), state=state)
+    state, _ = play(report(STORE, kind="ready", address="10.0.0.1:5000"), state=state)
     (event,) = state.outbox.events
     assert (event.kind, event.data) == ("store_ready", {"address": "10.0.0.1:5000"})
 
@@ -126,8 +126,10 @@ def test_any_model_runs_where_the_configuration_says_so():
 
 
 def test_a_check_that_says_no_refuses_with_its_reason():
-    state, actions = play(synced(assignment(hosts_store=True)), said(CHECK, kind="refused", reason="layer 3 is called"))
-    assert told(state) == ["refused"]
+    state, actions = play(
+        synced(assignment(hosts_store=True)), report(CHECK, kind="refused", reason="layer 3 is called")
+    )
+    assert event_kinds(state) == ["refused"]
     assert state.outbox.events[0].data == {"reason": "layer 3 is called"}
     assert actions == [Stop("r", 1)]
 
@@ -170,23 +172,23 @@ def test_start_gives_each_rank_its_program_and_the_store_of_this_generation():
 def test_start_before_the_check_is_done_waits_for_it():
     state, actions = play(synced(assignment()), synced(assignment("start")))
     assert actions == []
-    _, actions = play(said(CHECK, kind="ready"), state=state)
+    _, actions = play(report(CHECK, kind="ready"), state=state)
     assert [action.process for action in actions] == [RANK0, RANK1]
 
 
 def test_start_without_an_address_takes_the_own_store():
     state, actions = play(
-        synced(assignment(hosts_store=True)), said(CHECK, kind="ready"), synced(assignment("start", hosts_store=True))
+        synced(assignment(hosts_store=True)), report(CHECK, kind="ready"), synced(assignment("start", hosts_store=True))
     )
     assert actions == []
-    _, actions = play(said(STORE, kind="ready", address="me:2"), state=state)
+    _, actions = play(report(STORE, kind="ready", address="me:2"), state=state)
     assert {action.assignment.store for action in actions} == {"me:2"}
 
 
 def test_a_check_that_ends_while_the_ranks_run_already_is_no_failure():
-    state, _ = play(synced(assignment()), said(CHECK, kind="ready"), synced(assignment("start")))
+    state, _ = play(synced(assignment()), report(CHECK, kind="ready"), synced(assignment("start")))
     after, actions = play(exited(CHECK), state=state)
-    assert (told(after), actions) == (["prepared"], [])
+    assert (event_kinds(after), actions) == (["prepared"], [])
     assert after.runs["r"].phase is Phase.RUNNING
 
 
@@ -211,18 +213,18 @@ def test_a_run_that_ends_well():
     hardware = {"kind": "cpu", "model": "Xeon", "ranks": 2, "cores": 2, "machine_cores": 2, **loads}
     done = {"kind": "done", "losses": [1.0], "step_times_ns": [5], "gradient_check": None, "peak_memory_bytes": 9}
     done |= {"hardware": hardware, "collectives": {"all_reduce": 2}, "collectives_differ": None}
-    state, _ = play(*RUNNING, said(RANK0, kind="ready"))
-    assert told(state) == ["prepared"]
+    state, _ = play(*RUNNING, report(RANK0, kind="ready"))
+    assert event_kinds(state) == ["prepared"]
     state, actions = play(
-        said(RANK1, kind="ready"),
-        said(RANK1, kind="trace", rank_trace=TRACE),
-        said(RANK0, **done),
-        said(RANK1, **done),
+        report(RANK1, kind="ready"),
+        report(RANK1, kind="trace", rank_trace=TRACE),
+        report(RANK0, **done),
+        report(RANK1, **done),
         exited(RANK0),
         exited(RANK1),
         state=state,
     )
-    assert told(state) == ["prepared", "started", "trace", "rank_done", "rank_done"]
+    assert event_kinds(state) == ["prepared", "started", "trace", "rank_done", "rank_done"]
     assert state.outbox.events[1].data == {"ranks": [0, 1]}
     assert state.outbox.events[2].data["rank_trace"] == RankTrace.model_validate(TRACE).model_dump(mode="json")
     assert state.outbox.events[3].data == {
@@ -238,7 +240,7 @@ def test_a_run_that_ends_well():
     }
     assert (state.runs["r"].phase, actions) == (Phase.DONE, [])
     state, actions = play(synced(ack=5), state=state)
-    assert (actions, told(state), state.runs) == ([], ["stopped"], {})
+    assert (actions, event_kinds(state), state.runs) == ([], ["stopped"], {})
 
 
 @pytest.mark.parametrize(
@@ -252,15 +254,15 @@ def test_a_run_that_ends_well():
     ids=["warm-up-added", "no-warm-up", "not-said", "times-of-the-warm-up-unknown"],
 )
 def test_the_times_of_a_rank_count_from_its_first_step(steps, done, expected):
-    history = [said(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
-    state, _ = play(*RUNNING, *history, said(RANK0, kind="done", losses=[1.0], **done), said(RANK0, kind="done"))
+    history = [report(RANK0, kind="step", step=number, loss=1.0, time_ns=time_ns) for number, time_ns in steps]
+    state, _ = play(*RUNNING, *history, report(RANK0, kind="done", losses=[1.0], **done), report(RANK0, kind="done"))
     (event,) = [event for event in state.outbox.events if event.kind == "rank_done"]
     assert event.data["step_times_ns"] == expected
 
 
 def test_a_loss_that_has_run_away_is_told_as_such():
-    state, _ = play(*RUNNING, said(RANK0, kind="step", step=1, loss=float("nan"), time_ns=1))
-    state, _ = play(said(RANK0, kind="done", losses=[1.0, float("inf")], step_times_ns=[]), state=state)
+    state, _ = play(*RUNNING, report(RANK0, kind="step", step=1, loss=float("nan"), time_ns=1))
+    state, _ = play(report(RANK0, kind="done", losses=[1.0, float("inf")], step_times_ns=[]), state=state)
     assert [event.data["losses"] for event in state.outbox.events if event.kind == "progress"] == [("NaN",)]
     assert state.outbox.events[-1].data["losses"] == [1.0, "Infinity"]
 
@@ -268,7 +270,7 @@ def test_a_loss_that_has_run_away_is_told_as_such():
 @pytest.mark.parametrize("error", ["NonfiniteLoss", "ModelMismatch"])
 def test_what_would_fail_again_is_told_as_final(error):
     failed = {"kind": "failed", "reason": "the loss of step 2 is nan", "error": error}
-    state, _ = play(*RUNNING, said(RANK0, **failed), exited(RANK0, 1))
+    state, _ = play(*RUNNING, report(RANK0, **failed), exited(RANK0, 1))
     assert failure(state)["is_final"] is True
 
 
@@ -282,15 +284,15 @@ def test_what_would_fail_again_is_told_as_final(error):
     ids=["step", "trace", "gradients-that-are-no-numbers"],
 )
 def test_a_rank_that_reports_nonsense_has_failed(message):
-    state, actions = play(*RUNNING, said(RANK1, **message))
+    state, actions = play(*RUNNING, report(RANK1, **message))
     assert actions == [Stop("r", 1)]
     assert f"rank 1 reported a {message['kind']!r} that is not valid" in failure(state)["reason"]
 
 
 def test_a_rank_that_crashes_while_it_ends_has_been_done_already():
-    state, _ = play(*RUNNING, said(RANK0, kind="done"), exited(RANK0, -11), said(RANK1, kind="done"), exited(RANK1))
+    state, _ = play(*RUNNING, report(RANK0, kind="done"), exited(RANK0, -11), report(RANK1, kind="done"), exited(RANK1))
     assert state.runs["r"].phase is Phase.DONE
-    assert "rank_failed" not in told(state)
+    assert "rank_failed" not in event_kinds(state)
 
 
 def failure(state):
@@ -311,11 +313,11 @@ def test_a_killed_rank_is_named_at_once_and_the_rest_of_the_run_ends():
         "is_final": False,
     }
     state, _ = play(exited(RANK0, -15), state=state)
-    assert told(state) == ["prepared", "rank_failed"]
+    assert event_kinds(state) == ["prepared", "rank_failed"]
 
 
 def test_the_rank_that_lost_its_peer_is_not_blamed_when_the_peer_was_killed():
-    state, actions = play(*RUNNING, said(RANK0, **LOST_PEER))
+    state, actions = play(*RUNNING, report(RANK0, **LOST_PEER))
     assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
     state, _ = play(exited(RANK0, 1), exited(RANK1, -9), state=state)
     assert (failure(state)["rank"], failure(state)["signal"]) == (1, 9)
@@ -323,16 +325,16 @@ def test_the_rank_that_lost_its_peer_is_not_blamed_when_the_peer_was_killed():
 
 def test_a_peer_that_may_be_elsewhere_is_reported_after_its_own_agent_has_had_time():
     fields = {"devices": ("a/0",), "world_size": 2}
-    prepared = (synced(assignment(**fields)), said(CHECK, kind="ready"), exited(CHECK))
-    state, actions = play(*prepared, synced(assignment("start", **fields)), said(RANK0, **LOST_PEER))
+    prepared = (synced(assignment(**fields)), report(CHECK, kind="ready"), exited(CHECK))
+    state, actions = play(*prepared, synced(assignment("start", **fields)), report(RANK0, **LOST_PEER))
     assert actions == [SetTimer("r", 1, PEER_ELSEWHERE_GRACE_NS)]
     assert play(exited(RANK0, 1), state=state)[1] == [SetTimer("r", 1, PEER_ELSEWHERE_GRACE_NS)]
     assert PEER_ELSEWHERE_GRACE_NS > EXIT_GRACE_NS
 
 
 def test_a_peer_lost_on_another_node_is_told_after_the_grace():
-    state, _ = play(*RUNNING, said(RANK0, **LOST_PEER), exited(RANK0, 1, "Traceback", "closed by peer"))
-    assert told(state) == ["prepared"]
+    state, _ = play(*RUNNING, report(RANK0, **LOST_PEER), exited(RANK0, 1, "Traceback", "closed by peer"))
+    assert event_kinds(state) == ["prepared"]
     state, actions = play(GraceOver("r", 1), state=state)
     assert actions == [Stop("r", 1)]
     assert failure(state)["instruction"] == "RECV_F0@1"
@@ -343,7 +345,7 @@ def test_a_peer_lost_on_another_node_is_told_after_the_grace():
 def test_an_error_of_the_users_code_is_told_with_its_instruction_once_the_rank_is_gone():
     state, _ = play(
         *RUNNING,
-        said(
+        report(
             RANK1,
             kind="failed",
             reason="ZeroDivisionError: 0",
@@ -352,7 +354,7 @@ def test_an_error_of_the_users_code_is_told_with_its_instruction_once_the_rank_i
             index=9,
             traceback=["x = 1 / 0"],
         ),
-        said(RANK0, **LOST_PEER),
+        report(RANK0, **LOST_PEER),
         exited(RANK0, 1),
         exited(RANK1, 1, "other words"),
     )
@@ -361,7 +363,9 @@ def test_an_error_of_the_users_code_is_told_with_its_instruction_once_the_rank_i
 
 
 def test_a_rank_that_failed_but_hangs_is_told_after_the_grace():
-    state, _ = play(*RUNNING, said(RANK1, kind="failed", reason="ValueError: x", instruction="1F4"), GraceOver("r", 1))
+    state, _ = play(
+        *RUNNING, report(RANK1, kind="failed", reason="ValueError: x", instruction="1F4"), GraceOver("r", 1)
+    )
     assert failure(state)["rank"] == 1
 
 
@@ -373,8 +377,8 @@ def test_a_rank_that_leaves_without_being_done_has_failed():
 def test_a_lost_store_fails_the_run():
     state, _ = play(
         synced(assignment(hosts_store=True)),
-        said(STORE, kind="ready", address="me:2"),
-        said(CHECK, kind="ready"),
+        report(STORE, kind="ready", address="me:2"),
+        report(CHECK, kind="ready"),
         exited(CHECK),
         synced(assignment("start", hosts_store=True)),
         exited(STORE, -9),
@@ -400,17 +404,17 @@ def test_stop_ends_every_process_and_tells_it_once(wish, gently, history, ends):
     state, actions = play(*history, wish)
     assert actions == ([Stop("r", 1, gently and history == RUNNING)] if ends else [])
     for one in ends:
-        assert "stopped" not in told(state)
+        assert "stopped" not in event_kinds(state)
         state, _ = play(one, state=state)
-    assert told(state).count("stopped") == 1
-    assert told(state)[-1] == "stopped"
+    assert event_kinds(state).count("stopped") == 1
+    assert event_kinds(state)[-1] == "stopped"
     state, actions = play(wish, state=state)
-    assert (told(state).count("stopped"), actions) == (1, [])
+    assert (event_kinds(state).count("stopped"), actions) == (1, [])
     assert ("r" in state.runs) == bool(wish.reply.assignments)
 
 
 def test_stop_of_an_unknown_run_is_answered():
-    assert told(play(synced(assignment("stop")))[0]) == ["stopped"]
+    assert event_kinds(play(synced(assignment("stop")))[0]) == ["stopped"]
 
 
 def test_a_higher_generation_waits_until_the_lower_one_is_gone():
@@ -420,7 +424,7 @@ def test_a_higher_generation_waits_until_the_lower_one_is_gone():
     assert actions == []
     state, actions = play(exited(RANK1, -15), state=state)
     assert actions == []
-    assert told(state)[-2:] == ["stopped", "prepared"], "the model was checked for the first generation"
+    assert event_kinds(state)[-2:] == ["stopped", "prepared"], "the model was checked for the first generation"
     assert (state.runs["r"].generation, state.runs["r"].phase) == (2, Phase.PREPARED)
 
 
@@ -443,8 +447,8 @@ def test_a_lower_generation_and_words_of_the_dead_are_ignored():
     state, _ = play(synced(assignment(generation=2)))
     for stimulus in (
         synced(assignment("start", generation=1)),
-        said(CHECK, kind="ready"),
-        said(RANK0, kind="done"),
+        report(CHECK, kind="ready"),
+        report(RANK0, kind="done"),
         exited(RANK0, -9),
         GraceOver("r", 1),
     ):
@@ -455,24 +459,24 @@ def test_a_lower_generation_and_words_of_the_dead_are_ignored():
 def test_ranks_save_before_a_leaving_agent_says_that_they_are_gone():
     state, actions = play(*RUNNING, Drain("it was asked to end"))
     assert actions == [Stop("r", 1, gently=True)]
-    state, _ = play(said(RANK0, kind="checkpoint", step=2, directory="/c/step-2"), exited(RANK0), state=state)
-    assert told(state) == ["prepared", "checkpoint"]
+    state, _ = play(report(RANK0, kind="checkpoint", step=2, directory="/c/step-2"), exited(RANK0), state=state)
+    assert event_kinds(state) == ["prepared", "checkpoint"]
     state, _ = play(exited(RANK1), state=state)
-    assert told(state) == ["prepared", "checkpoint", "rank_failed", "stopped"]
+    assert event_kinds(state) == ["prepared", "checkpoint", "rank_failed", "stopped"]
     assert failure(state)["reason"] == "agent 'a' is leaving: it was asked to end"
 
 
 def test_the_store_stays_until_the_last_rank_has_saved():
-    hosting = (synced(assignment(hosts_store=True)), said(STORE, kind="ready", address="me:2"), *PREPARED[1:])
+    hosting = (synced(assignment(hosts_store=True)), report(STORE, kind="ready", address="me:2"), *PREPARED[1:])
     state, actions = play(*hosting, synced(assignment("start", hosts_store=True)), Drain("it was asked to end"))
     state, actions = play(exited(RANK0), exited(RANK1), state=state)
     assert actions == [Stop("r", 1)]
-    assert "stopped" not in told(state)
-    assert told(play(exited(STORE, -9), state=state)[0])[-1] == "stopped"
+    assert "stopped" not in event_kinds(state)
+    assert event_kinds(play(exited(STORE, -9), state=state)[0])[-1] == "stopped"
 
 
 def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once():
-    state, actions = play(*RUNNING, said(RANK0, kind="left", step=2), exited(RANK0, 0))
+    state, actions = play(*RUNNING, report(RANK0, kind="left", step=2), exited(RANK0, 0))
     assert actions == [SetTimer("r", 1, PEER_LOST_GRACE_NS)]
     state, _ = play(GraceOver("r", 1), state=state)
     assert failure(state)["reason"] == "rank 0 ended after 2 steps: a rank of the run was asked to end"
@@ -488,7 +492,7 @@ def test_ranks_that_saved_because_another_agent_leaves_are_not_to_blame_at_once(
     ],
 )
 def test_what_happens_on_the_way_is_told(message, data):
-    (event,) = play(*RUNNING, said(RANK1, **message))[0].outbox.events[1:]
+    (event,) = play(*RUNNING, report(RANK1, **message))[0].outbox.events[1:]
     assert (event.kind, event.data) == (message["kind"], data)
 
 
@@ -506,7 +510,7 @@ def test_an_agent_told_to_leave_says_so_and_stops(history, kind):
 
 def test_an_agent_that_leaves_takes_nothing_on():
     state, actions = play(Drain("bye"), synced(assignment()))
-    assert (told(state), actions) == (["refused"], [])
+    assert (event_kinds(state), actions) == (["refused"], [])
 
 
 def test_acknowledged_events_are_forgotten_and_others_kept():
@@ -520,8 +524,8 @@ def test_the_steps_of_each_rank_are_gathered_while_earlier_ones_are_on_their_way
     state, _ = play(*RUNNING)
     for number in range(300):
         state, _ = play(
-            said(RANK0, kind="step", step=number, loss=None, time_ns=1),
-            said(RANK1, kind="step", step=number, loss=0.5, time_ns=2),
+            report(RANK0, kind="step", step=number, loss=None, time_ns=1),
+            report(RANK1, kind="step", step=number, loss=0.5, time_ns=2),
             state=state,
         )
     box, events = state.outbox.take(10**6)
@@ -547,8 +551,8 @@ def test_no_step_is_lost_however_long_the_service_is_away(steps):
 
 
 def test_progress_comes_before_the_end_of_its_rank():
-    state, _ = play(*RUNNING, said(RANK0, kind="step", step=2, loss=1.0, time_ns=1), said(RANK0, kind="done"))
-    assert told(state) == ["prepared", "progress", "rank_done"]
+    state, _ = play(*RUNNING, report(RANK0, kind="step", step=2, loss=1.0, time_ns=1), report(RANK0, kind="done"))
+    assert event_kinds(state) == ["prepared", "progress", "rank_done"]
 
 
 def test_a_long_outbox_is_sent_in_portions():
@@ -583,7 +587,7 @@ def test_each_invariant_is_seen(record, words):
 
 
 def test_the_story_is_bounded_and_leaves_steps_out():
-    state, _ = play(*RUNNING, *[GraceOver("r", 9)] * 200, *[said(RANK0, kind="step", step=1)] * 3)
+    state, _ = play(*RUNNING, *[GraceOver("r", 9)] * 200, *[report(RANK0, kind="step", step=1)] * 3)
     assert len(state.history) == HISTORY_LENGTH
     assert state.history[-1] == "r/9 grace is over"
 
@@ -596,7 +600,7 @@ class Node(RuleBasedStateMachine):
         self.state = State(OFFER)
         self.processes: dict[tuple[str, int], set[Process]] = {}
         self.stored = []
-        self.made = []
+        self.created = []
         self.wishes: dict[str, Assignment] = {}
         self.generations: dict[str, int] = {}
         self.steps: dict[tuple[str, int, Process], int] = {}
@@ -604,7 +608,7 @@ class Node(RuleBasedStateMachine):
     def feed(self, stimulus):
         seen = self.state.outbox.next_sequence
         self.state, actions = step(self.state, stimulus)
-        self.made += [event for event in self.state.outbox.events if event.sequence >= seen]
+        self.created += [event for event in self.state.outbox.events if event.sequence >= seen]
         for action in actions:
             key = (action.run, action.generation)
             if isinstance(action, Start):
@@ -636,7 +640,7 @@ class Node(RuleBasedStateMachine):
         seen = self.state.outbox.next_sequence
         box, events = self.state.outbox.take(max_bytes)
         self.state = replace(self.state, outbox=box)
-        self.made += [event for event in box.events if event.sequence >= seen]
+        self.created += [event for event in box.events if event.sequence >= seen]
         if request_lost:
             return
         ack = self.stored[-1].sequence if self.stored else 0
@@ -654,8 +658,8 @@ class Node(RuleBasedStateMachine):
         run, generation, process = data.draw(st.sampled_from(self.living()))
         key = (run, generation, process)
         number = self.steps[key] = self.steps.get(key, -1) + (kind == "step")
-        said_ = {"kind": kind, "address": "h:1", "reason": "closed by peer", "step": max(0, number)}
-        self.feed(ChildMessage(run, generation, process, said_))
+        message = {"kind": kind, "address": "h:1", "reason": "closed by peer", "step": max(0, number)}
+        self.feed(ChildMessage(run, generation, process, message))
 
     @precondition(lambda self: self.living())
     @rule(data=st.data(), code=st.sampled_from([0, 1, -9, -15]))
@@ -670,14 +674,16 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def the_state_knows_every_process(self):
-        known = {(run, record.generation): set(record.alive) for run, record in self.state.runs.items() if record.alive}
-        assert known == {key: alive for key, alive in self.processes.items() if alive}
+        expected = {
+            (run, record.generation): set(record.alive) for run, record in self.state.runs.items() if record.alive
+        }
+        assert expected == {key: alive for key, alive in self.processes.items() if alive}
 
     @invariant()
     def no_event_is_lost_and_each_has_its_own_number(self):
         kept = self.stored + [event for event in self.state.outbox.events if event not in self.stored]
-        assert kept == self.made
-        assert [event.sequence for event in self.made] == list(range(1, len(self.made) + 1))
+        assert kept == self.created
+        assert [event.sequence for event in self.created] == list(range(1, len(self.created) + 1))
 
     @invariant()
     def progress_does_not_pile_up(self):
@@ -688,12 +694,12 @@ class Node(RuleBasedStateMachine):
     @invariant()
     def each_generation_ends_and_fails_at_most_once(self):
         for kind in ("stopped", "rank_failed", "started", "prepared"):
-            ends = [(event.run, event.generation) for event in self.made if event.kind == kind]
+            ends = [(event.run, event.generation) for event in self.created if event.kind == kind]
             assert len(ends) == len(set(ends)), kind
 
     @invariant()
     def only_ranks_fail(self):
-        assert {event.data["rank"] for event in self.made if event.kind == "rank_failed"} <= {0, 1}
+        assert {event.data["rank"] for event in self.created if event.kind == "rank_failed"} <= {0, 1}
 
     def teardown(self):
         self.wishes = {}
@@ -702,8 +708,8 @@ class Node(RuleBasedStateMachine):
             self.processes[run, generation].remove(process)
             self.feed(Exited(run, generation, process, -15))
         assert self.state.runs == {}
-        begun = {(event.run, event.generation) for event in self.made}
-        assert begun == {(event.run, event.generation) for event in self.made if event.kind == "stopped"}
+        begun = {(event.run, event.generation) for event in self.created}
+        assert begun == {(event.run, event.generation) for event in self.created if event.kind == "stopped"}
 
 
 Node.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

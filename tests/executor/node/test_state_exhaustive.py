@@ -54,7 +54,7 @@ def wish(phase: str, generation: int, *, hosts_store: bool, save: bool = False) 
 
 
 def replies(*, hosts_store: bool) -> list[Stimulus]:
-    """Everything that the service may say, late and out of order included."""
+    """Return every answer that the service may give, late and out of order included."""
     wishes = [
         (),
         *((wish(phase, g, hosts_store=hosts_store),) for g in (1, 2) for phase in ("prepare", "start", "stop")),
@@ -63,30 +63,30 @@ def replies(*, hosts_store: bool) -> list[Stimulus]:
 
 
 def others() -> list[Stimulus]:
-    """What children and timers may say, of both generations, whether they live or not; and being told to leave."""
-    found: list[Stimulus] = [Drain("it was asked to end")]
+    """Return what children and timers may report, for both generations, alive or not; and a request to leave."""
+    stimuli: list[Stimulus] = [Drain("it was asked to end")]
     for g in (1, 2):
-        found += [
+        stimuli += [
             ChildMessage("r", g, CHECK, {"kind": "ready"}),
             ChildMessage("r", g, STORE, {"kind": "ready", "address": "h:1"}),
         ]
-        found += [
+        stimuli += [
             ChildMessage("r", g, RANK, {"kind": kind, "reason": "x"}) for kind in ("ready", "done", "failed", "left")
         ]
-        found += [GraceOver("r", g)]
-    return found
+        stimuli += [GraceOver("r", g)]
+    return stimuli
 
 
 @dataclass
-class Told:
-    """A history so far: the state, the real processes, and what was ever told and started."""
+class History:
+    """A history so far: the state, the real processes, and all events and starts."""
 
     state: State = field(default_factory=lambda: State(OFFER))
     living: frozenset[tuple[int, Process]] = frozenset()
     events: tuple[tuple[str, int], ...] = ()
     begun: frozenset[int] = frozenset()
 
-    def after(self, stimulus: Stimulus) -> Told:
+    def after(self, stimulus: Stimulus) -> History:
         if isinstance(stimulus, Exited):
             assert (stimulus.generation, stimulus.process) in self.living
         seen = self.state.outbox.next_sequence
@@ -102,14 +102,14 @@ class Told:
         news = [(event.kind, event.generation) for event in state.outbox.events if event.sequence >= seen]
         starts = {action.generation for action in actions if isinstance(action, Start) and action.process == RANK}
         ended = {generation for kind, generation in news if kind == "stopped"}
-        told = Told(state, frozenset(living), (*self.events, *news), (self.begun | starts) - ended)
-        told.refuse_broken_promises(starts & self.begun)
-        return told
+        history = History(state, frozenset(living), (*self.events, *news), (self.begun | starts) - ended)
+        history.refuse_broken_promises(starts & self.begun)
+        return history
 
     def refuse_broken_promises(self, begun_again: set[int]) -> None:
         record = self.state.runs.get("r")
-        known = {(record.generation, process) for process in record.alive} if record is not None else set()
-        assert known == self.living, "the state does not know its processes"
+        expected = {(record.generation, process) for process in record.alive} if record is not None else set()
+        assert expected == self.living, "the state does not know its processes"
         assert not begun_again, "ranks of one generation were started twice"
         for generation in (1, 2):
             mine = [kind for kind, of in self.events if of == generation]
@@ -129,7 +129,7 @@ class Told:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("hosts_store", [False, True], ids=["a-node", "the-node-of-rank-0"])
 def test_every_story_of_three_from_each_place_of_the_life_of_a_run(hosts_store):
-    """From every state on a run's straight way, all stories of three stimuli; then everything comes to an end."""
+    """From every state on a run's straight way, all sequences of three stimuli; then everything comes to an end."""
     alphabet = [*replies(hosts_store=hosts_store), *others()]
     say = [
         ChildMessage("r", 1, CHECK, {"kind": "ready"}),
@@ -143,38 +143,38 @@ def test_every_story_of_three_from_each_place_of_the_life_of_a_run(hosts_store):
         ChildMessage("r", 1, RANK, {"kind": "ready"}),
         ChildMessage("r", 1, RANK, {"kind": "done"}),
     ]
-    told = Told()
+    history = History()
     seen: set[tuple[object, ...]] = set()
     number = 0
     for stimulus in (None, *straight):
-        told = told if stimulus is None else told.after(stimulus)
-        number += sum(1 for _ in stories(told, alphabet, 3, seen))
+        history = history if stimulus is None else history.after(stimulus)
+        number += sum(1 for _ in stories(history, alphabet, 3, seen))
     assert number > 500, "states apart from each other that were reached"
 
 
-def stories(told: Told, alphabet: list[Stimulus], depth: int, seen: set[tuple[object, ...]]) -> Iterator[Told]:
-    """All that can come of ``told`` in ``depth`` steps; a state that was met with as many steps left is not gone on."""
-    key = (depth, repr(told.state.runs), told.state.draining, told.living, told.events)
+def stories(history: History, alphabet: list[Stimulus], depth: int, seen: set[tuple[object, ...]]) -> Iterator[History]:
+    """Yield the histories that follow within ``depth`` steps; states met with as many steps left are not continued."""
+    key = (depth, repr(history.state.runs), history.state.draining, history.living, history.events)
     if key in seen:
         return
     seen.add(key)
-    yield told
-    refuse_endless(told)
+    yield history
+    refuse_endless(history)
     if depth:
-        for stimulus in told.next_stimuli(alphabet):
-            yield from stories(told.after(stimulus), alphabet, depth - 1, seen)
+        for stimulus in history.next_stimuli(alphabet):
+            yield from stories(history.after(stimulus), alphabet, depth - 1, seen)
 
 
-def refuse_endless(told: Told) -> None:
-    """From anywhere: the service withdraws the run, every process dies, and nothing is left."""
-    told = told.after(Synced(SyncReply(state_version=9, assignments=(), ack=0)))
-    while told.living:
-        generation, process = min(told.living)
-        told = told.after(Exited("r", generation, process, -9))
-    assert told.state.runs == {}
+def refuse_endless(history: History) -> None:
+    """Check the end from anywhere: the service withdraws the run, every process dies, and nothing is left."""
+    history = history.after(Synced(SyncReply(state_version=9, assignments=(), ack=0)))
+    while history.living:
+        generation, process = min(history.living)
+        history = history.after(Exited("r", generation, process, -9))
+    assert history.state.runs == {}
 
 
 def refuse_beside_another_generation(action: Action, living: set[tuple[int, Process]]) -> None:
-    """Fencing: nothing of a generation is started while something of another one lives."""
+    """Refuse to start a process of a generation while a process of another one lives (fencing)."""
     if isinstance(action, Start):
         assert {generation for generation, _ in living} <= {action.generation}, "two generations at once"

@@ -62,14 +62,16 @@ def test_the_probe_finds_what_the_wire_is(hosts: TwoHosts, tmp_path: Path, capsy
             hosts.start(host, peer, stdout=subprocess.DEVNULL, stderr=log)
         wait_for(tmp_path / f"peer{host}.log", r"(listen)")
         peers.append(f"{address}:8745")
-    found = ClusterTopology.parse(json.loads(hosts.run(0, [*PENSTOCK, "probe", *peers, "--measure-for", "2"], LIMIT_S)))
-    if found.matrix is not None:
-        ways = found.matrix.latency_ns or ((0, 0), (0, 0))
-        bandwidths = [found.matrix.bandwidth_bytes_per_s[i][1 - i] for i in (0, 1)]
+    topology = ClusterTopology.parse(
+        json.loads(hosts.run(0, [*PENSTOCK, "probe", *peers, "--measure-for", "2"], LIMIT_S))
+    )
+    if topology.matrix is not None:
+        ways = topology.matrix.latency_ns or ((0, 0), (0, 0))
+        bandwidths = [topology.matrix.bandwidth_bytes_per_s[i][1 - i] for i in (0, 1)]
         latencies = [ways[i][1 - i] for i in (0, 1)]
     else:
-        bandwidths = [link.bandwidth_bytes_per_s for link in found.links]
-        latencies = [sum(link.latency_ns for link in found.links)]
+        bandwidths = [link.bandwidth_bytes_per_s for link in topology.links]
+        latencies = [sum(link.latency_ns for link in topology.links)]
     with capsys.disabled():
         sys.stdout.write(f"\nprobe: {[round(8 * one / 1e6, 1) for one in bandwidths]} Mbit/s, {latencies} ns ")
     assert min(bandwidths) > 0

@@ -87,7 +87,7 @@ class TwoHosts:
         return self._processes[-1]
 
     def run(self, host: int, command: Sequence[str], limit_s: float) -> str:
-        """What a process on a host writes to its standard output."""
+        """Run a process on a host, and return its standard output."""
         return subprocess.run(
             [*self._on(host), *command], check=True, capture_output=True, text=True, timeout=limit_s
         ).stdout
@@ -151,7 +151,7 @@ class TwoHosts:
         return problem
 
     def _shape(self) -> None:
-        """1 ms and 100 Mbit/s in each direction, as far as the kernel can."""
+        """Limit each direction to 1 ms and 100 Mbit/s, where the kernel can."""
         rate = f"{RATE_BITS_PER_S}bit"
         problems = {"delay": "", "rate": ""}
         for name, link in zip(self._names, self._links, strict=True):
@@ -225,7 +225,7 @@ def _tc(namespace: str, *arguments: str) -> str:
 
 
 def _problem(command: Sequence[str]) -> str:
-    """What went wrong, in the command's words; empty when all is well."""
+    """Run a command; return its error message, or an empty text."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -123,7 +123,7 @@ def test_a_residual_crosses_as_a_tensor_of_its_own() -> None:
 def test_ids_and_masks_cross_nothing_and_need_no_gradient() -> None:
     profile = analytic_profile(load_job("examples.bert:tiny"), "V100", (2,))
     assert all(len(boundary) == 1 for boundary in profile.boundaries)
-    assert any("mask, segments, x" in said for said in profile.assumptions)
+    assert any("mask, segments, x" in assumption for assumption in profile.assumptions)
 
 
 @pytest.mark.parametrize(("key_heads", "value_width"), [(4, 16), (2, 16), (1, 16), (4, 8)])
@@ -136,11 +136,11 @@ def test_attention_computes_as_many_products_however_many_heads_share_keys(
     values = torch.empty(2, key_heads, POSITIONS, value_width, device="meta", requires_grad=True)
     recorder = OperationRecorder()
     with FusedKernels(), recorder:
-        found = nn.functional.scaled_dot_product_attention(
+        attended = nn.functional.scaled_dot_product_attention(
             queries, keys, values, is_causal=is_causal, enable_gqa=key_heads < heads
         )
         forward = sum(op.flops for op in recorder.operations)
-        torch.autograd.grad(found, (queries, keys, values), found.detach())
+        torch.autograd.grad(attended, (queries, keys, values), attended.detach())
     backward = sum(op.flops for op in recorder.operations) - forward
     square = 2 * 2 * heads * POSITIONS**2
     assert forward == square * (width + value_width)

@@ -1,4 +1,4 @@
-"""What a rank holds, as measured storages, and what the judge counts: kept inputs, posted receives, split backwards."""
+"""A rank's memory, as measured storages, and the simulator's count: inputs, posted receives, split backwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = 2
 
 
 class HeldStorages:
-    """What a stage of layers 1 and 2 of a small GPT holds beside its parameters and their gradients."""
+    """The storages of a stage, layers 1 and 2 of a small GPT, besides its parameters and their gradients."""
 
     def __init__(self, *, recompute: tuple[tuple[int, int], ...] = (), split: bool = False) -> None:
         self.job = load_job("examples.gpt:tiny")
@@ -50,7 +50,7 @@ class HeldStorages:
         lasting += [parameter.grad for parameter in self.stage.trainable() if parameter.grad is not None]
         self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
         self.cell = MicroBatch(0, range(ROWS), self.stage.seeds(0, 0))
-        (self.taken,), (self.made,) = (
+        (self.input_shape,), (self.result_shape,) = (
             [torch.Size((ROWS, *shape.sample_shape)) for shape in shapes[cut].values()] for cut in (0, 2)
         )
         (share,) = make_shares(self.job, 0, len(chain.specs) - 1, (ROWS,))
@@ -58,7 +58,7 @@ class HeldStorages:
 
     def forward(self) -> None:
         """Receive, compute, and send, after which the result is nobody's."""
-        self.cell.inputs = [torch.empty(self.taken)]
+        self.cell.inputs = [torch.empty(self.input_shape)]
         self.cell.outputs = [tensor.detach() for tensor in self.stage.forward(self.cell, 0)]
         self.cell.outputs = None
 
@@ -71,21 +71,21 @@ def test_a_recomputing_stage_holds_the_inputs_that_the_judge_counts(
     recompute: tuple[tuple[int, int], ...], counts: bool
 ) -> None:
     """From its forward to its backward: where buffers count, its own input as a receive, else with what it keeps."""
-    held = HeldStorages(recompute=recompute)
+    storages = HeldStorages(recompute=recompute)
     with LiveBytes() as live:
-        held.forward()
-        measured = held.held_bytes(live)
-    problem = problem_of(held.job, 1)
+        storages.forward()
+        measured = storages.held_bytes(live)
+    problem = problem_of(storages.job, 1)
     problem = replace(problem, memory=replace(problem.memory, count_buffers=counts))
     kept = stage_costs(problem, Stage(1, 2, (0,), recompute=recompute), ROWS).kept_bytes
     profile_stash = 1000 * ROWS * (1 if recompute == ((2, 2),) else 0)
     received = int(problem.forward_bytes[0]) * ROWS if counts else 0
     if recompute == ((1, 2),):
-        assert measured == kept + received == held.taken.numel() * 4
+        assert measured == kept + received == storages.input_shape.numel() * 4
     else:
         inputs = kept - profile_stash
-        assert inputs == held.made.numel() * 4
-        assert inputs < measured < held.stash_bytes
+        assert inputs == storages.result_shape.numel() * 4
+        assert inputs < measured < storages.stash_bytes
 
 
 class Sum(nn.Module):
@@ -124,33 +124,33 @@ def test_what_is_passed_on_through_segments_is_held_once_and_counted_with_each(p
 
 
 def test_a_forward_leaves_its_stash_and_no_more_once_its_result_is_sent() -> None:
-    held = HeldStorages()
+    storages = HeldStorages()
     with LiveBytes() as live:
-        held.forward()
-        assert held.held_bytes(live) == held.stash_bytes
+        storages.forward()
+        assert storages.held_bytes(live) == storages.stash_bytes
 
 
 def test_the_input_half_frees_what_weights_do_not_need_and_leaves_gradients_that_wait() -> None:
     """No profile splits a stash, so the judge counts all of it until W, and the gradients that wait not at all."""
-    held = HeldStorages(split=True)
+    storages = HeldStorages(split=True)
     with LiveBytes() as live:
-        held.forward()
-        assert held.held_bytes(live) == held.stash_bytes
-        held.cell.gradients = [torch.ones(held.made)]
-        held.stage.backward_input(held.cell, 0)
-        held.cell.input_gradients = None
-        after = held.held_bytes(live)
+        storages.forward()
+        assert storages.held_bytes(live) == storages.stash_bytes
+        storages.cell.gradients = [torch.ones(storages.result_shape)]
+        storages.stage.backward_input(storages.cell, 0)
+        storages.cell.input_gradients = None
+        after = storages.held_bytes(live)
         waiting = {
             gradient.untyped_storage()._cdata: gradient.untyped_storage().nbytes()
-            for recorded in held.cell.pending or ()
+            for recorded in storages.cell.pending or ()
             for _, gradients, _ in recorded._pending
             for gradient in gradients
         }
         weights_part = after - sum(waiting.values())
-        assert 0 < weights_part < held.stash_bytes
-        assert after > held.stash_bytes, "what waits is more than what is freed, in this model"
-        held.stage.backward_weight(held.cell)
-        assert held.held_bytes(live) == 0
+        assert 0 < weights_part < storages.stash_bytes
+        assert after > storages.stash_bytes, "what waits is more than what is freed, in this model"
+        storages.stage.backward_weight(storages.cell)
+        assert storages.held_bytes(live) == 0
 
 
 class Scripted:
@@ -170,19 +170,19 @@ class Scripted:
         return self
 
     def wait(self) -> None:
-        """It has arrived."""
+        """Return at once: it has arrived."""
 
     def hand_over(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no buffer is left."""
 
     def begin(self, *, is_first: bool) -> None:
-        """Nothing depends on it."""
+        """Do nothing: no work depends on it."""
 
     def drain(self) -> None:
-        """Nothing is left."""
+        """Return at once: no send is left."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     @property
     def held_bytes(self) -> int:
@@ -227,17 +227,17 @@ def test_a_rank_holds_its_receives_as_long_as_the_judge_counts_them(alone: None,
     problem, allocation = problem_of(job, 2), single_pipeline(stages_of(parts), count)
     rows = [[tuple(one) for one in _row(s, count, ahead[s])] for s in (0, 1)]
     orders = Orders("test", tuple(Row((s,), np.asarray(row, dtype=np.int32)) for s, row in enumerate(rows)))
-    held = []
+    curves = []
     for counts in (True, False):
         timeline = simulate(replace(problem, memory=replace(problem.memory, count_buffers=counts)), allocation, orders)
         track, (times, sizes) = timeline.tracks[1], timeline.memory_curve(1)
         middle = (track.start_ns + track.end_ns) // 2
-        held.append(sizes[np.searchsorted(times, middle, side="right") - 1])
+        curves.append(sizes[np.searchsorted(times, middle, side="right") - 1])
     sent = timeline.transfers
     back = [(track.end_ns[track.operations[:, 0] == 1][m], sent.end_ns[k]) for k, m in _gradients(sent)]
     leaving = [sum(int(low) <= t < int(high) for low, high in back) for t in middle]
     each = int(problem.forward_bytes[2]) * job.batch_size // count
-    counted = (held[0] - held[1] - each * np.asarray(leaving)).tolist()
+    counted = (curves[0] - curves[1] - each * np.asarray(leaving)).tolist()
     assert measured == counted
     assert max(measured) > each
     assert len(set(measured)) > 1
@@ -252,12 +252,12 @@ def _row(s: int, count: int, ahead: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _gradients(sent: Any) -> list[tuple[int, int]]:
-    """(place, micro-batch) of the transfers that go backward."""
+    """Return (place, micro-batch) of the transfers that go backward."""
     return [(k, int(m)) for k, (way, m) in enumerate(zip(sent.direction, sent.micro_batch, strict=True)) if way == 1]
 
 
 def test_one_receive_of_a_direction_is_posted_ahead_whatever_the_number_of_micro_batches() -> None:
-    """Two are open at most: that of the operation which waits, and one."""
+    """At most two are open: the receive of the operation that waits, and one more."""
     for count in (2, 6):
         program = programs_of(small_jobs.plain, [Part(3, (0,)), Part(3, (1,))], count)[1]
         kinds = [one.kind for one in program.instructions()]

@@ -1,4 +1,4 @@
-"""What layers cost beside their time: against counts by hand, and against the allocator of one whole pass."""
+"""Costs of layers besides their time: against counts by hand, and against the allocator in one whole pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WIDE_BYTES = 4 * SAMPLES * WIDTH
 
 
 class Detour(nn.Module):
-    """Makes three tensors at once that nothing keeps, and adds nothing to its input."""
+    """A layer that makes three tensors at once which nothing keeps, and adds nothing to its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -79,10 +79,10 @@ def test_workspace_on_the_meta_device_is_what_the_allocator_gives_out(width: int
     def inner() -> nn.Module:
         return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, width), nn.GELU(), nn.Linear(width, WIDTH))
 
-    made = job(("inner", inner), ("detour", Detour), ("relu", nn.ReLU), ("head", partial(nn.Linear, WIDTH, WIDTH)))
-    (share,) = make_shares(made, 0, 4, [SAMPLES], CPU)
+    small_job = job(("inner", inner), ("detour", Detour), ("relu", nn.ReLU), ("head", partial(nn.Linear, WIDTH, WIDTH)))
+    (share,) = make_shares(small_job, 0, 4, [SAMPLES], CPU)
     measured = workspace_bytes(share, kept_bytes(share).stash)
-    chain = Chain(made)
+    chain = Chain(small_job)
     modules = [chain.build_layer(i, device="meta") for i in range(len(chain.specs))]
     traced = Tracer(chain, modules, None, counts_workspace=True).run(SAMPLES).costs
     assert [each.workspace_bytes for each in traced] == pytest.approx(measured, rel=0.02, abs=4096)
@@ -123,8 +123,8 @@ def test_layers_do_not_pay_for_a_tensor_that_they_only_pass_on(first: int, last:
         LayerSpec("first sum", Sum, ("x", "early"), ("x",)),
         LayerSpec("second sum", Sum, ("x", "early"), ("x",)),
     ]
-    made = ImageJob("skips", lambda: specs, batch_size=SAMPLES, side=8, classes=WIDTH)
-    (share,) = make_shares(made, first, last, [SAMPLES], CPU)
+    skips = ImageJob("skips", lambda: specs, batch_size=SAMPLES, side=8, classes=WIDTH)
+    (share,) = make_shares(skips, first, last, [SAMPLES], CPU)
     assert len(share.forward(lambda _index, _results: None)) == roots
 
 
@@ -195,7 +195,7 @@ def test_a_profile_has_the_copies_with_their_layers() -> None:
 
 
 def rounds_of(*times_ns: tuple[int, ...]) -> Rounds:
-    """One layer in one process; for each round the time at each size, half of what each of two passes takes in all."""
+    """Build rounds of one layer in one process, from times by round and size: half of each of two passes' time."""
     rounds = Rounds()
     for times in times_ns:
         rounds.add([[Block([time], [0], passes=2, wall_ns=4 * time)] for time in times])
@@ -274,10 +274,12 @@ class InTurn(Temporary):
 
 @pytest.mark.parametrize(("optimizer", "in_turn"), [(Temporary, False), (InTurn, True)])
 def test_what_a_step_needs_while_it_runs(optimizer: type[Temporary], in_turn: bool) -> None:
-    made = job(("fc", partial(nn.Linear, WIDTH, WIDTH, bias=False)), ("head", partial(nn.Linear, WIDTH, 8, bias=False)))
-    made.optimizer = partial(optimizer, lr=0.1)  # type: ignore[method-assign]
-    (share,) = make_shares(made, 0, 2, [SAMPLES], CPU)
-    assert update_workspace(share, made) == ([0, 4 * WIDTH * WIDTH, 4 * WIDTH * 8], in_turn)
+    small_job = job(
+        ("fc", partial(nn.Linear, WIDTH, WIDTH, bias=False)), ("head", partial(nn.Linear, WIDTH, 8, bias=False))
+    )
+    small_job.optimizer = partial(optimizer, lr=0.1)  # type: ignore[method-assign]
+    (share,) = make_shares(small_job, 0, 2, [SAMPLES], CPU)
+    assert update_workspace(share, small_job) == ([0, 4 * WIDTH * WIDTH, 4 * WIDTH * 8], in_turn)
 
 
 def test_what_shares_saw_is_joined() -> None:
@@ -290,7 +292,7 @@ def test_what_shares_saw_is_joined() -> None:
 
 @pytest.mark.parametrize("foreach", [True, False])
 def test_adams_step_needs_as_much_as_it_steps_at_once(foreach: bool) -> None:
-    """The root of the second moments: of all parameters, or twice that of one after the other; fused needs none."""
+    """The root of the second moments: of all parameters, or twice one after the other; fused needs no workspace."""
     tiny = copy(load_job("examples.gpt:tiny"))
     (share,) = make_shares(tiny, 1, 4, [2], CPU)
     for module in share.modules:
@@ -299,8 +301,8 @@ def test_adams_step_needs_as_much_as_it_steps_at_once(foreach: bool) -> None:
     sizes = [[one.nbytes for one in module.parameters()] for module in share.modules]
     tiny.optimizer = partial(torch.optim.AdamW, lr=0.1, foreach=foreach)  # type: ignore[method-assign]
     needed, in_turn = update_workspace(share, tiny)
-    for own, size in zip(needed, sizes, strict=True):
-        assert own == pytest.approx(sum(size) if foreach else 2 * max(size), rel=0.25)
+    for workspace, size in zip(needed, sizes, strict=True):
+        assert workspace == pytest.approx(sum(size) if foreach else 2 * max(size), rel=0.25)
     assert in_turn is not foreach
     tiny.optimizer = partial(torch.optim.AdamW, lr=0.1, fused=True)  # type: ignore[method-assign]
     assert max(update_workspace(share, tiny).layers_bytes) <= 1024

@@ -45,27 +45,27 @@ def test_storages_count_once_and_as_long_as_they_live() -> None:
 def test_the_peak_is_the_most_that_was_there_after_any_operation(seed: int) -> None:
     """Tensors are made, let go of, resized to nothing and back, in any order; what is there is added up each time."""
     draw = random.Random(seed)
-    held: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     most = 0
     with LiveBytes() as live:
         for _ in range(400):
             what = draw.choice(("make", "make", "let go", "empty", "back"))
-            if what == "make" or not held:
-                held.append(torch.zeros(draw.randrange(1, 1000)))
-                most = max(most, sum(each.untyped_storage().nbytes() for each in held))
+            if what == "make" or not tensors:
+                tensors.append(torch.zeros(draw.randrange(1, 1000)))
+                most = max(most, sum(each.untyped_storage().nbytes() for each in tensors))
                 assert live.bytes == most
             elif what == "let go":
-                held.pop(draw.randrange(len(held)))
+                tensors.pop(draw.randrange(len(tensors)))
             else:
-                number = draw.randrange(len(held))
-                held[number].untyped_storage().resize_(0 if what == "empty" else 4 * held[number].numel())
-    assert live.held_bytes() == sum(each.untyped_storage().nbytes() for each in held)
+                number = draw.randrange(len(tensors))
+                tensors[number].untyped_storage().resize_(0 if what == "empty" else 4 * tensors[number].numel())
+    assert live.held_bytes() == sum(each.untyped_storage().nbytes() for each in tensors)
 
 
 def test_what_another_thread_lets_go_of_is_gone() -> None:
     with LiveBytes() as live:
-        held = [torch.zeros(1000)]
-        thread = threading.Thread(target=held.clear)
+        tensors = [torch.zeros(1000)]
+        thread = threading.Thread(target=tensors.clear)
         thread.start()
         thread.join()
         kept = torch.zeros(1000)

@@ -46,11 +46,11 @@ wrong = make("wrong", lambda: nn.Linear(99, 2))
 
 @pytest.fixture(scope="module")
 def measured() -> ModelProfile:
-    said: list[str] = []
+    lines: list[str] = []
     profile = measure_profile(
-        load_job("examples.gpt:tiny"), "cpu", (2, 1), 2, seconds=SECONDS, device_kind="laptop", progress=said.append
+        load_job("examples.gpt:tiny"), "cpu", (2, 1), 2, seconds=SECONDS, device_kind="laptop", progress=lines.append
     )
-    assert any("2 at once" in line for line in said)
+    assert any("2 at once" in line for line in lines)
     return profile
 
 
@@ -131,9 +131,9 @@ def test_links_between_processes_make_a_cluster() -> None:
 @pytest.mark.parametrize(("bandwidth", "latency"), [(10**9, 50_000), (125 * 10**6, 0), (5 * 10**9, 2_000_000)])
 def test_the_fit_finds_the_line(bandwidth: int, latency: int) -> None:
     sizes = [2**k for k in range(10, 24, 2)]
-    found = fit({size: latency + size * 10**9 // bandwidth for size in sizes})
-    assert found[0] == pytest.approx(bandwidth, rel=1e-3)
-    assert found[1] == pytest.approx(latency, abs=100)
+    bandwidth_and_latency = fit({size: latency + size * 10**9 // bandwidth for size in sizes})
+    assert bandwidth_and_latency[0] == pytest.approx(bandwidth, rel=1e-3)
+    assert bandwidth_and_latency[1] == pytest.approx(latency, abs=100)
 
 
 def test_a_fit_of_noise_is_still_a_link() -> None:

@@ -1,4 +1,4 @@
-"""Whatever the stages, a run's first gradients and loss are those of one process (design, promise 6)."""
+"""Runs with any stages: a run's first gradients and loss equal one process's (design, promise 6)."""
 
 from __future__ import annotations
 
@@ -117,21 +117,21 @@ CLOSE = [
 def test_replicas_and_orders_stay_within_rounding(
     pool: RankPool, job: str, parts: list[Part], count: int, more: Any
 ) -> None:
-    found = getattr(small_jobs, job)
-    gradients, loss = differences(pool.train(programs_of(found, parts, count, **more), job))
-    assert gradients <= TOLERANCE[found.dtype]
-    assert loss <= TOLERANCE[found.dtype]
+    small_job = getattr(small_jobs, job)
+    gradients, loss = differences(pool.train(programs_of(small_job, parts, count, **more), job))
+    assert gradients <= TOLERANCE[small_job.dtype]
+    assert loss <= TOLERANCE[small_job.dtype]
 
 
 def test_every_step_trains_what_one_process_trains(pool: RankPool) -> None:
-    """Five steps with an optimizer, replicas and dropout: the losses follow those of a plain loop."""
+    """Five steps with an optimizer, replicas and dropout: the losses follow a plain loop's."""
     programs = programs_of(small_jobs.masked64, [Part(2, (0, 1)), Part(2, (2,))], 3)
     losses = pool.train(programs, "masked64", steps=5)[0]["losses"]
     assert losses == pytest.approx(plain_losses(small_jobs.masked64, 5), rel=1e-11)
 
 
 def plain_losses(job: Any, steps: int) -> list[float]:
-    """A plain loop: whole batches, the mean loss, the job's optimizer. Nothing of the executor but the layers."""
+    """Train in a plain loop: whole batches, the mean loss, the job's optimizer; only the layers are the executor's."""
     chain = Chain(job)
     modules = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
     optimizer = job.optimizer([p for module in modules for p in module.parameters()])
@@ -156,17 +156,17 @@ def whole_batch(job: Any, chain: Chain, modules: list[torch.nn.Module], step: in
 @pytest.mark.parametrize("job", ["uneven64", "masked64", "residual64"])
 def test_the_reference_is_the_gradient_of_the_mean_over_the_global_batch(job: str) -> None:
     """Against autograd on the whole batch at once, whatever count the reference expects."""
-    found = getattr(small_jobs, job)
-    chain = Chain(found)
-    (program,) = programs_of(found, [Part(len(chain.specs), (0,))], 5)
+    small_job = getattr(small_jobs, job)
+    chain = Chain(small_job)
+    (program,) = programs_of(small_job, [Part(len(chain.specs), (0,))], 5)
     gradients: dict[str, torch.Tensor] = {}
     recipe = Recipe("synchronous", ((0, len(chain.specs) - 1),), program.row_classes)
     trainer = ReferenceTrainer(
-        chain, recipe, seed=SEED, expected_count=7.0, on_update=lambda _, __, found: gradients.update(found)
+        chain, recipe, seed=SEED, expected_count=7.0, on_update=lambda _, __, values: gradients.update(values)
     )
     mean = trainer.train(0)
     modules = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
-    total, count = whole_batch(found, chain, modules, 0)
+    total, count = whole_batch(small_job, chain, modules, 0)
     (total / count).backward()
     assert mean == pytest.approx(float(total.detach()) / count, rel=1e-12)
     for spec, module in zip(chain.specs, modules, strict=True):

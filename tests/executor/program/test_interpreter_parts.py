@@ -83,7 +83,7 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
     chain = Chain(job)
     shapes = chain.infer_shapes(range(4))
     inputs = torch.randn(4, small_jobs.LENGTH, small_jobs.WIDTH, generator=torch.Generator().manual_seed(1))
-    found = []
+    runs = []
     for recompute in ((), ((1, 1),)):
         stage = StageModule(chain, shapes, 1, 1, seed=1, recompute=recompute)
         cell = MicroBatch(0, range(4), stage.seeds(0, 0))
@@ -92,10 +92,10 @@ def test_recomputation_leaves_running_statistics_alone() -> None:
         cell.gradients = [torch.ones_like(inputs)]
         stage.backward(cell, 0)
         (norm,) = stage.modules.values()
-        found.append([*norm.buffers(), *(p.grad for p in norm.parameters()), *(cell.input_gradients or [])])
-    for one, other in zip(*found, strict=True):
+        runs.append([*norm.buffers(), *(p.grad for p in norm.parameters()), *(cell.input_gradients or [])])
+    for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
-    assert int(found[0][2]) == 1
+    assert int(runs[0][2]) == 1
 
 
 def test_random_states_differ_in_everything_that_they_are_made_of() -> None:
@@ -156,7 +156,7 @@ def test_other_tensors_at_a_cut_are_refused() -> None:
 
 @pytest.mark.tier("quick")
 def test_traces_become_documents() -> None:
-    made = rank_trace(
+    document = rank_trace(
         rank=1,
         device="node0/1",
         step=4,
@@ -165,7 +165,7 @@ def test_traces_become_documents() -> None:
         shift_ns=-1000,
         clock_error_ns=7,
     )
-    trace = RankTrace.model_validate_json(json.dumps(made))
+    trace = RankTrace.model_validate_json(json.dumps(document))
     assert [(e.instruction, e.start_ns, e.end_ns) for e in trace.events] == [("1F0", 0, 2000), ("1SEND_F0", 2000, 2500)]
     assert (trace.batches, trace.clock_error_ns) == (1, 7)
 

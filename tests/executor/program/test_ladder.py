@@ -16,7 +16,7 @@ EACH = WARMUP + ITERATIONS
 
 
 def climbed(ladder: Ladder, time_ns: Callable[[int], int], steps: int) -> list[int]:
-    """The rungs of so many iterations, of which one on rung i takes ``time_ns(i)``."""
+    """Return the rungs of so many iterations, of which one on rung i takes ``time_ns(i)``."""
     rungs = []
     for _ in range(steps):
         rungs.append(ladder.rung)

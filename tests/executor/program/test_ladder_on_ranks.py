@@ -15,7 +15,7 @@ RUNGS = 3
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two records are the same down to each bit of each tensor."""
+    """Return whether two records are the same down to each bit of each tensor."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):

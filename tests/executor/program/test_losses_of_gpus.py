@@ -1,4 +1,4 @@
-"""Losses that the host reads late, as of GPUs: the same numbers, every batch told once and in order."""
+"""Losses that the host reads late, as on GPUs: the same numbers, every batch reported once and in order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.schemas.program import Program
 
 
 def interpreter_of(program: Program, transport: GlooTransport, *, late: bool) -> Interpreter:
-    """``late``: as where a rank has a GPU; the group that adds up losses is then one of its own."""
+    """Build an interpreter; ``late``: as where a rank has a GPU, with a separate group that sums losses."""
     chain = Chain(small_jobs.plain)
-    made = Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport)
-    made.agree()
-    assert made.source.loss_group is None, "CPUs have no such group"
+    interpreter = Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport)
+    interpreter.agree()
+    assert interpreter.source.loss_group is None, "CPUs have no such group"
     if late:
-        made.source.loss_group = dist.new_group(backend="gloo")
-    return made
+        interpreter.source.loss_group = dist.new_group(backend="gloo")
+    return interpreter
 
 
 def test_steps_lose_and_train_the_same(transport: GlooTransport) -> None:
@@ -48,16 +48,16 @@ def test_terms_are_known_before_losses_are_read(transport: GlooTransport, monkey
     (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3)
     one = interpreter_of(program, transport, late=True)
     (batch,) = one.bound.batches
-    told: list[float] = []
+    counts: list[float] = []
 
     def before(stage: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(batch, "_fetched", None)
-            told.append(batch.true_count)
+            counts.append(batch.true_count)
 
     one.actions.before_step = before
     result = one.step(0)
-    assert told == [result.count] == [small_jobs.plain.batch_size * small_jobs.LENGTH]
+    assert counts == [result.count] == [small_jobs.plain.batch_size * small_jobs.LENGTH]
     assert result.loss > 0
 
 
@@ -65,12 +65,12 @@ def test_terms_are_known_before_losses_are_read(transport: GlooTransport, monkey
 @pytest.mark.parametrize("rule", ["weight_stashing", "double_buffered"])
 def test_every_batch_is_told_once_and_in_order(transport: GlooTransport, rule: Any, late: bool) -> None:
     ((program,),) = periodic_programs_of(small_jobs.plain, [Part(6, (0,))], 3, rule, [6])
-    told: list[tuple[int, float]] = []
-    interpreter_of(program, transport, late=late).run(10, lambda step, result, ns: told.append((step, result.loss)))
-    assert [step for step, _ in told] == list(range(10, 16))
+    reports: list[tuple[int, float]] = []
+    interpreter_of(program, transport, late=late).run(10, lambda step, result, ns: reports.append((step, result.loss)))
+    assert [step for step, _ in reports] == list(range(10, 16))
     early: list[float] = []
     interpreter_of(program, transport, late=False).run(10, lambda step, result, ns: early.append(result.loss))
-    assert [loss for _, loss in told] == early
+    assert [loss for _, loss in reports] == early
 
 
 def test_the_newest_batch_is_told_later(transport: GlooTransport) -> None:
@@ -78,11 +78,11 @@ def test_the_newest_batch_is_told_later(transport: GlooTransport) -> None:
     ((program,),) = periodic_programs_of(small_jobs.plain, [Part(6, (0,))], 3, "double_buffered", [4])
 
     def told_when_stepped(*, late: bool) -> list[int]:
-        told: list[int] = []
+        reports: list[int] = []
         at: list[int] = []
         one = interpreter_of(program, transport, late=late)
-        one.actions.before_step = lambda stage: at.append(len(told))
-        one.run(0, lambda step, result, ns: told.append(step))
+        one.actions.before_step = lambda stage: at.append(len(reports))
+        one.run(0, lambda step, result, ns: reports.append(step))
         return at
 
     assert told_when_stepped(late=False) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Where a rank was when it was killed."""
+"""The position of a rank that was killed."""
 
 from __future__ import annotations
 

@@ -20,17 +20,17 @@ HALVES = ["0F0 1F0 1I0 0I0 0F1 1F1 1B1 0B1 1W0 0W0 0F2 1F2 1B2 0B2"]
 
 
 def trained(program: Program, job: Any, transport: GlooTransport, *, rehearsed: bool) -> list[torch.Tensor]:
-    """Losses of some global batches, and all that the stages hold afterwards."""
+    """Return losses of some global batches, and all tensors of the stages afterwards."""
     chain = Chain(job)
     interpreter = Interpreter(program, chain, chain.infer_shapes(range(4)), seed=1, transport=transport)
     interpreter.agree()
     if rehearsed:
         interpreter.rehearse()
     losses = [interpreter.step(step).loss for step in range(3)]
-    return [torch.tensor(losses), *(tensor.clone() for tensor in held(interpreter))]
+    return [torch.tensor(losses), *(tensor.clone() for tensor in tensors_of(interpreter))]
 
 
-def held(interpreter: Interpreter) -> Iterator[torch.Tensor]:
+def tensors_of(interpreter: Interpreter) -> Iterator[torch.Tensor]:
     for stage in interpreter.stages.values():
         for module in stage.module.modules.values():
             yield from (parameter.detach() for parameter in module.parameters())
@@ -42,10 +42,10 @@ def held(interpreter: Interpreter) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("job", ["dropout", "residual", "encoder_decoder", "frozen_front"])
 def test_training_is_the_same_after_a_rehearsal(job: str, transport: GlooTransport) -> None:
-    found = getattr(small_jobs, job)
-    count = len(Chain(found).specs)
-    (program,) = programs_of(found, [Part(count, (0,), recompute=((2, 2),))], 3)
-    plain, rehearsed = (trained(program, found, transport, rehearsed=one) for one in (False, True))
+    small_job = getattr(small_jobs, job)
+    count = len(Chain(small_job).specs)
+    (program,) = programs_of(small_job, [Part(count, (0,), recompute=((2, 2),))], 3)
+    plain, rehearsed = (trained(program, small_job, transport, rehearsed=one) for one in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(plain, rehearsed, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What ends an instruction that does not end: which limit holds when, and whether the thread waits or computes."""
+"""The end of an instruction that does not end: its limit, and whether the thread waits or computes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICK_S = 0.16 * SOON_S
 
 
 class Reports:
-    """What a watchdog has called."""
+    """The calls of a watchdog."""
 
     def __init__(self) -> None:
         self.stuck: list[Stuck] = []
@@ -37,7 +37,7 @@ class Reports:
 
 @contextmanager
 def busy(function: Callable[[threading.Event], Any]) -> Iterator[int]:
-    """A thread in ``function``, which is called with an event that ends it; yields the thread's number."""
+    """Run a thread in ``function``, which is called with an event that ends it; yield the thread's number."""
     end = threading.Event()
     thread = threading.Thread(target=function, args=(end,))
     thread.start()
@@ -50,12 +50,12 @@ def busy(function: Callable[[threading.Event], Any]) -> Iterator[int]:
 
 
 def waits(end: threading.Event) -> None:
-    """Innermost code of ``threading``, as of a thread that waits for a peer."""
+    """Run innermost code of ``threading``, like a thread that waits for a peer."""
     end.wait()
 
 
 def computes(end: threading.Event) -> None:
-    """Innermost code of this module, as of a layer."""
+    """Run innermost code of this module, like a layer."""
     while not end._flag:  # type: ignore[attr-defined]  # ``is_set`` is code of ``threading``
         pass
 
@@ -146,13 +146,13 @@ def test_a_later_step_is_caught_by_the_measure_of_the_first() -> None:
 
 
 def rank() -> tuple[Rank, list[Exception]]:
-    """A rank in step 4, and what it gave up for."""
+    """Build a rank in step 4, and the list of errors for which it gives up."""
     given_up: list[Exception] = []
-    made = Rank(assigned(rank=1), say=lambda event: None, give_up=given_up.append)
+    stuck_rank = Rank(assigned(rank=1), say=lambda event: None, give_up=given_up.append)
     program = SimpleNamespace(rank=1, channels=(SimpleNamespace(peer=4),))
     interpreter = SimpleNamespace(instruction=lambda number: Instruction("RECV_F", 0, number, 0), program=program)
-    made._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]
-    return made, given_up
+    stuck_rank._trainer = SimpleNamespace(interpreter=interpreter, step=4)  # type: ignore[assignment]
+    return stuck_rank, given_up
 
 
 @pytest.mark.tier("ci")
@@ -164,11 +164,11 @@ def rank() -> tuple[Rank, list[Exception]]:
     ],
 )
 def test_a_stuck_rank_names_instruction_and_stack(waiting: bool, words: str) -> None:
-    made, given_up = rank()
-    made._stuck(Stuck(3, 4, 61.2, waiting, ("line 1", "line 2")))
+    stuck_rank, given_up = rank()
+    stuck_rank._stuck(Stuck(3, 4, 61.2, waiting, ("line 1", "line 2")))
     (error,) = given_up
     assert isinstance(error, RankStuck)
-    event = made.failure(error)
+    event = stuck_rank.failure(error)
     assert event["reason"] == words
     assert (event["instruction"], event["index"], event["step"]) == ("0RECV_F3@0", 3, 4)
     assert event["traceback"] == ["line 1", "line 2"]

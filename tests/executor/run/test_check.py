@@ -1,4 +1,4 @@
-"""How far a run may be from the reference, and where the reference is computed."""
+"""The tolerance of a run against the reference, and the device of the reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BF16 = 64 * torch.finfo(torch.bfloat16).eps
 
 
 def run_of(job: Any, *, gpu: str | None, free_bytes: int = 0, training: Training = FULL) -> Any:
-    """What the check asks of an interpreter, on a CPU or on what it takes to be a GPU."""
+    """Return the parts of an interpreter that the check uses, on a CPU or on a device that it takes for a GPU."""
     device = torch.device("cpu" if gpu is None else "cuda")
     runtime = SimpleNamespace(gpu=gpu, device=device, memory=SimpleNamespace(free_bytes=lambda: free_bytes))
     return SimpleNamespace(runtime=runtime, chain=Chain(job), training=training, seed=1, expected_count=60.0)
@@ -60,7 +60,7 @@ def test_tolerances(job: Any, precision: Any, gpu: str | None, fits: bool, expec
     assert _tolerance(run_of(job, gpu=gpu, training=Training(precision)), fits) == pytest.approx(expected)
 
 
-class _Asked(Exception):
+class _KernelRequest(Exception):
     """The device was asked for kernels that repeat themselves."""
 
 
@@ -68,15 +68,15 @@ class _Asked(Exception):
 def test_a_rank_that_is_compared_asks_for_kernels_that_repeat_themselves(
     monkeypatch: pytest.MonkeyPatch, check: bool
 ) -> None:
-    def asked() -> None:
-        raise _Asked
+    def request() -> None:
+        raise _KernelRequest
 
-    runtime = SimpleNamespace(use_precision=lambda precision: None, reproducible=asked)
+    runtime = SimpleNamespace(use_precision=lambda precision: None, reproducible=request)
     monkeypatch.setattr(rank_module, "open_device", lambda name: runtime)
     monkeypatch.setattr(rank_module, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     rank = Rank(assigned(check=check), lambda event: None, lambda error: None)
-    with pytest.raises(_Asked if check else IndexError):
+    with pytest.raises(_KernelRequest if check else IndexError):
         rank.run()
 
 

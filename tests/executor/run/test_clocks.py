@@ -25,19 +25,19 @@ def test_the_bound_holds_between_the_readings() -> None:
     """A clock that runs 50 ppm fast and starts 3 s ahead, read with errors up to the stated ones."""
     days = 10**13
 
-    def true_ns(own: int) -> int:
-        return (own - 3 * 10**9) * 1_000_000 // 1_000_050
+    def true_ns(local_ns: int) -> int:
+        return (local_ns - 3 * 10**9) * 1_000_000 // 1_000_050
 
     first, last = (Reading(at, true_ns(at) - at + wrong, 2000) for at, wrong in ((10**10, 2000), (days, -2000)))
     clock = CommonClock(first, last)
     times = [10**10 + k * (days - 10**10) // 100 for k in range(101)]
-    apart = [abs(found - true_ns(at)) for at, found in zip(times, clock.common_ns(times), strict=True)]
+    apart = [abs(common - true_ns(at)) for at, common in zip(times, clock.common_ns(times), strict=True)]
     assert 0 < max(apart) <= clock.error_ns + 1
 
 
 @pytest.mark.tier("nightly")
 def test_ranks_as_if_on_other_hosts_are_within_their_stated_error(pool: RankPool) -> None:
-    """Three ranks of one machine share a clock; those that say otherwise measure it, and know how badly."""
+    """Three ranks of one machine share a clock. Ranks that claim otherwise measure it, with a stated error."""
     programs = programs_of(plain, [Part(2, (0,)), Part(2, (1,)), Part(2, (2,))], 3)
     same, apart = [
         pool.train(programs, "plain", steps=3, trace_steps=2, check=False, host_of_rank=hosts)

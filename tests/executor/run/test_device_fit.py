@@ -21,8 +21,8 @@ from penstock.schemas.program import Needs
 GIB = 2**30
 
 
-def found(rank: int = 0, **more: Any) -> _RankDevice:
-    """A rank on an idle H100 of 80 GiB for which the plan takes 60."""
+def device(rank: int = 0, **more: Any) -> _RankDevice:
+    """Return a rank on an idle H100 of 80 GiB, of which the plan needs 60."""
     alone = {"gpu": "GPU-a", "kind": "H100", "planned": f"n/{rank}", "planned_kind": "H100"}
     sizes = {"needed_bytes": 60 * GIB, "free_bytes": 79 * GIB, "total_bytes": 80 * GIB}
     return _RankDevice(rank, **(alone | sizes | more))
@@ -36,12 +36,12 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        pytest.param([found()], None, id="as planned"),
+        pytest.param([device()], None, id="as planned"),
         pytest.param(
-            [found(), found(1, kind="A100")], "rank 1 is to be n/1, a H100 in the plan, and has a A100", id="no"
+            [device(), device(1, kind="A100")], "rank 1 is to be n/1, a H100 in the plan, and has a A100", id="no"
         ),
-        pytest.param([found(planned_kind="my own")], None, id="a kind that no table knows"),
-        pytest.param([found(planned_kind=None)], None, id="of no plan"),
+        pytest.param([device(planned_kind="my own")], None, id="a kind that no table knows"),
+        pytest.param([device(planned_kind=None)], None, id="of no plan"),
     ],
 )
 def test_other_kinds_are_refused(ranks: Sequence[_RankDevice], words: str | None) -> None:
@@ -61,30 +61,30 @@ FILLED = "end what else runs on the GPU"
 @pytest.mark.parametrize(
     ("ranks", "words", "remedy"),
     [
-        pytest.param([found()], None, None, id="fits"),
-        pytest.param([found(needed_bytes=79 * GIB)], None, None, id="to the byte"),
+        pytest.param([device()], None, None, id="fits"),
+        pytest.param([device(needed_bytes=79 * GIB)], None, None, id="to the byte"),
         pytest.param(
-            [found(needed_bytes=90 * GIB)],
+            [device(needed_bytes=90 * GIB)],
             "rank 0 needs 90.0 GiB by the plan's prediction; the GPU has 80.0 GiB",
             TOO_SMALL,
             id="too small in total",
         ),
         pytest.param(
-            [found(free_bytes=50 * GIB)],
+            [device(free_bytes=50 * GIB)],
             "rank 0 needs 60.0 GiB by the plan's prediction; the GPU has 80.0 GiB, of which 50.0 GiB are free: "
             "4711, python, 30000 MiB",
             FILLED,
             id="filled by others",
         ),
         pytest.param(
-            [found(2), found(5)],
+            [device(2), device(5)],
             "ranks 2, 5, on one GPU, need 120.0 GiB by the plan's prediction; the GPU has 80.0 GiB",
             TOO_SMALL,
             id="ranks on one GPU add up",
         ),
-        pytest.param([found(2, planned="n/0"), found(5, planned="n/0")], None, None, id="one planned device, once"),
+        pytest.param([device(2, planned="n/0"), device(5, planned="n/0")], None, None, id="one planned device, once"),
         pytest.param(
-            [found(0, needed_bytes=30 * GIB), found(1, needed_bytes=30 * GIB, free_bytes=55 * GIB)],
+            [device(0, needed_bytes=30 * GIB), device(1, needed_bytes=30 * GIB, free_bytes=55 * GIB)],
             "ranks 0, 1, on one GPU, need 60.0 GiB .* of which 55.0 GiB are free",
             FILLED,
             id="the least that one of them saw free",
@@ -102,7 +102,7 @@ def test_memory_is_asked_for_gpu_by_gpu(ranks: Sequence[_RankDevice], words: str
 
 
 class Gpu(SimpleNamespace):
-    """What is asked of a runtime: an H100 of 80 GiB, or what ``more`` says."""
+    """A runtime as the check uses it: an H100 of 80 GiB, with changes by ``more``."""
 
     def __init__(self, **more: Any) -> None:
         memory = SimpleNamespace(free_bytes=lambda: 79 * GIB, total_bytes=lambda: 80 * GIB)

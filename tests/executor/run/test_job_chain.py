@@ -57,24 +57,24 @@ def chain(*layers: Any, outputs: tuple[str, ...] = ("x",)) -> Chain:
 
 
 def test_pairs_read_and_write_x() -> None:
-    made = chain(("a", linear), ("b", linear), ("c", linear))
-    assert made.names == ("a", "b", "c")
-    assert made.specs[1] == LayerSpec("b", linear, ("x",), ("x",))
-    assert made.cuts == (("x",), ("x",))
-    assert made.inputs == (("x",), (), ())
-    assert [made.writers(i) for i in range(2)] == [(0,), (1,)]
+    pairs = chain(("a", linear), ("b", linear), ("c", linear))
+    assert pairs.names == ("a", "b", "c")
+    assert pairs.specs[1] == LayerSpec("b", linear, ("x",), ("x",))
+    assert pairs.cuts == (("x",), ("x",))
+    assert pairs.inputs == (("x",), (), ())
+    assert [pairs.writers(i) for i in range(2)] == [(0,), (1,)]
 
 
 def test_a_residual_crosses_every_cut_to_its_last_reader_and_no_further() -> None:
-    made = chain(
+    residual = chain(
         ("a", linear),
         LayerSpec("b", linear, ("x",), ("y",)),
         LayerSpec("c", linear, ("y",), ("y",)),
         LayerSpec("d", Add, ("x", "y"), ("x",)),
         ("e", linear),
     )
-    assert made.cuts == (("x",), ("x", "y"), ("x", "y"), ("x",))
-    assert [made.writers(i) for i in range(4)] == [(0,), (0, 1), (0, 2), (3,)]
+    assert residual.cuts == (("x",), ("x", "y"), ("x", "y"), ("x",))
+    assert [residual.writers(i) for i in range(4)] == [(0,), (0, 1), (0, 2), (3,)]
 
 
 def test_of_layers_alike_one_is_run_for_the_shapes() -> None:
@@ -87,8 +87,8 @@ def test_of_layers_alike_one_is_run_for_the_shapes() -> None:
 
     layers = [(f"layer.{i}", partial(build, partial(nn.Linear, bias=i < 0), WIDTH)) for i in range(32)]
     shapes = chain(*layers, ("last", partial(build, partial(nn.Linear, bias=False), 2)), ("end", nn.Identity))
-    found = shapes.infer_shapes(range(2))
-    assert [cut["x"].sample_shape for cut in found] == [(WIDTH,)] * 32 + [(2,)]
+    result = shapes.infer_shapes(range(2))
+    assert [cut["x"].sample_shape for cut in result] == [(WIDTH,)] * 32 + [(2,)]
     assert built == [(WIDTH, WIDTH)] * 2 + [(WIDTH, 2)]
     kinds = [alike(spec.build) for spec in shapes.specs]
     assert kinds[0] == kinds[31] != kinds[32]
@@ -96,14 +96,14 @@ def test_of_layers_alike_one_is_run_for_the_shapes() -> None:
 
 
 def test_inputs_cross_no_cut_and_outputs_cross_all() -> None:
-    made = chain(
+    crossing = chain(
         LayerSpec("a", linear, ("x",), ("aux",)),
         LayerSpec("b", Add, ("x", "mask"), ("x",)),
         LayerSpec("c", Add, ("x", "mask"), ("x",)),
         outputs=("x", "aux"),
     )
-    assert made.cuts == (("aux",), ("aux", "x"))
-    assert made.inputs == (("x",), ("x", "mask"), ("mask",))
+    assert crossing.cuts == (("aux",), ("aux", "x"))
+    assert crossing.inputs == (("x",), ("x", "mask"), ("mask",))
 
 
 def test_an_unused_tensor_crosses_nothing() -> None:
@@ -111,12 +111,12 @@ def test_an_unused_tensor_crosses_nothing() -> None:
 
 
 def test_shapes_say_whether_a_gradient_comes_back() -> None:
-    made = chain(
+    pairs = chain(
         ("a", linear),
         LayerSpec("b", Pair, ("x",), ("x", "y")),
         LayerSpec("c", Add, ("x", "y"), ("x",)),
     )
-    first, second = made.infer_shapes(range(2))
+    first, second = pairs.infer_shapes(range(2))
     assert first["x"] == ((WIDTH,), torch.float32, True)
     assert second["x"].needs_grad
     assert not second["y"].needs_grad
@@ -151,7 +151,7 @@ class Wide(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("layers", "outputs", "said"),
+    ("layers", "outputs", "message"),
     [
         ([], ("x",), "no layers"),
         ([("a", linear), ("a", linear)], ("x",), "layers 0 and 1 are both called 'a'"),
@@ -165,14 +165,14 @@ class Wide(nn.Module):
         ([LayerSpec("a", linear, ("x",), ())], ("x",), "writes nothing"),
     ],
 )
-def test_malformed_layers_are_refused(layers: list[Any], outputs: tuple[str, ...], said: str) -> None:
+def test_malformed_layers_are_refused(layers: list[Any], outputs: tuple[str, ...], message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         Chain(SmallJob(layers, outputs))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    ("layer", "message"),
     [
         (("a", boom), "layer 'a' cannot be built: ValueError: no such width"),
         (LayerSpec("a", linear, ("z",)), "reads 'z', which no earlier layer writes"),
@@ -182,10 +182,10 @@ def test_malformed_layers_are_refused(layers: list[Any], outputs: tuple[str, ...
         (("a", lambda: 3), "returned int, not an nn.Module"),
     ],
 )
-def test_layers_that_do_not_run_are_named(layer: Any, said: str) -> None:
+def test_layers_that_do_not_run_are_named(layer: Any, message: str) -> None:
     with pytest.raises(PenstockError) as caught:
         chain(layer, ("last", linear)).infer_shapes(range(2))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 class Looks(nn.Module):
@@ -194,14 +194,14 @@ class Looks(nn.Module):
 
 
 def test_a_model_that_looks_at_its_numbers_is_run_on_the_cpu() -> None:
-    made = chain(("looks", Looks), ("last", lambda: nn.Linear(2, 2)))
-    assert made.infer_shapes(range(3))[0]["x"] == ((2,), torch.float32, False)
+    looking = chain(("looks", Looks), ("last", lambda: nn.Linear(2, 2)))
+    assert looking.infer_shapes(range(3))[0]["x"] == ((2,), torch.float32, False)
 
 
 def test_a_wrong_number_of_results_is_a_mismatch() -> None:
-    made = chain(("a", Pair))
+    mismatched = chain(("a", Pair))
     with pytest.raises(ModelMismatch):
-        made.call(0, made.build_layer(0), [torch.ones(1, WIDTH)])
+        mismatched.call(0, mismatched.build_layer(0), [torch.ones(1, WIDTH)])
 
 
 def write_job(directory: Path, module: str, text: str) -> None:
@@ -224,7 +224,7 @@ def test_load_job_appends_the_directory(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
-    ("reference", "kind", "said"),
+    ("reference", "kind", "message"),
     [
         ("examples.gpt", InvalidDocument, "module:attribute"),
         ("no_such_module_here:job", NotFound, "no module 'no_such_module_here'"),
@@ -236,14 +236,14 @@ def test_load_job_appends_the_directory(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_what_is_no_job_is_said(
-    reference: str, kind: type[PenstockError], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reference: str, kind: type[PenstockError], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     write_job(tmp_path, "broken_training", "1 / 0\n")
     write_job(tmp_path, "needs_missing", "import not_installed_here\n")
     with pytest.raises(kind) as caught:
         load_job(reference, tmp_path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_batch_size_has_to_be_a_number_of_samples() -> None:

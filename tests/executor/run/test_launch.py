@@ -26,8 +26,8 @@ TWO = [Part(2, (0,)), Part(2, (1,))]
 
 def run(job: str, parts: list[Part], **more: Any) -> RunReport:
     programs = programs_of(getattr(small_jobs, job), parts, 2)
-    given = {"directory": JOBS, "steps": 3, "seed": 5, **more}
-    return run_locally(programs, f"small_jobs:{job}", **given)
+    arguments = {"directory": JOBS, "steps": 3, "seed": 5, **more}
+    return run_locally(programs, f"small_jobs:{job}", **arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_an_exception_is_told_with_its_words_and_place() -> None:
 
 @pytest.mark.tier("nightly")
 def test_a_rank_that_hangs_is_named_with_its_line() -> None:
-    """Rank 1 hangs in a forward, and rank 0 waits for its gradient: the first is told; its sleeping child goes, too."""
+    """Rank 1 hangs in a forward, and rank 0 waits for its gradient: rank 1 is named, and its sleeping child ends."""
     words = r"rank 1 failed in step 0 at instruction 2 \(1F0\): has computed for \d+ s, and waits for no peer"
     with pytest.raises(RunFailed, match=words) as caught:
         run("hanging", TWO, timeout_s=3.0)

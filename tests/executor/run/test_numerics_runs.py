@@ -1,4 +1,4 @@
-"""On real ranks: what is trained is what one plain loop over the unsplit model trains, step by step."""
+"""Training on real ranks, compared step by step with one plain loop over the unsplit model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Unsplit:
         self.halved: range = range(0)
 
     def call(self, i: int, module: torch.nn.Module, arguments: list[torch.Tensor]) -> Any:
-        """A layer over a micro-batch; over its halves, one after the other, where two replicas have it."""
+        """Run a layer over a micro-batch; over its halves, one after the other, where two replicas have it."""
         if i not in self.halved:
             return self.chain.call(i, module, arguments)
         middle = len(arguments[0]) // 2
@@ -175,7 +175,7 @@ def test_buckets_start_within_the_last_weight_half(pool: RankPool) -> None:
 
 
 def test_recomputed_layers_in_two_halves(pool: RankPool) -> None:
-    """R ahead of I where there is time, and R within I where there is none."""
+    """R ahead of I where there is time, and within I where there is not."""
     parts = [Part(4, (0,), recompute=((1, 2),)), Part(4, (1,), recompute=((6, 7),))]
     rows = ["0F0 0F1 0R0 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1W0 1R1 1I1 1W1"]
     trains_as_unsplit(pool, "eight_dropout", parts, 2, rows=rows)
@@ -217,7 +217,7 @@ def test_chimeras_two_directions_share_a_tied_weight(pool: RankPool) -> None:
 
 
 def test_batch_normalisation_under_replicas(pool: RankPool) -> None:
-    """Each replica normalises its own rows, and the running statistics that count are those of the first."""
+    """Each replica normalises its rows, and the first one's running statistics count."""
     job = numeric_jobs.normalised
     programs = programs_of(job, [Part(3, (0, 1)), Part(2, (2,))], 3)
     results = pool.train(programs, "numeric_jobs:normalised", steps=STEPS, options={"evaluate_every": 2}, check=False)
@@ -277,15 +277,15 @@ def test_the_loss_scale_and_its_count_go_on_under_another_plan(pool: RankPool, t
         ([Part(1, (0,)), Part(1, (1,)), Part(3, (2,))], 6, True),
     ):
         programs = programs_of(job, parts, 3, norm=True)
-        given = {**options, "resume": resume}
-        losses += losses_of(pool.train(programs, "numeric_jobs:loud", steps=steps, options=given, check=False))
+        all_options = {**options, "resume": resume}
+        losses += losses_of(pool.train(programs, "numeric_jobs:loud", steps=steps, options=all_options, check=False))
     assert losses == pytest.approx(expected, rel=1e-6)
     dcp_to_torch_save(tmp_path / "step-6", tmp_path / "whole.pt")
     scale = json.loads(torch.load(tmp_path / "whole.pt")["loss_scale"])
-    known = unsplit.scaler.state_dict()
+    expected_state = unsplit.scaler.state_dict()
     assert (
         scale
-        == {"value": known["scale"], "good_steps": known["_growth_tracker"]}
+        == {"value": expected_state["scale"], "good_steps": expected_state["_growth_tracker"]}
         == {"value": 2.0**13, "good_steps": 3}
     )
 

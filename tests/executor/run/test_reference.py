@@ -45,7 +45,7 @@ class Scale(nn.Module):
 
 
 def sample(batch: int, row: int) -> tuple[float, float]:
-    """Input and target."""
+    """Return input and target."""
     return 1.0 + 0.1 * ((3 * batch + row) % 5), 0.7 - 0.05 * ((batch + row) % 3)
 
 
@@ -71,24 +71,24 @@ JOB = Product("product", batch_size=SAMPLES, seed=0)
 
 
 def slope(weights: Sequence[float], batch: int, rows: Sequence[int]) -> list[float]:
-    """The derivative of the mean squared error over some rows, for each weight, by hand."""
-    found = []
+    """Compute the derivative of the mean squared error over some rows, for each weight, by hand."""
+    slopes = []
     for i in range(LAYERS):
         others = math.prod(w for j, w in enumerate(weights) if j != i)
         terms = [2 * (math.prod(weights) * x - y) * others * x for x, y in (sample(batch, row) for row in rows)]
-        found.append(sum(terms) / len(terms))
-    return found
+        slopes.append(sum(terms) / len(terms))
+    return slopes
 
 
 def descend(w: list[float], gradient: Sequence[float], speed: list[float]) -> list[float]:
-    """SGD with momentum, in place of ``speed``."""
+    """Step SGD with momentum; ``speed`` changes in place."""
     for i, g in enumerate(gradient):
         speed[i] = MOMENTUM * speed[i] + g
     return [a - RATE * b for a, b in zip(w, speed, strict=True)]
 
 
 def by_batches(delays: Sequence[int], steps: int) -> list[float]:
-    """w^{t+1} = w^t - ν ∇f(w_i^{t - delay_i}); ``f`` the mean over a global batch."""
+    """Compute w^{t+1} = w^t - ν ∇f(w_i^{t - delay_i}); ``f`` is the mean over a global batch."""
     history, speed = [list(START)], [0.0] * LAYERS
     for t in range(steps):
         point = [history[max(0, t - delay)][i] for i, delay in enumerate(delays)]
@@ -97,7 +97,7 @@ def by_batches(delays: Sequence[int], steps: int) -> list[float]:
 
 
 def by_micro_batches(steps: int) -> list[float]:
-    """PipeDream: w^{t+1} = w^t - ν ∇f(w_1^{t-N+1}, …, w_N^t), t counting micro-batches of two samples."""
+    """Compute PipeDream: w^{t+1} = w^t - ν ∇f(w_1^{t-N+1}, …, w_N^t), t counting micro-batches of two samples."""
     history, speed = [list(START)], [0.0] * LAYERS
     for t in range(2 * steps):
         point = [history[max(0, t - (LAYERS - 1 - i))][i] for i in range(LAYERS)]
@@ -107,7 +107,7 @@ def by_micro_batches(steps: int) -> list[float]:
 
 
 def averaged(steps: int) -> list[float]:
-    """AvgPipe with two models: x <- (1-α) x + α x~ + Δ, x~ <- x~ + ΣΔ / 2."""
+    """Compute AvgPipe with two models: x <- (1-α) x + α x~ + Δ, x~ <- x~ + ΣΔ / 2."""
     models, speeds, reference = [list(START), list(START)], [[0.0] * LAYERS, [0.0] * LAYERS], list(START)
     for t in range(steps):
         updates = []
@@ -137,9 +137,9 @@ def test_plain_trainers_follow_the_equations(rule: str, by_hand: Callable[[int],
     recipe = Recipe(rule, tuple((i, i) for i in range(LAYERS)), ((2, 2),), pipelines=pipelines)
     trainer = ReferenceTrainer(Chain(JOB), recipe, seed=0, expected_count=SAMPLES)
     losses = [trainer.train(step) for step in range(7)]
-    found = [trainer.weights()[f"scale{i}.weight"].item() for i in range(LAYERS)]
-    assert found == pytest.approx(by_hand(7), rel=1e-12)
-    assert found != pytest.approx(by_hand(6), rel=1e-6)
+    weights = [trainer.weights()[f"scale{i}.weight"].item() for i in range(LAYERS)]
+    assert weights == pytest.approx(by_hand(7), rel=1e-12)
+    assert weights != pytest.approx(by_hand(6), rel=1e-6)
     assert losses[-1] < losses[0]
 
 

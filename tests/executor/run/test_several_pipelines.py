@@ -1,4 +1,4 @@
-"""Synchronous pipelines beside each other on real ranks: their losses are those of a plain loop over whole batches."""
+"""Synchronous pipelines beside each other on real ranks: their losses equal a plain loop's over whole batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 4
 
 def stages(cuts: Sequence[int], devices: Sequence[tuple[int, ...]]) -> tuple[Stage, ...]:
     bounds = [0, *cuts, 6]
-    return tuple(Stage(a, b - 1, own) for a, b, own in zip(bounds, bounds[1:], devices, strict=False))
+    return tuple(Stage(a, b - 1, group) for a, b, group in zip(bounds, bounds[1:], devices, strict=False))
 
 
 def apart(problem: Problem, allocation: Allocation) -> Orders:
@@ -74,7 +74,7 @@ def test_pipelines_train_what_one_process_trains(
 
 
 def plain_losses() -> list[float]:
-    """Whole batches, the mean loss, the job's optimizer. Nothing of the executor but the layers."""
+    """Train whole batches with the mean loss and the job's optimizer; only the layers are the executor's."""
     job = small_jobs.uneven64
     chain = Chain(job)
     modules = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]

@@ -78,7 +78,7 @@ def test_the_norm_at_tensor_2_is_torchs(pool: RankPool, tmp_path: Path) -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_at_tensor_2_and_with_shardings(pool: RankPool, precision: str) -> None:
-    """Losses are those of one rank in the same precision, to its rounding; fp16 under a scale of the loss."""
+    """Losses equal one rank's in the same precision, to its rounding; fp16 under a scale of the loss."""
     options = {"precision": precision, "clip_norm": 0.5}
     losses = []
     for parts, how in ((WHOLE, {}), (PAIR, {"tensor": 2}), *((PAIR, {"sharding": each}) for each in SHARDINGS)):

@@ -37,10 +37,10 @@ def test_ranks_send_of_a_tie_what_the_judge_charges(pool: RankPool, tmp_path: Pa
     assert tie.devices == (0, 1)
     quick = pool.record([programs], "tied", tmp_path, uses=(0,) * STEPS)
     slow = pool.record([programs], "tied", tmp_path, uses=(0,) * STEPS, bytes_per_s=1e6)
-    for fast, held in zip(quick, slow, strict=True):
+    for fast, delayed in zip(quick, slow, strict=True):
         # a ring of two sends each byte once from each rank; beside ties only the totals of losses are added up
-        assert held["sent"]["all-reduces"] == STEPS * (tie.bytes + TOTALS)
-        assert held["losses"] == fast["losses"]
+        assert delayed["sent"]["all-reduces"] == STEPS * (tie.bytes + TOTALS)
+        assert delayed["losses"] == fast["losses"]
         for stage, weights in fast["weights"].items():
-            for one, other in zip(weights, held["weights"][stage], strict=True):
+            for one, other in zip(weights, delayed["weights"][stage], strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in one)

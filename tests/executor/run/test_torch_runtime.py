@@ -36,13 +36,13 @@ def workers(forked_processes: ForkedProcesses) -> Iterator[list[Forked]]:
 
 
 def looped(devices: int, chunks: int) -> Allocation:
-    """Stage s on device s mod D: Megatron's interleaving."""
+    """Put stage s on device s mod D: Megatron's interleaving."""
     count = devices * chunks
     return stages_on([s % devices for s in range(count)])
 
 
 def v_shaped(devices: int) -> Allocation:
-    """Down and back up: device d holds stages d and 2 D - 1 - d."""
+    """Put stages d and 2 D - 1 - d on device d, down and back up."""
     return stages_on([*range(devices), *reversed(range(devices))])
 
 
@@ -82,7 +82,7 @@ def test_losses_and_gradients_are_those_of_pytorch_s_runtime(
     programs = lower(problem, allocation, orders)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     for program, worker in zip(programs, workers, strict=False):
-        given = {
+        request = {
             "rank": program.rank,
             "world_size": devices,
             "store": f"127.0.0.1:{store.port}",
@@ -92,10 +92,10 @@ def test_losses_and_gradients_are_those_of_pytorch_s_runtime(
             "stages": [(stage.first, stage.last) for stage in allocation.stages],
             "job": "plain",
         }
-        worker.stdin.write(json.dumps(given) + "\n")
+        worker.stdin.write(json.dumps(request) + "\n")
         worker.stdin.flush()
-    told = [json.loads(worker.stdout.readline()) for worker in workers[:devices]]
-    assert [one["apart"] for one in told] == [0.0] * devices
-    assert sum(one["compared"] for one in told) == 6 * LAYERS
-    assert {one["torch"] for one in told} - {None} == {told[0]["own"]}
-    assert len({one["own"] for one in told}) == 1
+    answers = [json.loads(worker.stdout.readline()) for worker in workers[:devices]]
+    assert [one["apart"] for one in answers] == [0.0] * devices
+    assert sum(one["compared"] for one in answers) == 6 * LAYERS
+    assert {one["torch"] for one in answers} - {None} == {answers[0]["own"]}
+    assert len({one["own"] for one in answers}) == 1

@@ -26,17 +26,17 @@ STEPS = 6
 
 
 def looped(*layers: int) -> list[Part]:
-    """WPipe's stages on two ranks: stage 2 + i where stage i is."""
+    """Return WPipe's stages on two ranks: stage 2 + i where stage i is."""
     return [Part(count, (s % 2,)) for s, count in enumerate(layers)]
 
 
 def run(
     pool: RankPool, job: str, parts: list[Part], count: int, steps: int = STEPS, **options: Any
 ) -> list[dict[str, Any]]:
-    """The last events of the ranks."""
+    """Run; return the last events of the ranks."""
     programs = programs_of(getattr(run_jobs, job), parts, count)
-    given = {name.removeprefix("of_"): options.pop(name) for name in list(options) if name.startswith("of_")}
-    return pool.train(programs, f"run_jobs:{job}", steps=steps, **({"check": False, "options": options} | given))
+    arguments = {name.removeprefix("of_"): options.pop(name) for name in list(options) if name.startswith("of_")}
+    return pool.train(programs, f"run_jobs:{job}", steps=steps, **({"check": False, "options": options} | arguments))
 
 
 def done(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def evaluations(results: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def plain(job: Any, steps: int, evaluate_every: int) -> tuple[list[float], dict[int, float]]:
-    """What a loop that knows nothing of pipelines trains: losses, and evaluations by steps done."""
+    """Train a loop without pipelines; return losses, and evaluations by steps done."""
     chain = Chain(job)
     modules = [chain.build_layer(i, SEED) for i in range(len(chain.specs))]
     optimizer = job.optimizer([p for module in modules for p in module.parameters()])
@@ -103,7 +103,7 @@ def curve(job: str) -> tuple[list[float], dict[int, float]]:
 def test_a_resumed_run_under_another_plan_goes_on_the_same_curve(
     pool: RankPool, tmp_path: Path, job: str, first: Any, second: Any
 ) -> None:
-    """Losses, schedule and evaluations are those of a plain loop that was never interrupted, to 1e-6 (fp32)."""
+    """Losses, schedule and evaluations equal a plain loop's without interruption, to 1e-6 (fp32)."""
     where = {"checkpoint_directory": str(tmp_path), "evaluate_every": 4}
     before = run(pool, job, *first, steps=3, checkpoint_every=2, **where)
     after = run(pool, job, *second, resume=True, **where)
@@ -182,10 +182,10 @@ def test_a_late_checkpoint_of_an_old_generation_is_fenced(pool: RankPool, tmp_pa
     assert all(one["kind"] == "failed" for one in results)
     assert "'run/2' owns the checkpoints here" in results[0]["reason"]
     assert "training goes on" in events(results, "warning")[0]["text"]
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.about.step < 100
-    assert f"step-{found.about.step}" in claimed
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.about.step < 100
+    assert f"step-{checkpoint.about.step}" in claimed
 
 
 def test_running_statistics_go_along(pool: RankPool, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def lowered(rule: Any, parts: list[Part], lengths: list[int]) -> list[list[Progr
 
 
 def of_rule(pool: RankPool, rule: Any, parts: list[Part], steps: int, halts: int, **options: Any) -> dict[str, Any]:
-    """A run under an update rule that halts every so many steps."""
+    """Run an update rule that halts every so many steps; return the last event."""
     lists = lowered(rule, parts, [halts])
     programs: dict[str, Any] = {
         "programs_of_rank": [[one[rank].to_json() for one in lists] for rank in range(len(lists[0]))]
@@ -247,7 +247,7 @@ def test_the_reference_model_goes_on_as_one_pipeline(pool: RankPool, tmp_path: P
 
 
 def test_the_ladder_is_climbed_on_equal_numbers(pool: RankPool) -> None:
-    """Rungs differ in their orders alone, so the losses are those of one program."""
+    """Rungs differ in their orders alone, so the losses equal one program's."""
     rungs = [programs_of(run_jobs.momentum, TWO, 4, warmup=warmup) for warmup in ((2, 1), (3, 1))]
     assignments = [[rung[rank].to_json() for rung in rungs] for rank in range(2)]
     results = run(pool, "momentum", TWO, 4, steps=10, advance_forward=True, of_programs_of_rank=assignments)

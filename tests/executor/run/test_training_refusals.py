@@ -1,4 +1,4 @@
-"""What a run refuses, and where it stops: one rank, in this process."""
+"""The refusals of a run, and the places where it stops: one rank, in this process."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ONE = [Part(6, (0,))]
 
 
 def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[str, Any]]:
-    """The events of a run of one rank in this process."""
+    """Run one rank in this process; return its events."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    given = {name: options.pop(name) for name in ("seed", "first_step", "segments", "outputs") if name in options}
+    fields = {name: options.pop(name) for name in ("seed", "first_step", "segments", "outputs") if name in options}
     events: list[dict[str, Any]] = []
     assignment = assigned(
         store=f"127.0.0.1:{store.port}",
@@ -44,7 +44,7 @@ def run(job: Any, where: str, *, steps: int = 1, **options: Any) -> list[dict[st
         directory=str(JOBS),
         steps=steps,
         options=options,
-        **given,
+        **fields,
     )
     try:
         Rank(assignment, events.append, give_up=lambda error: None).run()
@@ -133,9 +133,9 @@ def test_a_checkpoint_whose_numbers_are_gone_is_refused(tmp_path: Path) -> None:
 def test_a_last_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     with unlimited_afterwards(), pytest.raises(CheckpointFailed, match=r"of step 2 could not be written .*too large"):
         trained("full_disk", steps=2, checkpoint_every=1, checkpoint_directory=str(tmp_path))
-    found = newest(tmp_path)
-    assert found is not None
-    assert found.about.step == 1
+    checkpoint = newest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.about.step == 1
 
 
 @pytest.mark.cases(1)

@@ -25,7 +25,7 @@ STEPS = 6
 
 
 def train(tmp_path: Path, restarts: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[dict[str, Any]]]:
-    """A run whose ranks die once in step 3, when steps 0 and 1 are saved."""
+    """Run ranks that die once in step 3, when steps 0 and 1 are saved; return the report and the events."""
     note = tmp_path / "death"
     note.write_text("")
     monkeypatch.setenv("PENSTOCK_TEST_DEATH", str(note))
@@ -56,8 +56,8 @@ def test_training_goes_on_from_the_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert report.first_step == 0
     rare = [(event["kind"], event.get("step")) for event in events if event["kind"] in ("restart", "resumed")]
     assert rare == [("restart", None), ("resumed", 2)]
-    (told,) = [event["reason"] for event in events if event["kind"] == "restart"]
-    assert "was killed by SIGKILL in step 3" in told
+    (reason,) = [event["reason"] for event in events if event["kind"] == "restart"]
+    assert "was killed by SIGKILL in step 3" in reason
 
 
 @pytest.mark.tier("nightly")

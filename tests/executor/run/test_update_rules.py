@@ -1,4 +1,4 @@
-"""Every update rule on real ranks, step by step: losses and weights are those of the plain trainers."""
+"""Every update rule on real ranks, step by step: losses and weights equal the plain trainers'."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO_GROUPS = [Part(2, (0,)), Part(1, (1,)), Part(2, (0,)), Part(1, (1,))]
 
 
 class Trajectory:
-    """What the plain trainer does: its losses, and weights and gradients of every update, by the stage's number."""
+    """The plain trainer's losses, and weights and gradients of every update, by the stage's number."""
 
     def __init__(self, job: Any, program: Program, parts: Sequence[Part], expected: float, **more: Any) -> None:
         averaged = program.update_rule == "elastic_averaging"
@@ -46,31 +46,31 @@ class Trajectory:
 
     def _on_update(self, stage: int, number: int, gradients: dict[str, torch.Tensor]) -> None:
         self.gradients.setdefault(stage, []).append(gradients)
-        lane, own = divmod(stage, len(self.recipe.stages))
-        at = self.trainer.stages[lane][own]
+        lane, place = divmod(stage, len(self.recipe.stages))
+        at = self.trainer.stages[lane][place]
         self.weights.setdefault(stage, []).append(dict(zip(at.parameters, at.versions[number], strict=True)))
 
     def train(self, steps: int) -> None:
         self.losses += [self.trainer.train(step) for step in range(steps)]
         for lane, stages in enumerate(self.trainer.stages):
-            for own, stage in enumerate(stages):
+            for place, stage in enumerate(stages):
                 newest = {name: p.detach() for name, p in zip(stage.parameters, stage.newest, strict=True)}
-                self.weights[len(stages) * lane + own].append(newest)
+                self.weights[len(stages) * lane + place].append(newest)
 
 
 def assert_follows(records: Sequence[dict[str, Any]], wanted: Trajectory) -> None:
-    """All losses, and every rank's weights and gradients at each of its updates and at the end."""
+    """Compare all losses, and every rank's weights and gradients at each of its updates and at the end."""
     for record in records:
         assert [step for step, _, _ in record["losses"]] == list(range(len(wanted.losses)))
         assert [loss for _, loss, _ in record["losses"]] == pytest.approx(wanted.losses, rel=1e-10)
         for kind in ("weights", "gradients"):
-            for stage, found in record[kind].items():
+            for stage, updates in record[kind].items():
                 expected = getattr(wanted, kind)[stage]
-                assert len(found) == len(expected)
-                for own, other in zip(found, expected, strict=True):
-                    assert own.keys() == other.keys()
-                    for name in own:
-                        torch.testing.assert_close(own[name], other[name], rtol=1e-8, atol=1e-10)
+                assert len(updates) == len(expected)
+                for actual, other in zip(updates, expected, strict=True):
+                    assert actual.keys() == other.keys()
+                    for name in actual:
+                        torch.testing.assert_close(actual[name], other[name], rtol=1e-8, atol=1e-10)
 
 
 def ranges(parts: Sequence[Part]) -> list[tuple[int, int]]:
@@ -79,7 +79,7 @@ def ranges(parts: Sequence[Part]) -> list[tuple[int, int]]:
 
 
 def flushed_versions(recipe: Recipe, lengths: Sequence[int]) -> Any:
-    """Weight stashing over programs that end flushed: the lag starts again with each."""
+    """Return versions of weight stashing over programs that end flushed: the lag restarts with each."""
     starts = [sum(lengths[:k]) * recipe.num_micro_batches for k in range(len(lengths))]
 
     def version(stage: int, micro_batch: int) -> int:
@@ -99,8 +99,9 @@ def messages_per_micro_batch(records: Sequence[dict[str, Any]], micro_batches: i
 def test_periodic_rules_train_their_equations(pool: RankPool, tmp_path: Path, rule: Any, optimizer: str) -> None:
     """Fourteen global batches by a program with a loop, two by one without, fourteen again: flushed between them.
 
-    Versions, messages and receive buffers are counted: N - i versions under weight stashing, 2 under 2BW, 2 and 1 under
-    2GW; 2 (2N - 1) messages per micro-batch for WPipe's N devices, 2 (N - 1) else; buffers as micro-batches in flight.
+    Versions, messages and receive buffers are counted. There are N - i versions under weight stashing, 2 under 2BW, 2
+    and 1 under 2GW. A micro-batch has 2 (2N - 1) messages for WPipe's N devices, otherwise 2 (N - 1). Buffers are
+    limited by the micro-batches in flight.
     """
     job = getattr(rule_jobs, optimizer)
     parts = TWO_GROUPS if rule == "double_grouped" else THREE
@@ -116,13 +117,13 @@ def test_periodic_rules_train_their_equations(pool: RankPool, tmp_path: Path, ru
     assert_follows(records, wanted)
     versions = {stage: count for record in records for stage, count in record["peak_versions"].items()}
     assert versions == VERSIONS[rule]
-    assert versions == {held.stage: held.versions for program in programs[0] for held in program.stages}
+    assert versions == {entry.stage: entry.versions for program in programs[0] for entry in program.stages}
     devices = len(records)
     assert messages_per_micro_batch(records, 30 * 3) == 2 * (
         2 * devices - 1 if rule == "double_grouped" else devices - 1
     )
     for record, program in zip(records, programs[0], strict=True):
-        assert record["peak_buffers"]["inputs"] <= 2 + sum(1 for held in program.stages if held.stage) * devices
+        assert record["peak_buffers"]["inputs"] <= 2 + sum(1 for entry in program.stages if entry.stage) * devices
         assert record["peak_buffers"]["gradients"] <= 2 * len(program.stages)
 
 
@@ -227,15 +228,15 @@ def test_elastic_averaging_of_one_pipeline_is_plain_training(pool: RankPool, tmp
     (single,) = [averaging_programs_of(rule_jobs.adam, HALVES, 3, 1)]
     plain = programs_of(rule_jobs.adam, HALVES, 3)
     averaged, wanted = [pool.record([one], "adam", tmp_path, uses=(0,) * 4) for one in (single, plain)]
-    for own, other in zip(averaged, wanted, strict=True):
-        assert own["losses"] == other["losses"]
+    for actual, other in zip(averaged, wanted, strict=True):
+        assert actual["losses"] == other["losses"]
         for stage, weights in other["weights"].items():
-            for one, two in zip(own["weights"][stage], weights, strict=True):
+            for one, two in zip(actual["weights"][stage], weights, strict=True):
                 assert all(torch.equal(one[name], two[name]) for name in two)
 
 
 def evaluated(job: Any, weights: dict[str, torch.Tensor]) -> float:
-    """The mean loss over the evaluation batches, whole batches at once."""
+    """Compute the mean loss over the evaluation batches, whole batches at once."""
     chain = Chain(job)
     modules = chain.build_layers(range(len(chain.specs)), SEED)
     total, count = 0.0, 0

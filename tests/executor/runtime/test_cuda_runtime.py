@@ -1,4 +1,4 @@
-"""What the runtime of GPUs asks torch for, written down by a stand-in for ``torch.cuda``: no machine needs a GPU."""
+"""The calls of torch by the runtime of GPUs, recorded by a stand-in for ``torch.cuda``: no machine needs a GPU."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ OLD_DRIVER = (
 
 
 class Stream:
-    """A stream by name; ``cuda.asked`` has what it is given."""
+    """A stream by name; ``cuda.calls`` has the work that it is given."""
 
     def __init__(self, cuda: Cuda, name: str) -> None:
         self.cuda, self.name = cuda, name
 
     def wait_event(self, event: Event) -> None:
-        self.cuda.asked.append(f"{self.name} waits for {event.name}")
+        self.cuda.calls.append(f"{self.name} waits for {event.name}")
 
 
 class Event:
@@ -45,20 +45,20 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         where = "the current device's stream" if stream is None else stream.name
         assert self.blocking, "the host is to sleep, not to turn in a loop"
-        self.cuda.asked.append(f"{self.name} in {where}{', timed' if self.timed else ''}")
+        self.cuda.calls.append(f"{self.name} in {where}{', timed' if self.timed else ''}")
 
     def synchronize(self) -> None:
-        self.cuda.asked.append(f"the host waits for {self.name}")
+        self.cuda.calls.append(f"the host waits for {self.name}")
 
     def elapsed_time(self, other: Event) -> float:
         return 2.0 * (int(other.name[6:]) - int(self.name[6:]))
 
 
 class Cuda:
-    """``torch.cuda`` of a process that sees two H100. ``asked``: what it was asked for, in order."""
+    """``torch.cuda`` of a process that sees two H100. ``calls``: the calls in order."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.events = self.streams = 0
         self.capability = (9, 0)
         self.has_bf16 = True
@@ -73,7 +73,7 @@ class Cuda:
         return 2
 
     def set_device(self, device: Any) -> None:
-        self.asked.append(f"{device} is current")
+        self.calls.append(f"{device} is current")
 
     def get_device_properties(self, device: Any) -> Any:
         return SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="3053e585", total_memory=80 * GIB)
@@ -85,17 +85,17 @@ class Cuda:
         self.streams += 1
         return Stream(self, f"stream {self.streams} of {device}")
 
-    def Event(self, **given: Any) -> Event:
-        return Event(self, **given)
+    def Event(self, **options: Any) -> Event:
+        return Event(self, **options)
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        self.asked.append(f"into {stream.name}")
+        self.calls.append(f"into {stream.name}")
         yield
-        self.asked.append(f"out of {stream.name}")
+        self.calls.append(f"out of {stream.name}")
 
     def synchronize(self, device: Any) -> None:
-        self.asked.append(f"the host waits for {device}")
+        self.calls.append(f"the host waits for {device}")
 
     def memory_allocated(self, device: Any) -> int:
         return 3 * GIB
@@ -121,12 +121,12 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    made = Cuda()
-    monkeypatch.setattr(torch, "cuda", made)
+    fake = Cuda()
+    monkeypatch.setattr(torch, "cuda", fake)
     for name in ("CUDA_DEVICE_ORDER", *module._ENVIRONMENT, "NCCL_HOSTID"):
         monkeypatch.setenv(name, "restored afterwards")
         monkeypatch.delenv(name)
-    return made
+    return fake
 
 
 # The right device and stream
@@ -135,12 +135,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_moments_are_events_in_the_stream_of_the_own_gpu(cuda: Cuda) -> None:
     """An event without a stream is recorded on the current device's, which need not be the one that computes."""
     runtime = CudaRuntime(DEVICE)
-    assert cuda.asked == ["cuda:1 is current"]
+    assert cuda.calls == ["cuda:1 is current"]
     timer = runtime.timer()
     timer.mark()
     timer.mark()
     moments = timer.read_ns()
-    assert cuda.asked[1:] == [
+    assert cuda.calls[1:] == [
         "the host waits for cuda:1",
         "event 0 in the stream of cuda:1, timed",
         "the host waits for event 0",
@@ -155,19 +155,19 @@ def test_a_batch_is_copied_from_pinned_memory_beside_the_computation(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pinned(tensor: Tensor) -> Tensor:
-        cuda.asked.append("pinned")
+        cuda.calls.append("pinned")
         return tensor
 
     def moved(tensor: Tensor, device: torch.device, *, non_blocking: bool = False) -> Tensor:
-        cuda.asked.append(f"to {device}{', the host goes on' if non_blocking else ''}")
+        cuda.calls.append(f"to {device}{', the host goes on' if non_blocking else ''}")
         return tensor
 
     monkeypatch.setattr(Tensor, "pin_memory", pinned)
     monkeypatch.setattr(Tensor, "to", moved)
     runtime = CudaRuntime(DEVICE)
-    found = runtime.moved({"x": [torch.ones(2)], "name": "a batch"})
-    assert found["name"] == "a batch"
-    assert cuda.asked[1:] == [
+    batch = runtime.moved({"x": [torch.ones(2)], "name": "a batch"})
+    assert batch["name"] == "a batch"
+    assert cuda.calls[1:] == [
         "into stream 1 of cuda:1",
         "pinned",
         "to cuda:1, the host goes on",
@@ -207,16 +207,16 @@ def test_what_the_allocator_keeps_counts_as_free_and_as_reserved(cuda: Cuda) -> 
 def test_kernels_of_edges_take_few_blocks(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch, for_messages: bool, ctas: int | None
 ) -> None:
-    given: list[Any] = []
+    calls: list[Any] = []
 
     class Options:
         def __init__(self) -> None:
             self.config = SimpleNamespace(min_ctas=None, max_ctas=None)
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
-    monkeypatch.setattr(dist, "new_group", lambda *all_, **more: given.append((all_, more)))
+    monkeypatch.setattr(dist, "new_group", lambda *all_, **more: calls.append((all_, more)))
     CudaRuntime(DEVICE).new_group((0, 1), timedelta(hours=1), "edge (0, 1)", for_messages=for_messages)
-    (((ranks, timeout, backend, options), more),) = given
+    (((ranks, timeout, backend, options), more),) = calls
     assert (ranks, timeout, backend, more["device_id"]) == ([0, 1], timedelta(hours=1), "nccl", DEVICE)
     assert options._timeout == timeout, "torch warns of another"
     assert options.config.max_ctas == ctas
@@ -244,7 +244,7 @@ def _own_precision() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_own_precision")
 def test_tf32_is_used_where_it_is_asked_for_alone(cuda: Cuda) -> None:
-    """cuDNN's convolutions use it unless they are told not to."""
+    """cuDNN's convolutions use it by default."""
     runtime = CudaRuntime(DEVICE)
     for precision, used in (("fp32", False), ("tf32", True), ("bf16", False)):
         runtime.use_precision(precision)  # type: ignore[arg-type]
@@ -262,15 +262,15 @@ def test_a_check_asks_for_kernels_that_repeat_themselves(cuda: Cuda) -> None:
 
 
 def test_weights_of_recurrent_layers_are_laid_out_side_by_side(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *all_: given.append(all_))
+    calls: list[Any] = []
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *all_: calls.append(all_))
     monkeypatch.setattr(torch.backends.cudnn.rnn, "get_cudnn_mode", {"LSTM": 2}.get)
     runtime, lstm = CudaRuntime(DEVICE), nn.LSTM(3, 5, num_layers=2)
     assert runtime.flatten(nn.Linear(3, 5)) is None
     lay_out = runtime.flatten(lstm)
     assert lay_out is not None
     lay_out(lstm._flat_weights)
-    ((weights, stride, *sizes, mode, hidden, projected, layers, batch_first, both),) = given
+    ((weights, stride, *sizes, mode, hidden, projected, layers, batch_first, both),) = calls
     assert (len(weights), stride, sizes, hidden, projected, layers) == (8, 4, [3], 5, 0, 2)
     assert (mode, batch_first, both) == (2, False, False)
 

@@ -39,6 +39,6 @@ def test_tensors_are_replaced_in_their_places(value: Any, expected: Any) -> None
     def double(tensor: Tensor) -> Tensor:
         return tensor * 2
 
-    found = on_tensors(double, value)
-    assert type(found) is type(expected)
-    assert str(found) == str(expected)
+    result = on_tensors(double, value)
+    assert type(result) is type(expected)
+    assert str(result) == str(expected)

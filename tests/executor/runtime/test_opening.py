@@ -133,8 +133,8 @@ def test_what_a_cpu_was_given_has_happened() -> None:
 def test_a_peak_outlives_what_it_was_of() -> None:
     """Pages of their own, since an allocator would give out freed ones; a quarter is room for counts that come late."""
     start = CPU.memory.reset_peak()
-    with mmap.mmap(-1, 64 * MIB) as held:
-        held.write(b"1" * len(held))
+    with mmap.mmap(-1, 64 * MIB) as pages:
+        pages.write(b"1" * len(pages))
         assert CPU.memory.now().active - start.active > 48 * MIB
     assert CPU.memory.peak().active - start.active > 48 * MIB
     again = CPU.memory.reset_peak()

@@ -1,4 +1,4 @@
-"""Which optimizers a GPU's runtime lets step in one kernel: torch's own, where the job leaves it open."""
+"""The optimizers that a GPU's runtime runs in one kernel: torch's, where the job leaves it open."""
 
 from __future__ import annotations
 

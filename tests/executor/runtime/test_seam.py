@@ -1,4 +1,4 @@
-"""Nothing but the runtime asks CUDA for anything."""
+"""The rule that only the runtime uses CUDA."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_torch_cuda_is_in_the_runtime_alone(room: str) -> None:
     files = [path for path in (ROOT / room).rglob("*.py") if RUNTIME not in path.resolve().parents]
     assert files
     names = {str(path.relative_to(ROOT)): path for path in files}
-    found = [f"{name}:{line}" for name in names.keys() - MEASURES_KERNELS for line in _uses_of_cuda(names[name])]
-    assert not found, f"executor/runtime/interface.py is the way to ask for this: {found}"
+    uses = [f"{name}:{line}" for name in names.keys() - MEASURES_KERNELS for line in _uses_of_cuda(names[name])]
+    assert not uses, f"executor/runtime/interface.py is the way to ask for this: {uses}"
 
 
 def test_the_runtime_itself_would_be_found() -> None:
@@ -40,7 +40,7 @@ def test_each_way_to_say_it_is_found(tmp_path: Path, text: str) -> None:
 
 
 def _uses_of_cuda(path: Path) -> list[int]:
-    """Lines with ``torch.cuda`` as code, or imported."""
+    """Return the lines with ``torch.cuda`` as code, or imported."""
     lines = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:

@@ -38,13 +38,13 @@ def joins(stream: int, kind: Kind, number: int = 0, communicator: str = "edge", 
 
 
 def only(outcome: Outcome) -> str:
-    """The faults, of which there are some."""
+    """Return the faults, after checking that some exist."""
     assert outcome.faults
     return "\n".join(outcome.faults)
 
 
 def ends(logs: Iterable[list[Entry]], device: Device = H100) -> Outcome:
-    """The outcome, which is good."""
+    """Return the outcome, after checking that it is good."""
     outcome = run(list(logs), device)
     assert outcome.faults == ()
     assert all(moment >= 0 for done in outcome.done_ns for moment in done)
@@ -81,7 +81,10 @@ def test_hosts_meet() -> None:
 
 
 def held_up(blocked: int) -> list[list[Entry]]:
-    """Rank 0 waits for a stream that waits for nothing, opened after those that wait for rank 1, which waits for it."""
+    """Build logs: rank 0 waits for a free stream that was opened after streams which wait for rank 1.
+
+    Rank 1 waits for rank 0.
+    """
     gate, free = 0, blocked + 1
     first = [*opened(free + 1), EDGE, joins(gate, "receive"), Records(gate, 0)]
     for stream in range(1, free):
@@ -92,7 +95,7 @@ def held_up(blocked: int) -> list[list[Entry]]:
 
 
 @pytest.mark.parametrize(
-    ("queues", "blocked", "held"),
+    ("queues", "blocked", "is_held_up"),
     [
         pytest.param(1, 1, True, id="one-queue"),
         pytest.param(8, 6, False, id="fewer-than-queues"),
@@ -102,11 +105,11 @@ def held_up(blocked: int) -> list[list[Entry]]:
         pytest.param(32, 32, True, id="more-than-queues"),
     ],
 )
-def test_blocked_streams_hold_up_free_ones_of_their_queues(queues: int, blocked: int, held: bool) -> None:
+def test_blocked_streams_hold_up_free_ones_of_their_queues(queues: int, blocked: int, is_held_up: bool) -> None:
     """As measured on an H100 with CUDA_DEVICE_MAX_CONNECTIONS of 1, 8 and 32."""
     outcome = run(held_up(blocked), Device(queues=queues))
-    assert bool(outcome.faults) == held
-    if held:
+    assert bool(outcome.faults) == is_held_up
+    if is_held_up:
         assert "waiting for event 1" in only(outcome)
 
 
@@ -122,16 +125,16 @@ def test_a_running_kernel_holds_up_what_follows_in_its_queue_only_if_it_is_of_it
 
 
 def in_opposite_orders() -> list[list[Entry]]:
-    made = [Makes("a", BOTH, 32), Makes("b", BOTH, 32)]
+    creations = [Makes("a", BOTH, 32), Makes("b", BOTH, 32)]
     kernels = [joins(0, "all_reduce", 0, "a"), joins(1, "all_reduce", 0, "b")]
-    return [[*opened(2), *made, *kernels], [*opened(2), *made, *reversed(kernels)]]
+    return [[*opened(2), *creations, *kernels], [*opened(2), *creations, *reversed(kernels)]]
 
 
 def test_opposite_orders_of_two_communicators_hang_where_both_do_not_fit() -> None:
     ends(in_opposite_orders(), Device(blocks=64))
-    said = only(run(in_opposite_orders(), Device(blocks=63)))
-    assert "it needs 32 of 63 blocks, of which 31 are free" in said
-    assert "waiting for rank 1 (which has not started its own)" in said
+    faults = only(run(in_opposite_orders(), Device(blocks=63)))
+    assert "it needs 32 of 63 blocks, of which 31 are free" in faults
+    assert "waiting for rank 1 (which has not started its own)" in faults
 
 
 def test_computation_needs_a_block_and_a_copy_does_not() -> None:
@@ -139,12 +142,12 @@ def test_computation_needs_a_block_and_a_copy_does_not() -> None:
         [*opened(2), EDGE, joins(0, "receive"), Works(1, "copy"), Records(1, 0), Awaits(0), Works(1, "compute")],
         [*opened(1), EDGE, Meets("one", (1,), 0, "barrier"), Gathers("one", 0)],
     ]
-    said = only(run(logs, Device(blocks=2)))
-    assert "operations of compute in stream 1: it needs 1 of 2 blocks, of which 0 are free" in said
+    faults = only(run(logs, Device(blocks=2)))
+    assert "operations of compute in stream 1: it needs 1 of 2 blocks, of which 0 are free" in faults
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other", "fault"),
     [
         pytest.param(joins(0, "send"), joins(0, "send"), "send 0 of edge", id="both-send"),
         pytest.param(joins(0, "send"), joins(0, "receive", size_bytes=8), r"\(8 bytes\)", id="sizes"),
@@ -163,18 +166,18 @@ def test_computation_needs_a_block_and_a_copy_does_not() -> None:
         ),
     ],
 )
-def test_kernels_that_do_not_fit_each_other_are_named(one: Joins, other: Joins, said: str) -> None:
+def test_kernels_that_do_not_fit_each_other_are_named(one: Joins, other: Joins, fault: str) -> None:
     outcome = run([[*opened(1), EDGE, one], [*opened(1), EDGE, other]])
-    assert re.search(said, only(outcome))
+    assert re.search(fault, only(outcome))
 
 
 def test_communicators_have_one_order() -> None:
-    said = only(run([[EDGE, SUM], [SUM, EDGE]]))
-    assert "different orders: as number 0" in said
+    faults = only(run([[EDGE, SUM], [SUM, EDGE]]))
+    assert "different orders: as number 0" in faults
     assert "ranks [1] have not come to" in only(run([[EDGE], []]))
 
 
 def test_a_kernel_that_a_peer_never_launches_is_waited_for() -> None:
-    said = only(run([[*opened(1), EDGE, joins(0, "send"), Drains()], [*opened(1), EDGE]]))
-    assert "rank 0 hangs: its host is waiting for the whole device" in said
-    assert "send 0 of edge (4 bytes) runs, waiting for rank 1 (which has not launched its own)" in said
+    faults = only(run([[*opened(1), EDGE, joins(0, "send"), Drains()], [*opened(1), EDGE]]))
+    assert "rank 0 hangs: its host is waiting for the whole device" in faults
+    assert "send 0 of edge (4 bytes) runs, waiting for rank 1 (which has not launched its own)" in faults

@@ -40,7 +40,7 @@ def pipeline(**more: Any) -> list[Program]:
 
 
 def wide() -> list[Program]:
-    """The next forward is on its way before the gradients of the one before are sent."""
+    """Return programs in which the next forward is on its way before the previous gradients are sent."""
     return programs_of(JOB, WIDE, 3, warmup=[1, 1], transport="nccl")
 
 
@@ -57,7 +57,7 @@ class Lone(SimulatedCuda):
         self.rank = rank
 
 
-def found(
+def faults_of(
     programs: Sequence[Program],
     *patches: Any,
     device: Device = H100,
@@ -65,7 +65,7 @@ def found(
     job: Job = JOB,
     steps: int = 1,
 ) -> str:
-    """What the engine and the order of accesses say of a run, a line each. The second step receives ahead."""
+    """Return the reports of the engine and of the order of accesses, a line each. The second step receives ahead."""
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -75,7 +75,7 @@ def found(
 
 
 def changed(programs: Sequence[Program], rank: int, change: Callable[[list[Instruction]], object]) -> list[Program]:
-    """The programs, with another order, or other instructions, on one rank."""
+    """Return the programs, with another order, or other instructions, on one rank."""
     instructions = list(programs[rank].instructions())
     change(instructions)
     return [replace(one, prologue=tuple(instructions)) if one.rank == rank else one for one in programs]
@@ -119,7 +119,7 @@ def instead(name: str, function: Any, owner: Any = NcclTransport) -> Any:
 
 
 def early() -> Any:
-    """Receives start where the program has them, also in what runs for the first time."""
+    """Start receives where the program has them, also in its first run."""
 
     def begin(transport: Any, *, is_first: bool) -> None:
         transport._is_first = False
@@ -129,7 +129,7 @@ def early() -> Any:
 
 def test_nothing_is_found_without_a_fault() -> None:
     for programs in (pipeline(), pipeline(bucket_bytes=2000, norm=True), wide(), twice()):
-        assert found(programs) == ""
+        assert faults_of(programs) == ""
 
 
 # Programs
@@ -138,19 +138,19 @@ def test_nothing_is_found_without_a_fault() -> None:
 def test_receives_in_another_order_than_sends() -> None:
     """Messages have no tags: what comes first is taken for what was to come first."""
     programs = changed(pipeline(), 3, swap("RECV_F"))
-    assert "do not fit each other" in found(programs)
+    assert "do not fit each other" in faults_of(programs)
     assert differing_edge([digests(messages(program)) for program in programs]) is not None, "ranks refuse to start"
 
 
 def test_sends_in_another_order_than_receives() -> None:
     """The same from the other end."""
-    assert "do not fit each other" in found(changed(pipeline(), 3, delay("SEND_B")))
+    assert "do not fit each other" in faults_of(changed(pipeline(), 3, delay("SEND_B")))
 
 
 def test_a_missing_send() -> None:
     """Its receiver waits for the next one, and for ever for the last."""
-    said = found(changed(pipeline(), 0, drop("SEND_F")))
-    assert re.search("do not fit each other|has not launched", said)
+    report = faults_of(changed(pipeline(), 0, drop("SEND_F")))
+    assert re.search("do not fit each other|has not launched", report)
 
 
 def test_the_last_send_is_missing() -> None:
@@ -159,9 +159,9 @@ def test_the_last_send_is_missing() -> None:
     def change(instructions: list[Instruction]) -> None:
         del instructions[places(instructions, "SEND_F")[-1]]
 
-    said = found(changed(pipeline(), 0, change))
-    assert re.search(r"rank [123] hangs: its host is waiting for", said)
-    assert "waiting for rank 0 (which has not launched its own)" in said
+    report = faults_of(changed(pipeline(), 0, change))
+    assert re.search(r"rank [123] hangs: its host is waiting for", report)
+    assert "waiting for rank 0 (which has not launched its own)" in report
 
 
 def test_a_receive_is_missing() -> None:
@@ -170,9 +170,9 @@ def test_a_receive_is_missing() -> None:
     def change(instructions: list[Instruction]) -> None:
         del instructions[places(instructions, "RECV_B")[-1]]
 
-    said = found(changed(pipeline(), 0, change))
-    assert "send 4 of edge (" in said
-    assert "waiting for rank 0 (which has not launched its own)" in said
+    report = faults_of(changed(pipeline(), 0, change))
+    assert "send 4 of edge (" in report
+    assert "waiting for rank 0 (which has not launched its own)" in report
 
 
 def test_opposite_orders_of_two_communicators_on_a_full_device() -> None:
@@ -184,10 +184,10 @@ def test_opposite_orders_of_two_communicators_on_a_full_device() -> None:
         instructions[after:after] = sums
 
     turned = changed(twice(), 1, change)
-    assert found(turned) == "", "they fit side by side"
-    said = found(turned, device=Device(blocks=40))
-    assert "it needs 32 of 40 blocks" in said
-    assert "which has not started its own" in said
+    assert faults_of(turned) == "", "they fit side by side"
+    report = faults_of(turned, device=Device(blocks=40))
+    assert "it needs 32 of 40 blocks" in report
+    assert "which has not started its own" in report
 
 
 # Transport
@@ -199,15 +199,15 @@ def test_posted_receives_of_nccls_own_size_leave_no_blocks() -> None:
     def large(rank: int) -> SimulatedCuda:
         return Lone(rank, message_blocks=32)
 
-    assert found(wide()) == ""
-    said = found(wide(), make_runtime=large, steps=2)
-    assert "it needs 32 of 132 blocks, of which 4 are free" in said
+    assert faults_of(wide()) == ""
+    report = faults_of(wide(), make_runtime=large, steps=2)
+    assert "it needs 32 of 132 blocks, of which 4 are free" in report
 
 
 def test_more_streams_than_hardware_queues() -> None:
     """A posted receive holds up the sends of the streams that share its queue: ranks refuse that many communicators."""
-    said = found(pipeline(), device=Device(queues=2))
-    assert re.search(r"queue \d begins with .* is not done", said)
+    report = faults_of(pipeline(), device=Device(queues=2))
+    assert re.search(r"queue \d begins with .* is not done", report)
 
 
 def test_both_ends_send_first_over_one_communicator() -> None:
@@ -218,16 +218,16 @@ def test_both_ends_send_first_over_one_communicator() -> None:
             super().__init__(rank)
             self.groups: dict[frozenset[int], Any] = {}
 
-        def new_group(self, ranks: Sequence[int], *given: Any, for_messages: bool, **more: Any) -> Any:
+        def new_group(self, ranks: Sequence[int], *arguments: Any, for_messages: bool, **more: Any) -> Any:
             if not for_messages:
-                return super().new_group(ranks, *given, for_messages=False, **more)
+                return super().new_group(ranks, *arguments, for_messages=False, **more)
             key = frozenset(ranks)
             if key not in self.groups:
-                self.groups[key] = super().new_group(sorted(ranks), *given, for_messages=True, **more)
+                self.groups[key] = super().new_group(sorted(ranks), *arguments, for_messages=True, **more)
             return self.groups[key]
 
-    said = found(pipeline(), instead("close", lambda _: None), make_runtime=Shared)
-    assert re.search(r"do not fit each other: .*|hangs: ", said)
+    report = faults_of(pipeline(), instead("close", lambda _: None), make_runtime=Shared)
+    assert re.search(r"do not fit each other: .*|hangs: ", report)
 
 
 @pytest.mark.tier("nightly")
@@ -235,11 +235,13 @@ def test_kernels_that_are_loaded_while_receives_wait() -> None:
     """The first launch of a kernel waits for receives that were started ahead, whose senders wait for this rank."""
     programs = wide()
     unrehearsed = instead("rehearse", lambda _: None, Interpreter)
-    said = found(programs, unrehearsed, early())
-    assert "its host is loading the kernel of aten." in said
-    assert re.search(r"receive \d of edge .* waiting for rank \d \(which has not launched its own\)", said)
-    assert found(programs, unrehearsed) == "", "receives that start when they are needed are enough for this program"
-    assert found(programs, early()) == "", "and so are kernels that are there already"
+    report = faults_of(programs, unrehearsed, early())
+    assert "its host is loading the kernel of aten." in report
+    assert re.search(r"receive \d of edge .* waiting for rank \d \(which has not launched its own\)", report)
+    assert faults_of(programs, unrehearsed) == "", (
+        "receives that start when they are needed are enough for this program"
+    )
+    assert faults_of(programs, early()) == "", "and so are kernels that are there already"
 
 
 def test_a_receive_that_blocks_the_host() -> None:
@@ -252,18 +254,18 @@ def test_a_receive_that_blocks_the_host() -> None:
         transport._runtime.compute.synchronize()
         return work
 
-    assert "its host is waiting for event" in found(pipeline(), instead("receive", blocking))
+    assert "its host is waiting for event" in faults_of(pipeline(), instead("receive", blocking))
 
 
 def test_a_device_that_is_waited_for_before_each_send() -> None:
     """Waiting for the whole device includes receives whose senders wait for this very send."""
     send = NcclTransport.send
 
-    def after_all(transport: Any, *given: Any) -> None:
+    def after_all(transport: Any, *arguments: Any) -> None:
         transport._runtime.synchronize()
-        send(transport, *given)
+        send(transport, *arguments)
 
-    assert "its host is waiting for the whole device" in found(pipeline(), instead("send", after_all), steps=2)
+    assert "its host is waiting for the whole device" in faults_of(pipeline(), instead("send", after_all), steps=2)
 
 
 def test_different_sizes_at_the_two_ends() -> None:
@@ -273,7 +275,7 @@ def test_different_sizes_at_the_two_ends() -> None:
     def shorter(transport: Any, buffer: Tensor, peer: int, tag: int) -> Any:
         return receive(transport, buffer[:-1] if peer == 0 and len(buffer) > 1 else buffer, peer, tag)
 
-    assert re.search(r"do not fit each other: .*\(\d+ bytes\)", found(pipeline(), instead("receive", shorter)))
+    assert re.search(r"do not fit each other: .*\(\d+ bytes\)", faults_of(pipeline(), instead("receive", shorter)))
 
 
 def test_communicators_made_in_different_orders() -> None:
@@ -281,17 +283,17 @@ def test_communicators_made_in_different_orders() -> None:
     edges, ranks = nccl.edges, iter(range(4))
 
     def in_turn(everyone: Any) -> Any:
-        made = edges(everyone)
-        return made if next(ranks) != 2 else [*made[1:], made[0]]
+        all_edges = edges(everyone)
+        return all_edges if next(ranks) != 2 else [*all_edges[1:], all_edges[0]]
 
-    said = found(pipeline(), instead("edges", in_turn, nccl))
-    assert "communicators are made in different orders" in said
+    report = faults_of(pipeline(), instead("edges", in_turn, nccl))
+    assert "communicators are made in different orders" in report
 
 
 def test_a_receive_that_is_not_waited_for() -> None:
     """The forward reads what may not have come yet."""
-    said = found(pipeline(), instead("wait", lambda work: True, SimulatedWork))
-    assert re.search(r"computation in the compute stream reads what receive \d+ in the stream of edge", said)
+    report = faults_of(pipeline(), instead("wait", lambda work: True, SimulatedWork))
+    assert re.search(r"computation in the compute stream reads what receive \d+ in the stream of edge", report)
 
 
 def test_memory_that_is_given_out_again_before_it_is_sent() -> None:
@@ -301,8 +303,8 @@ def test_memory_that_is_given_out_again_before_it_is_sent() -> None:
         end = transport._sends[peer]
         end.group.send([tensor], end.peer, 0)
 
-    said = found(pipeline(), instead("send", forgetful))
-    assert re.search(r"in the compute stream writes what send \d+ in the stream of edge .* reads", said)
+    report = faults_of(pipeline(), instead("send", forgetful))
+    assert re.search(r"in the compute stream writes what send \d+ in the stream of edge .* reads", report)
 
 
 # Runtime
@@ -316,7 +318,7 @@ def test_a_copy_without_its_event() -> None:
             with mock.patch.object(self.compute, "wait"):
                 return super().moved(value)
 
-    assert "reads what a copy in the copy stream writes" in found(pipeline(), make_runtime=Hasty)
+    assert "reads what a copy in the copy stream writes" in faults_of(pipeline(), make_runtime=Hasty)
 
 
 def test_a_download_that_does_not_wait_for_what_it_copies() -> None:
@@ -327,8 +329,8 @@ def test_a_download_that_does_not_wait_for_what_it_copies() -> None:
             with mock.patch.object(self.copies, "wait"):
                 return super().download(tensor, host)
 
-    said = found(pipeline(norm=True), make_runtime=Hasty)
-    assert "a copy in the copy stream reads what computation in the compute stream writes" in said
+    report = faults_of(pipeline(norm=True), make_runtime=Hasty)
+    assert "a copy in the copy stream reads what computation in the compute stream writes" in report
 
 
 def test_a_host_that_reads_what_has_not_been_copied() -> None:
@@ -339,8 +341,8 @@ def test_a_host_that_reads_what_has_not_been_copied() -> None:
             super().download(tensor, host)
             return Happened()
 
-    said = found(pipeline(norm=True), make_runtime=Hasty)
-    assert "the host in the host writes what a copy in the copy stream writes" in said
+    report = faults_of(pipeline(norm=True), make_runtime=Hasty)
+    assert "the host in the host writes what a copy in the copy stream writes" in report
 
 
 def test_inputs_whose_memory_is_not_kept() -> None:
@@ -348,10 +350,10 @@ def test_inputs_whose_memory_is_not_kept() -> None:
 
     class Careless(Lone):
         def keep(self, tensor: Tensor, stream: Any) -> None:
-            """Keeps nothing."""
+            """Keep nothing."""
 
-    said = found(pipeline(), make_runtime=Careless)
-    assert "a copy in the copy stream writes what computation in the compute stream reads" in said
+    report = faults_of(pipeline(), make_runtime=Careless)
+    assert "a copy in the copy stream writes what computation in the compute stream reads" in report
 
 
 # Reductions
@@ -366,9 +368,9 @@ def test_a_collective_that_one_member_leaves_out() -> None:
             return SimulatedWork(group._recorder, group._recorder.record(0), None)
         return reduce(group, tensors, opts)
 
-    said = found(pipeline(), instead("allreduce", all_but_one, SimulatedGroup))
-    assert "all_reduce 0 of group 0" in said
-    assert "waiting for rank 2 (which has not launched its own)" in said
+    report = faults_of(pipeline(), instead("allreduce", all_but_one, SimulatedGroup))
+    assert "all_reduce 0 of group 0" in report
+    assert "waiting for rank 2 (which has not launched its own)" in report
 
 
 def test_buckets_in_different_orders_on_two_replicas() -> None:
@@ -382,24 +384,24 @@ def test_buckets_in_different_orders_on_two_replicas() -> None:
     parts = [Part(6, (0, 1)), Part(2, (2,))]
     programs = programs_of(job, parts, 3, bucket_bytes=1200, transport="nccl", overlap=False)
     assert len(places(programs[1].prologue, "REDUCE")) > 1
-    assert found(programs, job=job) == ""
+    assert faults_of(programs, job=job) == ""
 
     def change(instructions: list[Instruction]) -> None:
         order = places(instructions, "REDUCE")
         instructions[order[0]], instructions[order[-1]] = instructions[order[-1]], instructions[order[0]]
 
     turned = changed(programs, 1, change)
-    assert found(turned, job=job) == "", "the product starts them in the order of their numbers"
-    said = found(turned, instead("_start", as_it_comes, Reduction), job=job)
-    assert re.search(r"kernels \d of group 0 do not fit each other: all_reduce", said)
+    assert faults_of(turned, job=job) == "", "the product starts them in the order of their numbers"
+    report = faults_of(turned, instead("_start", as_it_comes, Reduction), job=job)
+    assert re.search(r"kernels \d of group 0 do not fit each other: all_reduce", report)
 
 
 def test_a_step_that_does_not_wait_for_its_sums() -> None:
     """The optimizer reads gradients that are still being summed."""
-    said = found(
+    report = faults_of(
         pipeline(), instead("wait", lambda *_: None, Reduction), instead("wait_all", lambda _: None, Reduction)
     )
-    assert re.search(r"in the compute stream (reads|writes) what all_reduce 0 in the stream of group 0 writes", said)
+    assert re.search(r"in the compute stream (reads|writes) what all_reduce 0 in the stream of group 0 writes", report)
 
 
 def test_a_host_that_leaves_out_a_collective_of_hosts() -> None:
@@ -410,6 +412,6 @@ def test_a_host_that_leaves_out_a_collective_of_hosts() -> None:
         for kind in ("NORM", "WAIT_NORM"):
             del instructions[places(instructions, kind)[0]]
 
-    said = found(changed(programs, 2, change))
-    assert "rank 0 hangs: its host is waiting for collective" in said
-    assert "of hosts (all), which ranks [2] have not entered" in said
+    report = faults_of(changed(programs, 2, change))
+    assert "rank 0 hangs: its host is waiting for collective" in report
+    assert "of hosts (all), which ranks [2] have not entered" in report

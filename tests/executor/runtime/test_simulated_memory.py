@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def allocator(done: int = 0) -> Allocator:
-    """Of a device whose streams have been given one launch, of which the host knows so many to be done."""
+    """Create the allocator of a device whose streams have one launch each, of which the host knows ``done``."""
     return Allocator(lambda stream, place: place <= done, lambda stream: 1)
 
 
@@ -73,10 +73,10 @@ def test_peaks_count_from_when_they_were_reset() -> None:
 
 
 def two_streams() -> Ordering:
-    found = Ordering()
-    found.open(0, "stream 0")
-    found.open(1, "stream 1")
-    return found
+    ordering = Ordering()
+    ordering.open(0, "stream 0")
+    ordering.open(1, "stream 1")
+    return ordering
 
 
 def touched(ordering: Ordering, stream: int, *, writes: bool, low: int = 0) -> None:
@@ -85,7 +85,7 @@ def touched(ordering: Ordering, stream: int, *, writes: bool, low: int = 0) -> N
 
 
 def nothing(_: Ordering) -> None:
-    """No order at all."""
+    """Order nothing."""
 
 
 def by_event(ordering: Ordering) -> None:

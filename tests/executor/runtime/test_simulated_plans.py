@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
 
 def drawn(seed: int) -> Plan:
-    """The first plan of a seed that has several ranks and that NCCL can carry."""
+    """Draw the first plan of a seed that has several ranks and that NCCL can carry."""
     rng = random.Random(seed)
     while True:
         kind = rng.choice(["pipeline", "pipeline", "pipelines", "crossing", "periodic", "periodic"])
@@ -69,7 +69,7 @@ def drawn(seed: int) -> Plan:
 
 
 def drawn_problem(rng: random.Random) -> tuple[Problem, Linears]:
-    """Up to six linear layers on up to six devices."""
+    """Draw up to six linear layers on up to six devices."""
     count, batch_size = rng.randint(1, 6), rng.randint(1, 12)
     tied = sorted(rng.sample(range(count), rng.randint(2, min(3, count)))) if count > 1 and rng.random() < 0.3 else []
     problem = make_problem(
@@ -88,7 +88,7 @@ def drawn_problem(rng: random.Random) -> tuple[Problem, Linears]:
 
 
 def lowered(rng: random.Random, problem: Problem, kind: str) -> list[Program]:
-    """Programs of a random plan. Raises PenstockError where there are none."""
+    """Lower a random plan. Raises PenstockError where there is no such plan."""
     if kind == "periodic":
         allocation = random_allocation(rng, problem)
         rules: list[UpdateRule] = ["weight_stashing", "double_buffered"]

@@ -47,8 +47,8 @@ class Case(NamedTuple):
 
 def flushed(job: str, parts: list[Part], count: int, **more: Any) -> Case:
     module, _, name = job.partition(":")
-    made = getattr(rule_jobs if module == "rule_jobs" else small_jobs, name)
-    return Case(programs_of(made, parts, count, transport="nccl", **more), job)
+    case_job = getattr(rule_jobs if module == "rule_jobs" else small_jobs, name)
+    return Case(programs_of(case_job, parts, count, transport="nccl", **more), job)
 
 
 def periodic(parts: list[Part], rule: Any, batches: int = 4) -> Case:
@@ -57,7 +57,7 @@ def periodic(parts: list[Part], rule: Any, batches: int = 4) -> Case:
 
 
 def crossing() -> Case:
-    """Chimera: two pipelines over the same devices in opposite directions."""
+    """Build Chimera: two pipelines over the same devices in opposite directions."""
     stages = Stage(0, 2, (0,)), Stage(3, 5, (1,)), Stage(0, 2, (1,)), Stage(3, 5, (0,))
     allocation = Allocation((Pipeline(stages[:2], (0, 1)), Pipeline(stages[2:], (2, 3))), 4)
     problem = problem_of(small_jobs.plain, 2, bucket_bytes=2000)
@@ -65,7 +65,7 @@ def crossing() -> Case:
 
 
 def other_partitions() -> Case:
-    """HetPipe: the layers of one pipeline's only stage are two stages of the other one; states are shared out."""
+    """Build HetPipe: one pipeline's only stage has the layers of two stages of the other; states are shared out."""
     stages = Stage(0, 7, (0,)), Stage(0, 4, (1, 2)), Stage(5, 7, (1, 2))
     allocation = Allocation((Pipeline(stages[:1], (0, 1)), Pipeline(stages[1:], (2, 3))), 4)
     problem = problem_of(small_jobs.residual, 3, shard_states=True)
@@ -76,7 +76,7 @@ def other_partitions() -> Case:
 
 
 def steps_apart() -> Case:
-    """Two replicas have the last gradients of two stages in different orders, and gather what each has stepped."""
+    """Build two replicas with the last gradients of two stages in different orders; states are shared out."""
     parts = [Part(2, (0, 1)), Part(2, (2,)), Part(2, (0, 1))]
     rows = ["0F0 0F1 2F0 2B0 0B0 2F1 2B1 0B1", "0F0 0F1 2F0 2B0 0B0 2F1 2I1 0B1 2W1", "1F0 1B0 1F1 1B1"]
     return flushed("small_jobs:plain", parts, 2, rows=rows, shard_states=True)
@@ -104,7 +104,7 @@ CASES = {
 
 
 def trained(pool: RankPool, case: Case, directory: Path, **more: Any) -> tuple[list[dict[str, Any]], list[Logged]]:
-    """The ranks' last events, and what they logged."""
+    """Train; return the ranks' last events, and their logs."""
     batches = case.programs[0].batches
     if batches > 1:
         more |= {"segments": [0]}
@@ -206,18 +206,18 @@ def test_the_profiler_runs_on_a_simulated_gpu() -> None:
 def test_device_peak_counts_beyond_its_beginning() -> None:
     runtime = SimulatedCuda(0)
     with Watch(runtime.recorder):
-        (held,) = runtime.moved([torch.zeros(1000)])
+        (tensor,) = runtime.moved([torch.zeros(1000)])
         peak = DevicePeak(runtime)
-        more = held * 2
+        more = tensor * 2
         assert peak.bytes == 4096
         del more
-        held = held.repeat(100)
+        tensor = tensor.repeat(100)
     assert peak.bytes == 400384
     assert peak.reserved_bytes >= peak.bytes
 
 
 class Failing(SimulatedCuda):
-    """What is copied to it fails."""
+    """A device to which copies fail."""
 
     def moved(self, value: Any) -> Any:
         self.recorder.fail_next("an illegal memory access was encountered")

@@ -1,9 +1,9 @@
 """Memory as torch's caching allocator gives it out: blocks of segments, for a stream each, kept for later.
 
 Sizes are rounded to 512 bytes. Up to 1 MiB comes from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, more
-from segments of its own, rounded to 2 MiB. The smallest free block of the stream that is large enough is taken and
-split; free neighbours are joined. A block that other streams are recorded on can be given out again when the host
-knows that they are past what they had been given when it was freed: later than on a GPU, whose events are asked.
+from separate segments, rounded to 2 MiB. The smallest free block of the stream that is large enough is taken and split;
+free neighbours are joined. A block on which other streams are recorded can be reused when the host knows that they are
+past their work at the time of its release: later than on a GPU, whose events are queried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LARGE_BYTES, LARGE_SEGMENT_BYTES = 10 << 20, 20 << 20
 SEGMENT_ROUND_BYTES = 2 << 20
 
 IsPast = Callable[[int, int], bool]
-"""Whether the host knows that a stream has done its launch of this number."""
+"""A function that returns whether the host knows that a stream has done its launch of this number."""
 Place = Callable[[int], int]
 """The number of a stream's last launch."""
 
@@ -36,7 +36,7 @@ class _Block:
 
 
 class Allocator:
-    """Gives out addresses. ``active``: bytes of what is in use; ``reserved``: of all segments; with their peaks."""
+    """An allocator of addresses. ``active``: bytes in use. ``reserved``: bytes of all segments. Both have peaks."""
 
     def __init__(self, is_past: IsPast, place: Place) -> None:
         self.active = self.reserved = self.peak_active = self.peak_reserved = 0
@@ -49,10 +49,10 @@ class Allocator:
         self._held_up: list[_Block] = []
 
     def allocate(self, size_bytes: int, stream: int) -> int:
-        """The address of new memory for a stream."""
+        """Return the address of new memory for a stream."""
         self._release_past()
         size = max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
-        block = self._found(size, stream) or self._segment(size, stream)
+        block = self._free_block(size, stream) or self._segment(size, stream)
         self._split(block, size)
         block.in_use = True
         self._used[block.address] = block
@@ -61,13 +61,13 @@ class Allocator:
         return block.address
 
     def record(self, address: int, stream: int) -> None:
-        """Another stream uses the memory, too."""
+        """Note that another stream uses the memory, too."""
         block = self._used[address]
         if stream != block.stream:
             block.recorded[stream] = -1
 
     def free(self, address: int) -> None:
-        """Nothing refers to the memory any more."""
+        """Free memory to which nothing refers any more."""
         block = self._used.pop(address)
         self.active -= block.size
         if block.recorded:
@@ -89,7 +89,7 @@ class Allocator:
             else:
                 self._held_up.append(block)
 
-    def _found(self, size: int, stream: int) -> _Block | None:
+    def _free_block(self, size: int, stream: int) -> _Block | None:
         small = size <= SMALL_BYTES
         free = self._free.get((stream, small), [])
         for i, (have, address) in enumerate(free):

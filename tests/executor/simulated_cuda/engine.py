@@ -1,13 +1,13 @@
-"""Decides whether the devices of all ranks can do what their logs ask for, and when each entry is done.
+"""A decision whether the devices of all ranks can execute their logs, with the time at which each entry is done.
 
-A host goes through its log and stops where it has to wait. A stream does one thing after the other. The k-th stream
-that a rank opens is served by hardware queue k modulo their number; a queue starts its entries in the order in which
-the host gave them, whatever their streams, so an entry that cannot start yet holds up those of other streams behind it
-(measured on an H100 with CUDA_DEVICE_MAX_CONNECTIONS of 1, 8 and 32: docs/extending.md). A host that launches a kernel
-for the first time waits until its device has nothing to do, as CUDA's lazy loading and libraries do that load theirs
-when they are first used (CUDA programming guide, Lazy loading; seen on an H100: benchmarks/RESULTS.md). A kernel of a
-communicator ends when those of all members run, and occupies its blocks until then; computation needs one block that
-is free. The n-th kernels of a communicator's members have to fit each other.
+A host goes through its log and stops where it has to wait. A stream executes one entry after the other. The k-th stream
+that a rank opens is served by hardware queue k modulo their number. A queue starts its entries in the order in which
+the host gave them, whatever their streams, so an entry that cannot start yet holds up entries of other streams behind
+it (measured on an H100 with CUDA_DEVICE_MAX_CONNECTIONS of 1, 8 and 32: docs/extending.md). A host that launches a
+kernel for the first time waits until its device is idle, as in CUDA's lazy loading and in libraries that load kernels
+at their first use (CUDA programming guide, Lazy loading; seen on an H100: docs/running.md). A kernel of a communicator
+ends when the kernels of all members run, and occupies its blocks until then; computation needs one free block. The n-th
+kernels of a communicator's members have to fit each other.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from simulated_cuda.hangs import stuck
 
 
 class Device(NamedTuple):
-    """``queues``: hardware queues. ``blocks``: those that run at once, one for each multiprocessor (an H100 has 132).
+    """A device. ``queues``: hardware queues. ``blocks``: blocks that run at once, one per multiprocessor (H100: 132).
 
-    Times are arbitrary, for an order of events: of a call of the host, an operation, a kernel of a communicator, in ns.
+    Times are arbitrary, to order events: of a host call, an operation, a kernel of a communicator, in ns.
     """
 
     queues: int = 32
@@ -98,12 +98,12 @@ class RankState:
         self.expected: set[int] = set()
 
     def is_past(self, event: int) -> bool:
-        """Whether an event is over; one that was never recorded is."""
+        """Return whether an event is over; an event that was never recorded is."""
         at = self.event_at.get(event)
         return at is None or self.done_ns[at] >= 0
 
     def give(self, index: int, stream: int) -> None:
-        """The host gives an entry to a stream."""
+        """Give an entry to a stream."""
         if stream in self.last:
             self.before[index] = self.last[stream]
         self.last[stream] = index
@@ -111,7 +111,7 @@ class RankState:
         self.queues[self.queue_of[stream]].append(index)
 
     def unfinished(self) -> Iterator[int]:
-        """What the device has been given and has not done."""
+        """Yield the entries that the device was given and has not done."""
         yield from sorted({*self.running, *(index for queue in self.queues for index in queue)})
 
 
@@ -127,7 +127,7 @@ class Run:
         self.kernels: dict[tuple[str, int], _Kernel] = {}
         self.members: dict[str, tuple[int, ...]] = {}
         self.blocks: dict[str, int] = {}
-        self.made: list[list[Makes]] = [[] for _ in logs]
+        self.created: list[list[Makes]] = [[] for _ in logs]
         self.met: dict[tuple[str, int], dict[int, Meets]] = {}
         self.faults: list[str] = []
 
@@ -163,7 +163,7 @@ class Run:
             case Drains() | Loads():
                 over = not any(True for _ in rank.unfinished())
             case Makes():
-                over = self._made(rank, entry)
+                over = self._is_created(rank, entry)
             case Gathers(group, number):
                 over = len(self.met[group, number]) == len(self.met[group, number][rank.number].members)
             case _:
@@ -175,7 +175,7 @@ class Run:
         return over
 
     def _call(self, rank: RankState, entry: Entry) -> None:
-        """What the host does not wait for."""
+        """Execute an entry for which the host does not wait."""
         match entry:
             case Opens(stream):
                 rank.queue_of[stream] = len(rank.queue_of) % self.device.queues
@@ -197,23 +197,23 @@ class Run:
                 raise AssertionError(entry)
         rank.done_ns[rank.at] = rank.host_ns
 
-    def _made(self, rank: RankState, entry: Makes) -> bool:
-        """Whether all members have come to make a communicator; all ranks have to make theirs in one order."""
-        own = self.made[rank.number]
-        if not own or own[-1] is not entry:
-            place = len(own)
-            own.append(entry)
-            for other, made in enumerate(self.made):
-                if place < len(made) and made[place] != entry:
+    def _is_created(self, rank: RankState, entry: Makes) -> bool:
+        """Return whether all members create a communicator; all ranks must create communicators in one order."""
+        sequence = self.created[rank.number]
+        if not sequence or sequence[-1] is not entry:
+            place = len(sequence)
+            sequence.append(entry)
+            for other, theirs in enumerate(self.created):
+                if place < len(theirs) and theirs[place] != entry:
                     self.faults.append(
                         f"communicators are made in different orders: as number {place} rank {rank.number} is "
-                        f"{words(entry)}, rank {other} {words(made[place])}"
+                        f"{words(entry)}, rank {other} {words(theirs[place])}"
                     )
             self.members[entry.communicator] = entry.members
             self.blocks[entry.communicator] = entry.blocks
             self.woken.extend(entry.members)
-        place = len(own) - 1
-        return rank.number not in entry.members or all(len(self.made[other]) > place for other in entry.members)
+        place = len(sequence) - 1
+        return rank.number not in entry.members or all(len(self.created[other]) > place for other in entry.members)
 
     # The device
 
@@ -248,14 +248,16 @@ class Run:
         return True
 
     def holds(self, rank: RankState, index: int) -> str | None:
-        """Why an entry at the head of its queue cannot start; None where it can."""
+        """Return why an entry at the head of its queue cannot start; None where it can."""
         entry = rank.log[index]
         before = rank.before.get(index)
         if before is not None and rank.done_ns[before] < 0:
             return f"{words(rank.log[before])} before it in its stream is not done"
         if isinstance(entry, Waits) and not rank.is_past(entry.event):
-            made = rank.log[rank.event_at[entry.event]]
-            return f"the event, of stream {made.stream if isinstance(made, Records) else '?'}, is not over"
+            recorded_by = rank.log[rank.event_at[entry.event]]
+            return (
+                f"the event, of stream {recorded_by.stream if isinstance(recorded_by, Records) else '?'}, is not over"
+            )
         needed = 0
         if isinstance(entry, Works):
             needed = int(entry.what == "compute")
@@ -266,7 +268,7 @@ class Run:
         return None
 
     def _join(self, number: int, index: int, entry: Joins) -> None:
-        """A kernel runs; once those of all members do, they end together."""
+        """Run a kernel; when the kernels of all members run, they end together."""
         key = entry.communicator, entry.number
         kernel = self.kernels.setdefault(key, _Kernel())
         for other, (_, there) in kernel.entries.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["send", "receive", "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"]
-"""What a communicator does."""
+"""The operations of a communicator."""
 
 
 class Works(NamedTuple):
@@ -99,7 +99,7 @@ Log = Sequence[Entry]
 
 
 def words(entry: Entry) -> str:
-    """An entry for people."""
+    """Describe an entry for people."""
     match entry:
         case Works(stream, what, operations):
             return f"{operations} operations of {what} in stream {stream}"

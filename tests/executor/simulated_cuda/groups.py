@@ -1,10 +1,10 @@
 """Simulated communicators as process groups of torch, and collectives of hosts that are written into the log.
 
-A communicator has a stream of its own, as in torch's group over NCCL: what it is given comes after what the current
-stream holds, and waiting for it makes the current stream wait; a collective that is not asynchronous runs in the
-current stream itself. Numbers travel through gloo; without peers, each is taken to give what this rank gives. The group
-keeps the tensors of an asynchronous collective until it is waited for, as torch's group over NCCL does, but none of a
-message: whoever sends one has to, until it has been sent.
+A communicator has a separate stream, as in torch's group over NCCL. Its work comes after the present work of the
+current stream, and waiting for it makes the current stream wait. A collective that is not asynchronous runs in the
+current stream itself. Numbers travel through gloo; without peers, each peer is assumed to send the numbers of this
+rank. The group keeps the tensors of an asynchronous collective until it is waited for, as torch's group over NCCL does,
+but no tensor of a message: the sender has to keep it until it has been sent.
 
 Collectives within layers that ranks share come through ``torch.ops._c10d_functional``, which calls the same groups.
 """
@@ -50,12 +50,12 @@ class SimulatedWork(_Work):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
-        """As far as the host can know."""
+        """Return whether the host can know that it is over."""
         return self._recorder.ordering.is_over(self._event)
 
 
 class SimulatedGroup(_Group):  # type: ignore[misc]
-    """A communicator of this rank; ``carrier``: the group over gloo that its numbers travel through; None: none do."""
+    """A communicator of this rank; ``carrier``: the gloo group through which its numbers travel, or None."""
 
     def __init__(self, recorder: Recorder, name: str, rank: int, size: int, carrier: Any) -> None:
         super().__init__(rank, size)
@@ -76,11 +76,11 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
         return BACKEND
 
     def _set_group_name(self, name: str) -> None:
-        """By it torch finds the group for collectives within layers."""
+        """Set the name by which torch finds the group for collectives within layers."""
         self._name = name
 
     def _set_group_desc(self, name: str) -> None:
-        """It has one."""
+        """Ignore the description: it has one."""
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> SimulatedWork:
         return self._give("send", tensors, [], lambda group: group.send([_copied(tensors[0])], peer, tag))
@@ -97,32 +97,32 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
     def reduce(self, tensors: list[Tensor], opts: Any) -> SimulatedWork:
         return self._give("reduce", tensors, tensors, lambda group: group.reduce(tensors, opts), opts)
 
-    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> SimulatedWork:
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any) -> SimulatedWork:
         return self._give(
-            "reduce_scatter", [given], [output], lambda group: group._reduce_scatter_base(output, given, opts), opts
+            "reduce_scatter", [source], [output], lambda group: group._reduce_scatter_base(output, source, opts), opts
         )
 
-    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> SimulatedWork:
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any) -> SimulatedWork:
         return self._give(
-            "all_gather", [given], [output], lambda group: group._allgather_base(output, given, opts), opts
+            "all_gather", [source], [output], lambda group: group._allgather_base(output, source, opts), opts
         )
 
     def all_to_all_single(
-        self, output: Tensor, given: Tensor, taken_rows: list[int], given_rows: list[int], opts: Any
+        self, output: Tensor, source: Tensor, taken_rows: list[int], given_rows: list[int], opts: Any
     ) -> SimulatedWork:
         return self._give(
             "all_to_all",
-            [given],
+            [source],
             [output],
-            lambda group: group.alltoall_base(output, given, taken_rows, given_rows, opts),
+            lambda group: group.alltoall_base(output, source, taken_rows, given_rows, opts),
             opts,
         )
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], given: list[Tensor], opts: Any) -> SimulatedWork:
-        return self.all_gather_single(*outputs, *given, opts)
+    def all_gather_single_coalesced(self, outputs: list[Tensor], sources: list[Tensor], opts: Any) -> SimulatedWork:
+        return self.all_gather_single(*outputs, *sources, opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], given: list[Tensor], opts: Any) -> SimulatedWork:
-        return self.reduce_scatter_single(*outputs, *given, opts)
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], sources: list[Tensor], opts: Any) -> SimulatedWork:
+        return self.reduce_scatter_single(*outputs, *sources, opts)
 
     # What torch called these before 2.13
     _reduce_scatter_base = reduce_scatter_single
@@ -153,9 +153,9 @@ class SimulatedGroup(_Group):  # type: ignore[misc]
         return SimulatedWork(recorder, recorder.record(stream), carried, kept)
 
 
-def _imagine(output: Tensor, given: Tensor) -> None:
-    """Fill an output as if each peer gave what this rank gives, over and over."""
-    flat, numbers = output.view(-1), given.reshape(-1)
+def _imagine(output: Tensor, source: Tensor) -> None:
+    """Fill an output as if each peer sent the numbers of this rank, over and over."""
+    flat, numbers = output.view(-1), source.reshape(-1)
     for at in range(0, len(flat), max(1, len(numbers))):
         part = flat[at : at + len(numbers)]
         part.copy_(numbers[: len(part)])
@@ -166,7 +166,7 @@ _making: list[tuple[Recorder, str, bool]] = []
 
 @contextmanager
 def making(recorder: Recorder, name: str, *, connected: bool) -> Iterator[None]:
-    """Groups of ``BACKEND`` that torch makes inside it are of this recorder."""
+    """Give groups of ``BACKEND`` that torch creates within this context to this recorder."""
     _making.append((recorder, name, connected))
     try:
         yield
@@ -184,7 +184,7 @@ dist.Backend.register_backend(BACKEND, _make, devices=["cpu"])
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Numbers that stay as they are, though whoever sends them may let them go too early."""
+    """Copy numbers, in case their sender frees them too early."""
     return tensor.detach().clone()
 
 
@@ -193,10 +193,10 @@ def tags_noted(recorder: Recorder) -> Iterator[None]:
     """Let kernels say which message they are of: the tag that the transport is called with, and does not send."""
 
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(transport: Any, tensor: Tensor, peer: int, tag: int, *given: Any) -> Any:
+        def call(transport: Any, tensor: Tensor, peer: int, tag: int, *arguments: Any) -> Any:
             recorder.meant = tag
             try:
-                return function(transport, tensor, peer, tag, *given)
+                return function(transport, tensor, peer, tag, *arguments)
             finally:
                 recorder.meant = 0
 
@@ -224,16 +224,16 @@ class _HostWork:
 
 
 class HostCollectives:
-    """Writes collectives of hosts, over gloo, into a log while ``watching``; groups are told by the order of making.
+    """A recorder of collectives of hosts, over gloo, in a log while ``watching``; it numbers groups as created.
 
-    ``imagined``: what every sum is where there are no peers.
+    ``imagined``: the value of every sum where there are no peers.
     """
 
     def __init__(self, recorder: Recorder, imagined: float | None = None) -> None:
         self._recorder = recorder
         self._imagined = imagined
         self._names: dict[int, tuple[str, tuple[int, ...]]] = {}
-        self._made = 0
+        self._num_groups = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -246,33 +246,37 @@ class HostCollectives:
             yield
 
     def _around(self, function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def call(*given: Any, group: Any = None, async_op: bool = False, **more: Any) -> Any:
+        def call(*arguments: Any, group: Any = None, async_op: bool = False, **more: Any) -> Any:
             if isinstance(group, SimulatedGroup):
-                return function(*given, group=group, async_op=async_op, **more)
-            tensors, imagined = [one for one in given if isinstance(one, Tensor)], self._imagined
+                return function(*arguments, group=group, async_op=async_op, **more)
+            tensors, imagined = [one for one in arguments if isinstance(one, Tensor)], self._imagined
             name, members = self._names.get(id(group), ("all", tuple(range(dist.get_world_size()))))
             number = self._recorder.meets(name, members, kind, tensors)
             work = None
             if imagined is None:
-                work = function(*given, group=group, async_op=True, **more)
-            elif kind == "all_reduce" and not more and len(given) == 1:
+                work = function(*arguments, group=group, async_op=True, **more)
+            elif kind == "all_reduce" and not more and len(arguments) == 1:
                 without_watching(lambda: tensors[0].fill_(imagined))
-            found = _HostWork(self._recorder, name, number, work)
+            host_work = _HostWork(self._recorder, name, number, work)
             if async_op:
-                return found
-            found.wait()
+                return host_work
+            host_work.wait()
             return None
 
         return call
 
     def _new_group(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(ranks: Sequence[int] | None = None, *given: Any, backend: str | None = None, **more: Any) -> Any:
+        def call(ranks: Sequence[int] | None = None, *arguments: Any, backend: str | None = None, **more: Any) -> Any:
             if backend != "gloo":
-                return function(ranks, *given, backend=backend, **more) if backend else function(ranks, *given, **more)
-            made = function(ranks, *given, backend="gloo" if self._imagined is None else "fake", **more)
+                return (
+                    function(ranks, *arguments, backend=backend, **more)
+                    if backend
+                    else function(ranks, *arguments, **more)
+                )
+            new_group = function(ranks, *arguments, backend="gloo" if self._imagined is None else "fake", **more)
             members = tuple(range(dist.get_world_size()) if ranks is None else ranks)
-            self._names[id(made)] = f"hosts {self._made}", members
-            self._made += 1
-            return made
+            self._names[id(new_group)] = f"hosts {self._num_groups}", members
+            self._num_groups += 1
+            return new_group
 
         return call

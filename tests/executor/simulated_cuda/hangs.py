@@ -1,4 +1,4 @@
-"""Says why ranks hang, for the engine."""
+"""Explanations why ranks hang, for the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def stuck(run: Run) -> Iterator[str]:
-    """A sentence for each rank that is not through: what its host waits for, what runs, and what cannot start."""
+    """Yield a sentence for each rank that hangs: what its host waits for, what runs, and what cannot start."""
     for rank in run.ranks:
         at_end = rank.at == len(rank.log)
         left = list(rank.unfinished())
@@ -36,7 +36,7 @@ def _host_words(run: Run, rank: RankState) -> str:
         missing = [other for other in met[rank.number].members if other not in met]
         text += f", which ranks {missing} have not entered"
     if isinstance(entry, Makes):
-        missing = [other for other in entry.members if len(run.made[other]) < len(run.made[rank.number])]
+        missing = [other for other in entry.members if len(run.created[other]) < len(run.created[rank.number])]
         text += f", which ranks {missing} have not come to"
     return text
 
@@ -48,9 +48,9 @@ def _missing(run: Run, entry: Entry) -> str:
     missing = []
     for other in run.members[entry.communicator]:
         if other not in there:
-            given = any(
+            is_launched = any(
                 isinstance(one, Joins) and (one.communicator, one.number) == (entry.communicator, entry.number)
                 for one in run.ranks[other].log[: run.ranks[other].at]
             )
-            missing.append(f"{other} (which {'has not started' if given else 'has not launched'} its own)")
+            missing.append(f"{other} (which {'has not started' if is_launched else 'has not launched'} its own)")
     return f"waiting for rank {', '.join(missing)}"

@@ -1,7 +1,7 @@
 """The product's ranks on simulated GPUs: with peers in other processes, or alone, with peers that are only imagined.
 
-What a rank asks of its device does not depend on what its peers send, so a rank without peers logs the same as one with
-them: all ranks of a run can be logged one after the other in one process, and also those of programs that would hang.
+A rank's requests to its device do not depend on its peers' messages, so a rank without peers logs the same as a rank
+with peers: all ranks of a run can be logged one after the other in one process, also with programs that would hang.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MakeRuntime = Callable[[int], SimulatedCuda]
 
 
 class Logged(NamedTuple):
-    """What a rank asked for. ``races``: accesses that nothing orders; ``timed``: events of its timers; peaks."""
+    """A rank's log. ``races``: accesses without an order. ``timed``: events of its timers. Both peaks are in bytes."""
 
     log: Log
     races: Sequence[str]
@@ -81,14 +81,14 @@ class SimulatedRank(Rank):
             super().run()
 
     def imagined(self) -> float | None:
-        """What sums over hosts are where there are no peers."""
+        """Return the value of sums over hosts where there are no peers."""
         return None
 
-    def _report(self, *given: Any) -> None:
+    def _report(self, *arguments: Any) -> None:
         self.logged = self._so_far()
         if self._log is not None:
             Path(f"{self._log}-{self.assignment.rank}").write_bytes(pickle.dumps(self.logged))
-        super()._report(*given)
+        super()._report(*arguments)
 
     def _so_far(self) -> Logged:
         recorder = self.runtime.recorder
@@ -98,7 +98,7 @@ class SimulatedRank(Rank):
 
 
 def logged_at(path: Path, world_size: int) -> list[Logged]:
-    """What ranks with peers wrote to ``log``."""
+    """Read the logs that ranks with peers wrote to ``log``."""
     return [pickle.loads(Path(f"{path}-{rank}").read_bytes()) for rank in range(world_size)]
 
 
@@ -110,28 +110,28 @@ class _LoneRank(SimulatedRank):
         return None
 
     def imagined(self) -> float:
-        """So many terms that those expected are those found, and no gradient has to be corrected."""
+        """Return the number of terms with which expected and found terms agree, so that no gradient is corrected."""
         return float(self.assignment.job.batch_size)  # type: ignore[attr-defined]
 
     def _refuse_disagreement(self, job: Any) -> None:
-        """There are no others."""
+        """Skip the comparison: there are no other ranks."""
 
 
 def log_alone(
     programs: Sequence[Program], job: Job, *, steps: int = 1, make_runtime: MakeRuntime | None = None, **more: Any
 ) -> list[Logged]:
-    """What each rank of a run over NCCL asks for, rank after rank. ``more``: of the assignment."""
-    order, found = [digests(messages(program)) for program in programs], []
+    """Log each rank of a run over NCCL, rank after rank. ``more``: further fields of the assignment."""
+    order, logs = [digests(messages(program)) for program in programs], []
     for program in programs:
         runtime = (make_runtime or _alone)(program.rank)
         assignment = assigned(rank=program.rank, programs=({},), job=job, steps=steps, **more)
-        said: list[Mapping[str, Any]] = []
-        rank = _LoneRank(assignment, said.append, _give_up, runtime)
+        events: list[Mapping[str, Any]] = []
+        rank = _LoneRank(assignment, events.append, _give_up, runtime)
         with _without_peers(program, order):
             rank.run()
-        assert said[-1]["kind"] == "done"
-        found.append(rank.logged)
-    return found
+        assert events[-1]["kind"] == "done"
+        logs.append(rank.logged)
+    return logs
 
 
 def _give_up(error: Exception) -> None:
@@ -144,7 +144,7 @@ def _alone(rank: int) -> SimulatedCuda:
 
 @contextmanager
 def _without_peers(program: Program, order: Sequence[Any]) -> Iterator[None]:
-    """What a rank agrees on with its peers is known, and this process stays as it was."""
+    """Replace a rank's agreements with its peers, and restore this process afterwards."""
     nothing = SimpleNamespace(collect=lambda: None, freeze=lambda: None)
     answers = {
         "agree_on_transport": lambda *_: "nccl",

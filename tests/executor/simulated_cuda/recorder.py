@@ -1,4 +1,4 @@
-"""What a simulated device is asked for, as it is asked: the log, the order that is known, the memory, errors."""
+"""A record of the calls of a simulated device, made with them: the log, the known order, the memory, errors."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from simulated_cuda.ordering import HOST, Ordering
 T = TypeVar("T")
 
 
-class _Held(NamedTuple):
-    """A storage that the device, or the host for its sake, holds: where its numbers would lie; None: it has none."""
+class _Storage(NamedTuple):
+    """A storage of the device, or of the host for it: the address where its numbers would lie; None if it is empty."""
 
     address: int | None
     on_host: bool
 
 
 class Recorder:
-    """Of one rank. ``log``: everything so far; ``current``: the stream that computation goes to.
+    """The record of one rank. ``log``: everything so far; ``current``: the stream of computation.
 
     ``meant``: the tag of the message that is sent or received next.
 
-    All tensors lie in the CPU's memory. Those that came to the device, and what was computed with them, are *of the
-    device*; others are the host's, and what is done with them is not the device's work.
+    All tensors lie in the CPU's memory. Tensors that were copied to the device, and results computed with them, are *of
+    the device*. Others belong to the host, and operations on them are not the device's work.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         self.current = 0
         self.meant = 0
         self._streams = 0
-        self._held: dict[int, _Held] = {}
+        self._storages: dict[int, _Storage] = {}
         self._host_end = -(1 << 40)
         self._joined: dict[str, int] = {}
         self._met: dict[str, int] = {}
@@ -65,38 +65,38 @@ class Recorder:
     # Streams
 
     def open(self, name: str) -> int:
-        """A new stream; its number."""
+        """Open a new stream; return its number."""
         stream, self._streams = self._streams, self._streams + 1
         self.ordering.open(stream, name)
         self.log.append(Opens(stream, name))
         return stream
 
     def record(self, stream: int) -> int:
-        """An event after what the stream has been given; its number."""
+        """Record an event after a stream's present work; return its number."""
         event = self.ordering.record(stream)
         self.log.append(Records(stream, event))
         return event
 
     def wait(self, stream: int, event: int) -> None:
-        """A stream goes on after an event."""
+        """Let a stream continue after an event."""
         self.ordering.wait(stream, event)
         self.log.append(Waits(stream, event))
 
     def host_waits(self, event: int) -> None:
-        """The host goes on after an event. Raises what has failed on the device."""
+        """Let the host continue after an event. Raises an error of the device."""
         self.ordering.host_waits(event)
         self.log.append(Awaits(event))
         self._tell()
 
     def host_drains(self) -> None:
-        """The host goes on when the device has nothing to do. Raises what has failed on it."""
+        """Let the host continue when the device is idle. Raises an error of the device."""
         self.ordering.host_drains()
         self.log.append(Drains())
         self._tell()
 
     @contextmanager
     def inside(self, stream: int) -> Iterator[None]:
-        """Computation goes to ``stream``."""
+        """Send computation within this context to ``stream``."""
         before, self.current = self.current, stream
         try:
             yield
@@ -106,13 +106,13 @@ class Recorder:
     # Work
 
     def loads(self, kernel: str) -> None:
-        """The host is about to launch a kernel, which is loaded when it is the first of its kind."""
+        """Note a kernel that the host is about to launch; the first of its kind is loaded."""
         if kernel not in self._loaded:
             self._loaded.add(kernel)
             self.log.append(Loads(kernel))
 
     def works(self, *, reads: Iterable[Tensor], writes: Iterable[Tensor], copies_bytes: int | None = None) -> None:
-        """The current stream computes, or copies so many bytes. Computations without anything between are one."""
+        """Note a computation of the current stream, or a copy of so many bytes. Consecutive computations are one."""
         stream, last = self.current, self.log[-1] if self.log else None
         self._launched()
         if copies_bytes is not None:
@@ -137,7 +137,7 @@ class Recorder:
         reads: Iterable[Tensor],
         writes: Iterable[Tensor],
     ) -> None:
-        """A kernel of a communicator in a stream."""
+        """Note a kernel of a communicator in a stream."""
         number = self._joined[communicator] = self._joined.get(communicator, -1) + 1
         self._launched()
         self.ordering.launch(stream)
@@ -145,86 +145,86 @@ class Recorder:
         self._touched(stream, reads, writes, f"{kind} {number}")
 
     def makes(self, communicator: str, members: tuple[int, ...], blocks: int) -> None:
-        """The rank comes to where a communicator is made, whether it is a member or not."""
+        """Note that the rank reaches the creation of a communicator, as a member or not."""
         self.log.append(Makes(communicator, members, blocks))
 
     # Hosts
 
     def meets(self, group: str, members: tuple[int, ...], kind: str, tensors: Iterable[Tensor]) -> int:
-        """The host enters a collective of hosts; its number."""
+        """Note that the host enters a collective of hosts; return its number."""
         number = self._met[group] = self._met.get(group, -1) + 1
         self.host_touches(reads=(), writes=tensors)
         self.log.append(Meets(group, members, number, kind))
         return number
 
     def gathers(self, group: str, number: int) -> None:
-        """The host waits for a collective of hosts."""
+        """Note that the host waits for a collective of hosts."""
         self.log.append(Gathers(group, number))
 
     def host_touches(self, *, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> None:
-        """The host itself reads and writes; only memory that copies of the device reach matters."""
-        found = [(one, False) for one in reads] + [(one, True) for one in writes]
-        for tensor, is_written in found:
-            held = self._held.get(_key(tensor))
-            if held is not None and held.on_host and held.address is not None:
-                self.ordering.touch(HOST, *_span(held.address, tensor), writes=is_written, what="the host")
+        """Note reads and writes of the host; only memory that copies of the device reach matters."""
+        accesses = [(one, False) for one in reads] + [(one, True) for one in writes]
+        for tensor, is_written in accesses:
+            entry = self._storages.get(_key(tensor))
+            if entry is not None and entry.on_host and entry.address is not None:
+                self.ordering.touch(HOST, *_span(entry.address, tensor), writes=is_written, what="the host")
 
     # Memory
 
     def is_of_device(self, tensor: Tensor) -> bool:
-        """Whether the tensor's numbers would lie on the device."""
-        held = self._held.get(_key(tensor))
-        return held is not None and not held.on_host
+        """Return whether the tensor's numbers would lie on the device."""
+        entry = self._storages.get(_key(tensor))
+        return entry is not None and not entry.on_host
 
     def is_of_host(self, tensor: Tensor) -> bool:
-        """Whether the tensor is memory of the host that copies of the device reach."""
-        held = self._held.get(_key(tensor))
-        return held is not None and held.on_host
+        """Return whether the tensor is memory of the host that copies of the device reach."""
+        entry = self._storages.get(_key(tensor))
+        return entry is not None and entry.on_host
 
     def take(self, tensor: Tensor) -> int | None:
-        """Where a tensor's storage lies on the device, from now on if it was not there before; None: it is empty."""
+        """Return the address of a tensor's storage on the device, allocated if it is new; None if it is empty."""
         key = _key(tensor)
-        held = self._held.get(key)
-        if held is None:
+        entry = self._storages.get(key)
+        if entry is None:
             storage = tensor.untyped_storage()
-            held = self._held[key] = _Held(self.allocator.allocate(storage.nbytes(), self.current), False)
+            entry = self._storages[key] = _Storage(self.allocator.allocate(storage.nbytes(), self.current), False)
             weakref.finalize(storage, self._gone, key).atexit = False
-        return held.address
+        return entry.address
 
     def take_on_host(self, tensor: Tensor) -> None:
-        """The tensor is memory of the host that copies of the device reach; its place is never given out again."""
+        """Make a tensor memory of the host that copies of the device reach; its address is never reused."""
         storage = tensor.untyped_storage()
         self._host_end -= storage.nbytes() + 512
-        self._held[_key(tensor)] = _Held(self._host_end, True)
+        self._storages[_key(tensor)] = _Storage(self._host_end, True)
         weakref.finalize(storage, self._gone, _key(tensor)).atexit = False
 
     def keep(self, tensor: Tensor, stream: int) -> None:
-        """The stream uses the tensor, up to what it is given before the tensor is gone."""
+        """Note that the stream uses the tensor, up to the stream's work at the tensor's end."""
         address = self.take(tensor) if self.is_of_device(tensor) else None
         if address is not None:
             self.allocator.record(address, stream)
 
     def resized(self, storage: UntypedStorage) -> None:
-        """A storage has another size: what it had is given back, at once, and it lies elsewhere."""
+        """Note another size of a storage: its memory is freed at once, and it moves to another address."""
         key: int = storage._cdata
-        held = self._held.get(key)
-        if held is None or held.on_host:
+        entry = self._storages.get(key)
+        if entry is None or entry.on_host:
             return
-        if held.address is not None:
-            self.allocator.free(held.address)
+        if entry.address is not None:
+            self.allocator.free(entry.address)
         size = storage.nbytes()
-        self._held[key] = _Held(self.allocator.allocate(size, self.current) if size else None, False)
+        self._storages[key] = _Storage(self.allocator.allocate(size, self.current) if size else None, False)
 
     def _gone(self, key: int) -> None:
-        held = self._held.pop(key)
-        if not held.on_host and held.address is not None:
-            self.allocator.free(held.address)
+        entry = self._storages.pop(key)
+        if not entry.on_host and entry.address is not None:
+            self.allocator.free(entry.address)
 
     def _touched(self, stream: int, reads: Iterable[Tensor], writes: Iterable[Tensor], what: str) -> None:
         for tensors, is_written in ((reads, False), (writes, True)):
             for tensor in tensors:
-                held = self._held.get(_key(tensor))
-                address = self.take(tensor) if held is None else held.address
+                entry = self._storages.get(_key(tensor))
+                address = self.take(tensor) if entry is None else entry.address
                 if address is not None:
                     self.ordering.touch(stream, *_span(address, tensor), writes=is_written, what=what)
                 elif tensor.numel():
@@ -233,7 +233,7 @@ class Recorder:
     # Errors
 
     def fail_next(self, error: str) -> None:
-        """What the device is given next fails."""
+        """Make the device's next work fail."""
         self._fails = error
 
     def _launched(self) -> None:
@@ -246,7 +246,7 @@ class Recorder:
 
 
 def without_watching(function: Callable[[], T]) -> T:
-    """What a function returns that does something with tensors which is not the device's work."""
+    """Call a function whose work on tensors is not the device's work; return its result."""
     with _disable_current_modes():
         return function()
 
@@ -257,7 +257,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def _span(address: int, tensor: Tensor) -> tuple[int, int]:
-    """The bytes of a tensor from its first element to its last."""
+    """Return the bytes of a tensor from its first element to its last."""
     size = tensor.element_size()
     low = address + int(tensor.storage_offset()) * size
     if not tensor.numel():

@@ -25,7 +25,7 @@ TOTAL_BYTES = 80 << 30
 
 
 class SimulatedEvent:
-    """A point in a simulated stream; ``is_over`` as far as the host can know without asking the device."""
+    """A point in a simulated stream; ``is_over`` is what the host can know without a query of the device."""
 
     def __init__(self, recorder: Recorder, stream: int) -> None:
         self._recorder = recorder
@@ -76,7 +76,7 @@ class SimulatedTimer:
 
 
 class SimulatedMemory:
-    """What the simulated allocator has."""
+    """The memory of the simulated allocator."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._allocator = recorder.allocator
@@ -157,17 +157,17 @@ class SimulatedCuda:
 
     def moved(self, value: Any) -> Any:
         with self.inside(self.copies):
-            found = on_tensors(self._started, value)
+            result = on_tensors(self._started, value)
         self.compute.wait(self.copies.record())
-        return found
+        return result
 
     def _started(self, tensor: Tensor) -> Tensor:
         if self.recorder.is_of_device(tensor):
             return tensor
-        found = without_watching(lambda: torch.empty_like(tensor))
-        self.copy(tensor, found)
-        self.keep(found, self.compute)
-        return found
+        on_device = without_watching(lambda: torch.empty_like(tensor))
+        self.copy(tensor, on_device)
+        self.keep(on_device, self.compute)
+        return on_device
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy in the current stream."""
@@ -183,17 +183,17 @@ class SimulatedCuda:
         blocks = self.message_blocks if for_messages else GROUP_BLOCKS
         self.recorder.makes(name, tuple(ranks), blocks)
         with making(self.recorder, name, connected=self.connected):
-            made: Any = dist.new_group(list(ranks), timeout, BACKEND)
-        return None if made is dist.GroupMember.NON_GROUP_MEMBER else made
+            group: Any = dist.new_group(list(ranks), timeout, BACKEND)
+        return None if group is dist.GroupMember.NON_GROUP_MEMBER else group
 
     def use_precision(self, precision: Precision) -> None:
-        """All are computed as a CPU does."""
+        """Do nothing: all precisions are computed as a CPU does."""
 
     def reproducible(self) -> None:
-        """One thread adds in one order."""
+        """Do nothing: one thread adds in one order."""
 
     def prepare(self, optimizer: Optimizer) -> None:
-        """Optimizers step as they do on a CPU."""
+        """Do nothing: optimizers step as they do on a CPU."""
 
     def flatten(self, module: torch.nn.Module) -> Callable[[Sequence[Tensor]], None] | None:
         return None

@@ -29,8 +29,10 @@ _WITHOUT_KERNEL = {"aten::empty", "aten::empty_like", "aten::empty_strided", "at
 
 
 class Watch(TorchDispatchMode):
-    """An operation with a tensor of the device is its work, and so is what it makes; a number without dimensions may
-    be the host's all the same. Tensors that ranks share are taken apart by torch first."""
+    """A mode that records operations with a tensor of the device, and their results, as the device's work.
+
+    A number without dimensions may belong to the host even then. torch first splits tensors that ranks share.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,21 +48,21 @@ class Watch(TorchDispatchMode):
         if is_view or func.namespace in _OF_GROUPS:
             return result
         recorder = self._recorder
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        arguments = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
         writes = [one for place in written for one in _at(func, place, args, kwargs or {})]
-        if not any(recorder.is_of_device(one) for one in given):
-            if any(recorder.is_of_host(one) for one in given):
-                recorder.host_touches(reads=given, writes=writes)
+        if not any(recorder.is_of_device(one) for one in arguments):
+            if any(recorder.is_of_host(one) for one in arguments):
+                recorder.host_touches(reads=arguments, writes=writes)
             return result
-        made = [one for one in tree_leaves(result) if isinstance(one, Tensor) and all(one is not w for w in writes)]
-        of_device = [one for one in given if one.dim() > 0 or recorder.is_of_device(one)]
+        results = [one for one in tree_leaves(result) if isinstance(one, Tensor) and all(one is not w for w in writes)]
+        of_device = [one for one in arguments if one.dim() > 0 or recorder.is_of_device(one)]
         name = func._schema.name
         if name.endswith("_like") or name.startswith("aten::new_"):  # of which only shape and kind are read
             of_device = []
         if name not in _WITHOUT_KERNEL:
-            recorder.loads(f"{func} of {', '.join(sorted({str(one.dtype) for one in [*of_device, *made]}))}")
+            recorder.loads(f"{func} of {', '.join(sorted({str(one.dtype) for one in [*of_device, *results]}))}")
         if name not in _READS_BACK:
-            recorder.works(reads=of_device, writes=[*writes, *made])
+            recorder.works(reads=of_device, writes=[*writes, *results])
         else:
             recorder.works(reads=of_device, writes=())
             recorder.host_waits(recorder.record(recorder.current))
@@ -69,7 +71,7 @@ class Watch(TorchDispatchMode):
 
 @contextmanager
 def without_operations(recorder: Recorder) -> Iterator[None]:
-    """Inside it the recorder is told of what no operation says."""
+    """Note within this context what no operation shows."""
     resize, tolist = UntypedStorage.resize_, Tensor.tolist
 
     def resized(storage: UntypedStorage, size: int) -> Any:
@@ -89,7 +91,7 @@ def without_operations(recorder: Recorder) -> Iterator[None]:
 
 @cache
 def _effects(func: Any) -> tuple[bool, tuple[int, ...]]:
-    """Whether an operation only looks at its argument otherwise, and the numbers of those that it writes to."""
+    """Return whether an operation only views its argument, and the numbers of the arguments that it writes."""
     schema = func._schema
     aliases = [argument.alias_info for argument in schema.arguments]
     written = tuple(i for i, alias in enumerate(aliases) if alias is not None and alias.is_write)

@@ -22,8 +22,9 @@ from penstock.executor.run.job import load_job
 
 MICRO_BATCHES = 2
 RESHARDED = {"parameters": True, "parameters_kept": False, "gradients": False}
-"""Whether whole parameters go after each pass. Gradients are summed in every backward, or those of
-``parameters_kept`` in the last one, as torch's pipelines do it."""
+"""True where whole parameters are freed after each pass.
+
+Gradients are summed in every backward; with ``parameters_kept`` in the last one, as in torch's pipelines."""
 
 
 class Ran(LocalMode):
@@ -59,16 +60,16 @@ def main(rank: int, world: int, store: str, reference: str, directory: str, rows
         collectives[sharding] = ran.seen
         for layer in layers:
             layer.reshard()
-    held = {}
+    local_shapes = {}
     for spec, layer in zip(chain.specs, layers, strict=True):
         for name, parameter in layer.named_parameters():
-            held[f"{spec.name}.{name}"] = list(parameter.to_local().shape)
-    sys.stdout.write(json.dumps({"collectives": collectives, "held": held}) + "\n")
+            local_shapes[f"{spec.name}.{name}"] = list(parameter.to_local().shape)
+    sys.stdout.write(json.dumps({"collectives": collectives, "local_shapes": local_shapes}) + "\n")
     dist.destroy_process_group()
 
 
 def _passes(chain: Chain, layers: list[Any], samples: range) -> None:
-    """A micro-batch, forward and backward."""
+    """Run a micro-batch, forward and backward."""
     env, targets = chain.job.batch(0, samples)
     for i, (spec, layer) in enumerate(zip(chain.specs, layers, strict=True)):
         env.update(zip(spec.writes, chain.call(i, layer, [env[name] for name in spec.reads]), strict=True))

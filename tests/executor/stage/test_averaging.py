@@ -1,4 +1,4 @@
-"""What a step of elastic averaging does to weights, and what it holds while it does."""
+"""The effect of a step of elastic averaging on weights, and its memory meanwhile."""
 
 from __future__ import annotations
 

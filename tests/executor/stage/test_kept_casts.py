@@ -29,13 +29,13 @@ TRAINING = Training("bf16")
 def interpreter_of(program: Program, transport: GlooTransport) -> Interpreter:
     chain = Chain(small_jobs.plain)
     shapes = chain.infer_shapes(range(4), TRAINING)
-    made = Interpreter(program, chain, shapes, seed=1, transport=transport, training=TRAINING)
-    made.agree()
-    return made
+    interpreter = Interpreter(program, chain, shapes, seed=1, transport=transport, training=TRAINING)
+    interpreter.agree()
+    return interpreter
 
 
 def copies(transport: GlooTransport) -> int:
-    """How many 16-bit storages of the size of a matrix three micro-batches in flight keep for their backwards."""
+    """Count the 16-bit storages of a matrix's size that three micro-batches in flight keep for their backwards."""
     (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 3, rows=ROWS)
     one, kept = interpreter_of(program, transport), []
 
@@ -65,25 +65,25 @@ def parameters() -> list[tuple[str, Any]]:
 def test_recomputed_layers_have_gradients(transport: GlooTransport, recompute: Any) -> None:
     """Their first forward, without gradients, leaves no copy that the second would use.
 
-    Some versions of torch keep what such a forward copies, so that what is asked of them is looked at as well.
+    Some versions of torch keep the copies of such a forward, so the test also reads the modes in which layers run.
     """
 
     def gradients(part: Part) -> dict[str, Tensor]:
         (program,) = programs_of(small_jobs.plain, [part], 3, rows=ROWS)
-        one, found = interpreter_of(program, transport), {}
-        one.actions.before_step = lambda stage: found.update({n: g.clone() for n, g in stage.named_gradients()})
+        one, values = interpreter_of(program, transport), {}
+        one.actions.before_step = lambda stage: values.update({n: g.clone() for n, g in stage.named_gradients()})
         one.step(0)
-        return found
+        return values
 
-    asked = set[tuple[bool, bool]]()
+    modes = set[tuple[bool, bool]]()
     (program,) = programs_of(small_jobs.plain, [Part(6, (0,), recompute=recompute)], 3, rows=ROWS)
     watched = interpreter_of(program, transport)
     for layer in watched.stages[0].module.modules.values():
         layer.register_forward_pre_hook(
-            lambda *_: asked.add((torch.is_grad_enabled(), torch.is_autocast_cache_enabled()))
+            lambda *_: modes.add((torch.is_grad_enabled(), torch.is_autocast_cache_enabled()))
         )
     watched.step(0)
-    assert asked == {(False, False), (True, True)}, "copies are kept with gradients alone"
+    assert modes == {(False, False), (True, True)}, "copies are kept with gradients alone"
     plain, again = gradients(Part(6, (0,))), gradients(Part(6, (0,), recompute=recompute))
     assert all(gradient.any() for gradient in again.values())
     torch.testing.assert_close(again, plain, rtol=0, atol=1e-5)
@@ -95,9 +95,9 @@ def test_updates_end_the_copies(transport: GlooTransport, monkeypatch: pytest.Mo
     ((program,),) = periodic_programs_of(small_jobs.plain, [Part(6, (0,))], 3, rule, [5])
 
     def losses() -> list[float]:
-        found: list[float] = []
-        interpreter_of(program, transport).run(0, lambda step, result, ns: found.append(result.loss))
-        return found
+        values: list[float] = []
+        interpreter_of(program, transport).run(0, lambda step, result, ns: values.append(result.loss))
+        return values
 
     kept = losses()
     monkeypatch.setattr(module, "kept_casts", partial(nullcontext))

@@ -92,15 +92,15 @@ def test_a_stage_in_lower_precision_is_autocast(recompute: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"precision": "fp8"}, "precision 'fp8' is unknown; give one of fp32, tf32, bf16, fp16"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         ({"clip_norm": float("nan")}, "clip_norm is nan"),
     ],
 )
-def test_training_that_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidDocument, match=said):
+def test_training_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidDocument, match=message):
         Training(**options)
 
 
@@ -110,7 +110,7 @@ def test_training_that_makes_no_sense_is_refused(options: dict[str, Any], said: 
 def test_the_loss_scale_moves_as_torchs() -> None:
     """Torch's own scaler over the same overflows."""
     other = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=3)
-    own = LossScale(interval=3)
+    scale = LossScale(interval=3)
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     for overflow in (False, False, True, False, False, False, False, True, True, False, False, False, False):
@@ -118,21 +118,21 @@ def test_the_loss_scale_moves_as_torchs() -> None:
         parameter.grad = torch.tensor([1.0, float("inf") if overflow else 1.0])
         other.step(optimizer)
         other.update()
-        own.update(overflow)
-        assert own.value == other.get_scale()
+        scale.update(overflow)
+        assert scale.value == other.get_scale()
     again = LossScale()
-    again.load_state_dict(own.state_dict())
-    assert (again.value, again.good_steps) == (own.value, own.good_steps)
+    again.load_state_dict(scale.state_dict())
+    assert (again.value, again.good_steps) == (scale.value, scale.good_steps)
 
 
 def parameters_with_gradients(largest: float) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(4)
-    found = []
+    parameters = []
     for shape in ((3, 4), (5,), (2, 2, 2)):
         parameter = nn.Parameter(torch.zeros(shape))
         parameter.grad = torch.randn(shape, generator=generator) * largest
-        found.append(parameter)
-    return [*found, nn.Parameter(torch.zeros(3))]
+        parameters.append(parameter)
+    return [*parameters, nn.Parameter(torch.zeros(3))]
 
 
 @pytest.mark.parametrize("largest", [1e-3, 1.0, 100.0])
@@ -211,7 +211,7 @@ def test_tied_parameters_are_one_and_start_as_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ties", "kind", "said"),
+    ("ties", "kind", "message"),
     [
         ("a.weight", InvalidDocument, "shared_parameters is 'a.weight'"),
         ([["a.weight"]], InvalidDocument, "at least two names"),
@@ -222,10 +222,10 @@ def test_tied_parameters_are_one_and_start_as_the_first() -> None:
         ([["a.weight", "z.bias"]], ModelMismatch, "as one parameter, but are"),
     ],
 )
-def test_ties_that_do_not_hold_are_refused(ties: Any, kind: type[Exception], said: str) -> None:
+def test_ties_that_do_not_hold_are_refused(ties: Any, kind: type[Exception], message: str) -> None:
     job = tied_job()
     job.shared_parameters = ties  # type: ignore[attr-defined]
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         Chain(job).build_layers(range(4))
 
 
@@ -273,8 +273,8 @@ def test_parts_of_parameters_are_shared_out_by_the_bytes_of_whole_ones() -> None
     parameters = [nn.Parameter(torch.zeros(size)) for size in (1, 2)]
     sizes = {id(parameters[0]): 80, id(parameters[1]): 8}
     assert shares_of(parameters, [0, 0], sizes) == [[parameters[0]], [parameters[1]]]
-    own = {id(parameter): parameter.nbytes for parameter in parameters}
-    assert shares_of(parameters, [0, 0], own) == [[parameters[1]], [parameters[0]]]
+    part_sizes = {id(parameter): parameter.nbytes for parameter in parameters}
+    assert shares_of(parameters, [0, 0], part_sizes) == [[parameters[1]], [parameters[0]]]
 
 
 # Blame
@@ -316,9 +316,9 @@ def test_the_layer_and_the_users_line_are_found(where: str) -> None:
 
     with pytest.raises((ValueError, KeyError)) as caught:
         train()
-    found = blame(caught.value, chain.names)
-    assert found.layer == ("deep" if where == "forward" else None)
+    culprit = blame(caught.value, chain.names)
+    assert culprit.layer == ("deep" if where == "forward" else None)
     line = {"forward": 'raise ValueError("too deep")', "backward": 'raise ValueError("too far back")', "loss": "y"}
-    assert found.line is not None
-    assert "test_numerics.py:" in found.line
-    assert line[where] in found.line
+    assert culprit.line is not None
+    assert "test_numerics.py:" in culprit.line
+    assert line[where] in culprit.line

@@ -1,4 +1,4 @@
-"""What ranks share out by rows against torch's own ``fully_shard``: collectives, their bytes, and each rank's rows."""
+"""Rows that ranks share out against torch's ``fully_shard``: collectives, their bytes, and each rank's rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.executor.run.chain import Chain
 from penstock.schemas.program import Sharding
 
 WORLD, ROWS = 3, 1
-"""Of three ranks none has equally many rows of the jobs' matrices."""
+"""Three ranks, of which no two have equally many rows of the jobs' matrices."""
 JOB, JOBS = "tensor_jobs:llama", Path(tensor_jobs.__file__).parent
 
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("nightly")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of the loop with ``fully_shard`` found."""
+    """Return the results of each rank of the loop with ``fully_shard``."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     lines = printed_by_ranks(Path(__file__).with_name("fsdp2_rank.py"), WORLD, store, JOB, str(JOBS), str(ROWS))
     return [json.loads(each[-1]) for each in lines]
@@ -58,5 +58,5 @@ def test_each_rank_has_the_rows_that_fsdp2_gives_it(ran: list[dict[str, Any]]) -
     for rank, one in enumerate(ran):
         for spec, layer in zip(chain.specs, layers, strict=True):
             for name, parameter in layer.parameters.items():
-                shape = one["held"][f"{spec.name}.{name}"]
+                shape = one["local_shapes"][f"{spec.name}.{name}"]
                 assert parameter.bytes_of(rank, WORLD) == torch.Size(shape).numel() * parameter.dtype.itemsize

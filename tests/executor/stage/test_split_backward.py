@@ -48,24 +48,24 @@ def recorded_run(split: SplitBackward, run: Run, inputs: Sequence[Tensor]) -> tu
 
 
 def halves_equal_the_whole(modules: Sequence[nn.Module], run: Run, inputs: Sequence[Tensor], times: int = 2) -> None:
-    """Bit by bit, also when it happens again; and I alone adds no parameter's gradient."""
+    """Check equality bit by bit, also when it happens again, and that I alone adds no parameter's gradient."""
     parameters = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}.values()
     split = SplitBackward(modules)
     for _ in range(times):
-        given = leaves(inputs)
+        starts = leaves(inputs)
         torch.manual_seed(1)
-        result = run(*given)
+        result = run(*starts)
         torch.autograd.backward(result, torch.ones_like(result))
-        expected = [p.grad for p in parameters] + [one.grad for one in given]
+        expected = [p.grad for p in parameters] + [one.grad for one in starts]
         for parameter in parameters:
             parameter.grad = None
-        given = leaves(inputs)
-        recorded, result = recorded_run(split, run, given)
-        found = recorded.backward_input([result], [torch.ones_like(result)], given)
+        starts = leaves(inputs)
+        recorded, result = recorded_run(split, run, starts)
+        computed = recorded.backward_input([result], [torch.ones_like(result)], starts)
         del result
         assert all(p.grad is None for p in parameters)
         recorded.backward_weight()
-        for one, other in zip(expected, [*(p.grad for p in parameters), *found], strict=True):
+        for one, other in zip(expected, [*(p.grad for p in parameters), *computed], strict=True):
             assert one is other is None or (one is not None and other is not None and torch.equal(one, other))
         for parameter in parameters:
             parameter.grad = None
@@ -184,10 +184,10 @@ def test_only_what_the_weights_need_is_kept_between_the_halves() -> None:
         result: Tensor = second(torch.tanh(Noted.apply(first(torch.tanh(Noted.apply(x, outside))), outside)))
         return result
 
-    given = leaves([drawn(3, 8)])
-    recorded, result = recorded_run(split, run, given)
+    starts = leaves([drawn(3, 8)])
+    recorded, result = recorded_run(split, run, starts)
     assert all(one() is not None for one in (*outside, *inputs_of_units))
-    recorded.backward_input([result], [torch.ones_like(result)], given)
+    recorded.backward_input([result], [torch.ones_like(result)], starts)
     del result
     assert [one() for one in outside] == [None, None]
     assert all(one() is not None for one in inputs_of_units)
@@ -204,12 +204,12 @@ def test_nothing_waits_for_the_garbage_collector(whole: bool) -> None:
     split = SplitBackward([module])
     gc.disable()
     try:
-        given = leaves([drawn(3, 8)])
-        recorded, result = recorded_run(split, lambda x: Noted.apply(module(Noted.apply(x, notes)), notes), given)
+        starts = leaves([drawn(3, 8)])
+        recorded, result = recorded_run(split, lambda x: Noted.apply(module(Noted.apply(x, notes)), notes), starts)
         if whole:
             result.sum().backward()
         else:
-            recorded.backward_input([result], [torch.ones_like(result)], given)
+            recorded.backward_input([result], [torch.ones_like(result)], starts)
         del result, recorded
         assert {one() for one in notes} == {None}
     finally:
@@ -222,9 +222,9 @@ def test_hooks_of_parameters_fire_once_and_in_the_weight_half() -> None:
     for name, parameter in module.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: fired.append(name))
     split = SplitBackward([module])
-    given = leaves([drawn(3, 6, 16)])
-    recorded, result = recorded_run(split, module, given)
-    recorded.backward_input([result], [torch.ones_like(result)], given)
+    starts = leaves([drawn(3, 6, 16)])
+    recorded, result = recorded_run(split, module, starts)
+    recorded.backward_input([result], [torch.ones_like(result)], starts)
     assert fired == []
     recorded.backward_weight()
     assert sorted(fired) == sorted(name for name, _ in module.named_parameters())
@@ -233,7 +233,7 @@ def test_hooks_of_parameters_fire_once_and_in_the_weight_half() -> None:
 
 def test_a_tensor_changed_in_place_is_noticed() -> None:
     linear = nn.Linear(8, 8)
-    given = leaves([drawn(3, 8)])
+    starts = leaves([drawn(3, 8)])
 
     def run(x: Tensor) -> Tensor:
         y = torch.tanh(linear(x))
@@ -241,9 +241,9 @@ def test_a_tensor_changed_in_place_is_noticed() -> None:
         y.detach().add_(1.0)
         return z
 
-    recorded, result = recorded_run(SplitBackward([linear]), run, given)
+    recorded, result = recorded_run(SplitBackward([linear]), run, starts)
     with pytest.raises(RuntimeError, match="changed in place"):
-        recorded.backward_input([result], [torch.ones_like(result)], given)
+        recorded.backward_input([result], [torch.ones_like(result)], starts)
 
 
 # The same through a stage: segments, tensors passed on, batches, recomputation.

@@ -29,9 +29,9 @@ BIGGEST = torch.finfo(torch.float32).max
 def ends() -> Iterator[tuple[GlooTransport, GlooTransport]]:
     """Two ranks' transports in this process."""
     first, second = two_groups()
-    made = GlooTransport(first), GlooTransport(second)
-    yield made
-    for transport in made:
+    transports = GlooTransport(first), GlooTransport(second)
+    yield transports
+    for transport in transports:
         transport.close()
 
 
@@ -126,7 +126,7 @@ def test_other_types_travel_as_they_are(ends: tuple[GlooTransport, ...], dtype: 
 
 
 def coded(programs: list[Program]) -> list[Program]:
-    """The programs with the codec on every channel."""
+    """Return the programs with the codec on every channel."""
     return [replace(p, channels=tuple(replace(c, codec="fp16s") for c in p.channels)) for p in programs]
 
 

@@ -1,4 +1,4 @@
-"""What of NCCL's transport needs no GPU: too many streams, and which sends are let go of when."""
+"""The parts of NCCL's transport that need no GPU: too many streams, and the time at which sends are freed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Group:
 
 @pytest.fixture
 def sending() -> tuple[NcclTransport, Group, Group, list[str]]:
-    """Rank 0 with edges to 1 and 2, their communicators, and what the compute stream was asked."""
-    asked: list[str] = []
-    runtime: Any = SimpleNamespace(compute=SimpleNamespace(synchronize=lambda: asked.append("computed")))
+    """Rank 0 with edges to 1 and 2, their communicators, and the calls of the compute stream."""
+    calls: list[str] = []
+    runtime: Any = SimpleNamespace(compute=SimpleNamespace(synchronize=lambda: calls.append("computed")))
     first, second = Group(), Group()
     ends = {(0, 1): _End(first, 1), (0, 2): _End(second, 1)}
-    return NcclTransport(runtime, ends, rank=0), first, second, asked
+    return NcclTransport(runtime, ends, rank=0), first, second, calls
 
 
 def under_way(transport: NcclTransport) -> dict[int, int]:
@@ -72,13 +72,13 @@ def test_sends_to_one_peer_end_in_their_order(sending: tuple[NcclTransport, Grou
 
 
 def test_drain_waits_for_all(sending: tuple[NcclTransport, Group, Group, list[str]]) -> None:
-    transport, first, second, asked = sending
+    transport, first, second, calls = sending
     for peer in (1, 2, 1):
         transport.send(torch.zeros(4), peer, tag=0, size_bytes=16)
     transport.drain()
     assert all(work.is_done for work in (*first.works, *second.works))
     assert under_way(transport) == {1: 0, 2: 0}
-    assert asked == ["computed"]
+    assert calls == ["computed"]
 
 
 @pytest.mark.parametrize(("edges", "groups", "too_many"), [(3, 2, False), (4, 2, True), (3, 3, True)])

@@ -35,7 +35,7 @@ def pair() -> tuple[object, object]:
     return two_groups()
 
 
-class Held(CpuRuntime):
+class Busy(CpuRuntime):
     """A device that is busy until it is let go; whatever it holds is on host and device apart."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ def test_staged_runs_train_what_one_process_trains(pool: RankPool, job: str, par
 
 
 def test_a_staged_send_does_not_hold_its_issuer(pair: tuple[object, object]) -> None:
-    copies = Held()
+    copies = Busy()
     sender, receiver = StagedTransport(copies, pair[0]), StagedTransport(CpuRuntime(), pair[1])
     sent, got = torch.arange(6.0), torch.zeros(2, 6)
     arrivals = [receiver.receive(got[tag], 0, tag) for tag in range(2)]
@@ -170,7 +170,7 @@ def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
-    ("wanted", "gpus", "said"),
+    ("wanted", "gpus", "message"),
     [
         pytest.param("nccl", (ONE, OTHER, ONE), "ranks 0 and 2 share the GPU GPU-1", id="shared"),
         pytest.param("nccl", (ONE, CPU), r"ranks \[1\] compute on CPUs", id="cpu"),
@@ -179,9 +179,9 @@ def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
     ],
 )
 def test_devices_that_a_transport_cannot_connect_are_refused(
-    wanted: str, gpus: tuple[str | None, ...], said: str
+    wanted: str, gpus: tuple[str | None, ...], message: str
 ) -> None:
-    with pytest.raises(UnsupportedRequest, match=said) as caught:
+    with pytest.raises(UnsupportedRequest, match=message) as caught:
         choose([Place(wanted, gpu, TRANSPORTS) for gpu in gpus])
     assert caught.value.remedy
 
@@ -194,24 +194,24 @@ def test_ranks_that_ask_for_different_transports_are_refused() -> None:
 
 def test_both_ends_of_every_edge_count_alike() -> None:
     programs = programs_of(small_jobs.residual, [Part(2, (0, 1)), Part(2, (2,)), Part(4, (0,))], 3, rows=ROWS)
-    own = [messages(program) for program in programs]
-    everyone = [digests(one) for one in own]
+    of_ranks = [messages(program) for program in programs]
+    everyone = [digests(one) for one in of_ranks]
     assert differing_edge(everyone) is None
     assert edges(everyone) == [(0, 2), (1, 2), (2, 0), (2, 1)]
     for source, target in edges(everyone):
-        assert own[source][source, target] == own[target][source, target]
-    assert own[2][2, 0] == ["F 1>2 0", "F 1>2 1", "F 1>2 2", "B 1>0 0", "B 1>0 1", "B 1>0 2"]
+        assert of_ranks[source][source, target] == of_ranks[target][source, target]
+    assert of_ranks[2][2, 0] == ["F 1>2 0", "F 1>2 1", "F 1>2 2", "B 1>0 0", "B 1>0 1", "B 1>0 2"]
 
 
 def test_an_order_that_differs_names_both_ends() -> None:
     programs = programs_of(small_jobs.plain, TWO, 3, rows=["0F0:3 0B0:3", "1F0:3 1B0:3"])
-    own = [messages(program) for program in programs]
-    own[1][0, 1][1:] = reversed(own[1][0, 1][1:])
-    edge = differing_edge([digests(one) for one in own])
+    of_ranks = [messages(program) for program in programs]
+    of_ranks[1][0, 1][1:] = reversed(of_ranks[1][0, 1][1:])
+    edge = differing_edge([digests(one) for one in of_ranks])
     assert edge == (0, 1)
-    said = str(refuse_order(edge, own[0][edge], own[1][edge]))
-    assert "number 1 is 'F 0>1 1'" in said
-    assert "on rank 0 and 'F 0>1 2' on rank 1" in said
+    message = str(refuse_order(edge, of_ranks[0][edge], of_ranks[1][edge]))
+    assert "number 1 is 'F 0>1 1'" in message
+    assert "on rank 0 and 'F 0>1 2' on rank 1" in message
     assert "'nothing' on rank 1" in str(refuse_order(edge, ["F 0>1 0"], []))
 
 
@@ -230,8 +230,8 @@ def test_batches_move_with_their_shape() -> None:
         first: Tensor
         second: list[Tensor]
 
-    given = {"x": torch.zeros(1), "y": (Pair(torch.zeros(2), [torch.zeros(3)]), 4, "text")}
-    result = on_tensors(lambda tensor: tensor.to("meta"), given)
+    batch = {"x": torch.zeros(1), "y": (Pair(torch.zeros(2), [torch.zeros(3)]), 4, "text")}
+    result = on_tensors(lambda tensor: tensor.to("meta"), batch)
     assert result["x"].device.type == "meta"
     pair = result["y"][0]
     assert type(pair) is Pair

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def two_groups() -> tuple[Any, Any]:
-    """Gloo groups of ranks 0 and 1, connected with each other."""
+    """Create gloo groups of ranks 0 and 1, connected with each other."""
     store, groups = dist.HashStore(), {}
 
     def make(rank: int) -> None:
