@@ -1,10 +1,10 @@
-"""The network as cells see it: GPU i of one cell sends to GPU i of another, and all these lanes send at the same time.
+"""The network between cells: GPU i of one cell sends to GPU i of another, and all these channels send at the same time.
 
-Sizes and bandwidths are those of one lane. A link that several lanes of a cell pass gives each of them its part: a
-node's cable and bus are divided by the GPUs of a cell, while ports and channels of pairs belong to one GPU. A transfer
-between two cells so takes as long as the most loaded link takes for what all lanes put on it. Of a cable with several
+Sizes and bandwidths are per channel. A link that several channels of a cell pass gives each of them a part: a node's
+cable and bus are divided by the GPUs of a cell, while ports and channels of pairs belong to one GPU. A transfer
+between two cells so takes as long as the most loaded link takes for the load of all channels. Of a cable with several
 cards (``Cable.lanes``) a GPU passes one: a card is divided by the GPUs of a cell that pass it, and cells that pass no
-card in common do not meet. Where cells have some cards in common and others not, they count as having all in common.
+card in common do not meet. Cells with some cards in common and others not count as having all cards in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.solvers.model.network import Cable, Inside, Network
 
 
 def cell_network(network: Network, cells: Sequence[Sequence[int]]) -> Network:
-    """Return the network between the cells; a cell has the name of its first GPU, and that GPU's node."""
+    """Return the network between the cells; a cell has the name of its first GPU, and belongs to that GPU's node."""
     nodes = sorted({network.node_of[cell[0]] for cell in cells})
     number_of = {node: number for number, node in enumerate(nodes)}
     firsts = [cell[0] for cell in cells]
@@ -36,9 +36,9 @@ def cell_network(network: Network, cells: Sequence[Sequence[int]]) -> Network:
 
 
 def _alone(network: Network, cells: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Return the first GPUs of cells that are alone in their node, with its name: the node's links are theirs."""
-    held = Counter(network.node_of[cell[0]] for cell in cells)
-    firsts = (cell[0] for cell in cells if held[network.node_of[cell[0]]] == 1)
+    """Return each first GPU whose cell is alone in its node, with the node's name: the cell gets the node's links."""
+    cells_in = Counter(network.node_of[cell[0]] for cell in cells)
+    firsts = (cell[0] for cell in cells if cells_in[network.node_of[cell[0]]] == 1)
     return {network.device_names[gpu]: network.node_names[network.node_of[gpu]] for gpu in firsts}
 
 
@@ -49,9 +49,9 @@ def _inside(inside: Inside | None, lanes: int) -> Inside | None:
 
 
 def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ...]:
-    """Return the cables of the tree that lanes pass, each with one lane's part.
+    """Return the cables of the tree that channels pass, each with one channel's part.
 
-    Those of a cell's other GPUs are left out: the first one's own cable is as slow as the slowest of them.
+    The cables of a cell's other GPUs are left out: the first GPU's cable counts as slow as the slowest of them.
     """
     lanes = _lanes_through(network, cells)
     apart = _cards_apart(network, cells)
@@ -65,10 +65,12 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
         for edge, cable in edges.items()
     }
     for cell in cells:
-        own = [frozenset(ends) for gpu in cell for ends in tree.edges(network.place(gpu)) if _is_leaf(network, gpu)]
+        leaf_edges = [
+            frozenset(ends) for gpu in cell for ends in tree.edges(network.place(gpu)) if _is_leaf(network, gpu)
+        ]
         if _is_leaf(network, cell[0]):
-            found = [parts[edge] for edge in own]
-            parts[own[0]] = min(part for part, _late in found), max(late for _part, late in found)
+            cable_parts = [parts[edge] for edge in leaf_edges]
+            parts[leaf_edges[0]] = min(part for part, _late in cable_parts), max(late for _part, late in cable_parts)
     return tuple(
         cable._replace(
             a=names.get(cable.a, cable.a),
@@ -83,9 +85,12 @@ def _cables(network: Network, cells: Sequence[Sequence[int]]) -> tuple[Cable, ..
 
 
 def _cards_apart(network: Network, cells: Sequence[Sequence[int]]) -> Callable[[int], int]:
-    """Return the number of groups that a number of cards forms: cell i of a node passes group i modulo it."""
+    """Return a function from a number of cards to the number of groups that they form.
+
+    Cell i of a node passes group i, modulo the number of groups.
+    """
     size, numbers = len(cells[0]), network.number_in_node
-    held = Counter(network.node_of[cell[0]] for cell in cells)
+    cells_in = Counter(network.node_of[cell[0]] for cell in cells)
     place_of: Counter[int] = Counter()
     in_order = True
     for cell in cells:
@@ -95,7 +100,7 @@ def _cards_apart(network: Network, cells: Sequence[Sequence[int]]) -> Callable[[
 
     def apart(cards: int) -> int:
         groups = max(1, cards // size)
-        return groups if in_order and (cards % size == 0 or max(held.values()) <= groups) else 1
+        return groups if in_order and (cards % size == 0 or max(cells_in.values()) <= groups) else 1
 
     return apart
 
@@ -106,9 +111,10 @@ def _is_leaf(network: Network, gpu: int) -> bool:
 
 
 def _lanes_through(network: Network, cells: Sequence[Sequence[int]]) -> dict[frozenset[str], int]:
-    """Return how many lanes between two cells pass each cable of the tree at most: those whose ends it separates.
+    """Return the most channels between two cells that pass each cable of the tree: channels whose ends the cable
+    separates.
 
-    Where a cable divides cells, as that of a rail does, it separates few of their lanes or none.
+    A cable that divides cells, such as a rail's cable, separates few of their channels or none.
     """
     sides: dict[frozenset[str], dict[int, int]] = {frozenset(edge): {} for edge in network.tree.edges}
     for number, cell in enumerate(cells):
@@ -119,20 +125,20 @@ def _lanes_through(network: Network, cells: Sequence[Sequence[int]]) -> dict[fro
 
 
 def _most_apart(below: Collection[int], cells: int) -> int:
-    """Return the largest number of lanes that differ between two cells, at least 1; bit i of a cell: lane i below."""
+    """Return the most channels that differ between two cells, at least 1; bit i of a cell: channel i is below."""
     masks = set(below) | ({0} if len(below) < cells else set())
     return max((int(a ^ b).bit_count() for a, b in combinations(masks, 2)), default=1)
 
 
 def _lanes_matrix(network: Network, cells: Sequence[Sequence[int]]) -> np.ndarray | None:
-    """Return the narrowest lane between any two cells, where bandwidths are measured pair by pair."""
+    """Return the narrowest channel between any two cells, where bandwidths are measured pair by pair."""
     table = network.matrix_bytes_per_s
     if table is None:
         return None
     lanes = [np.asarray(each) for each in zip(*cells, strict=True)]
-    found = np.min([table[np.ix_(lane, lane)] for lane in lanes], axis=0)
-    np.fill_diagonal(found, 0)
-    return np.asarray(found)
+    narrowest = np.min([table[np.ix_(lane, lane)] for lane in lanes], axis=0)
+    np.fill_diagonal(narrowest, 0)
+    return np.asarray(narrowest)
 
 
 def _slowest(table: np.ndarray | None, cells: Sequence[Sequence[int]]) -> np.ndarray | None:

@@ -29,13 +29,13 @@ def cells_of(problem: Problem, degrees: Degrees) -> Cells:
             f"tensor {degrees.tensor} needs {degrees.tensor} GPUs in one node, and the largest has {largest}",
             remedy=f"a tensor degree of at most {largest}",
         )
-    found = _cells(problem, degrees.cell)
-    if not found:
+    cells = _cells(problem, degrees.cell)
+    if not cells:
         raise UnsupportedRequest(
             f"no {degrees.cell} neighbouring GPUs of one kind fill whole nodes or lie in one, as {degrees} asks",
             remedy="smaller degrees, or a cluster whose nodes they fill",
         )
-    return found
+    return cells
 
 
 @per_problem

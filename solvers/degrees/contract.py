@@ -1,8 +1,9 @@
 """A request at one choice of degrees, as an ordinary problem: every planner, bound and check works on it unchanged.
 
-Devices are cells. Times are those of one GPU with the exposed time of the collectives inside a pass; memory is that of
-one GPU, of the smallest in its cell; bytes over a cut and bandwidths are those of one lane (``cell_network``). Batches
-are counted in rows of one sample for each mesh of a cell: a measurement of n samples on a mesh is one of n rows.
+Devices are cells. Times are one GPU's times with the exposed time of the collectives inside a pass. Memory is one
+GPU's,
+the smallest in its cell. Bytes over a cut and bandwidths are one channel's (``cell_network``). Batches are counted in
+rows of one sample for each mesh of a cell: a measurement of n samples on a mesh is a measurement of n rows.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from penstock.solvers.model.degrees import Choice, Degrees, Variant
 from penstock.solvers.model.network import Network
 from penstock.solvers.model.problem import Copies, Device, Measured, MemoryRules, Problem, frozen, prefix
 
-Known = dict[Choice, Problem]
-"""Choices whose cells lie inside nodes, as problems on some nodes: times there are those on all nodes of such kinds."""
+Problems = dict[Choice, Problem]
+"""Choices whose cells lie inside nodes, as problems on some nodes: their times hold on all nodes of the same kinds."""
 
 
-def contract(problem: Problem, choice: Choice, known: Known | None = None) -> Problem:
+def contract(problem: Problem, choice: Choice, problems: Problems | None = None) -> Problem:
     """Return the problem at these degrees and this sharding.
 
-    Times between measured sizes are interpolated, and above the largest proportional to it. ``known``: what was made of
-    the same request on any number of nodes of the same kinds; what is made now is added. Raises UnsupportedRequest
-    where the profile does not know the degrees, the cluster has no such cells, or what is asked excludes them.
+    Times between measured sizes are interpolated; above the largest size they are proportional to it. ``problems``: the
+    problems of the same request on any number of nodes of the same kinds; new problems are added. Raises
+    UnsupportedRequest if the profile lacks the degrees, the cluster has no such cells, or the request excludes them.
     """
     problem = asked_at(problem, choice.excluded, choice.values)
     if not problem.choices and choice._replace(excluded=None) == Choice():
         return problem
     cells = planned_cells(problem, choice)
     if not choice.in_one_stage:
-        return _apart(problem, choice, cells, known)
-    return joined(problem, _replicas(problem, choice, known), _variant(problem, choice), choice)
+        return _apart(problem, choice, cells, problems)
+    return joined(problem, _replicas(problem, choice, problems), _variant(problem, choice), choice)
 
 
 def with_times(problem: Problem, times: TimeFactors) -> Problem:
@@ -61,27 +62,28 @@ def with_times(problem: Problem, times: TimeFactors) -> Problem:
 def replicas_apart(problem: Problem) -> Problem:
     """Return the problem whose devices are the replicas that share out one stage (``Choice.in_one_stage``).
 
-    Ranks run the stage on all of these; a row of the whole problem is a row on each. What moves inside passes is not
-    in its times, and its memory is that of a sharded optimizer.
+    Ranks run the stage on all of these; a row of the whole problem is a row on each. Its times exclude what moves
+    inside
+    passes, and its memory is a sharded optimizer's memory.
     """
     assert problem.real is not None
     assert problem.choice is not None
     return replace(_replicas(problem.real, problem.choice), choices=(problem.choice,), choice=problem.choice)
 
 
-def _replicas(problem: Problem, choice: Choice, known: Known | None = None) -> Problem:
-    """Return the problem of the replicas that share out one stage, whose optimizer states are sharded at least."""
+def _replicas(problem: Problem, choice: Choice, problems: Problems | None = None) -> Problem:
+    """Return the problem of the replicas that share out one stage, with at least the optimizer states sharded."""
     cells = cells_apart(problem, choice.degrees)
-    return _apart(replace(problem, pins=()), choice._replace(sharding="optimizer"), cells, known)
+    return _apart(replace(problem, pins=()), choice._replace(sharding="optimizer"), cells, problems)
 
 
-def _apart(problem: Problem, choice: Choice, cells: Cells, known: Known | None = None) -> Problem:
+def _apart(problem: Problem, choice: Choice, cells: Cells, problems: Problems | None = None) -> Problem:
     """Return the problem whose devices are cells that may each hold a replica of a stage."""
-    if known is None or problem.pins or not inside_nodes(problem, cells):
-        return _made(problem, choice, cells)
-    if choice not in known:
-        known[choice] = _made(problem, choice, cells)
-    return _moved(known[choice], problem, cells)
+    if problems is None or problem.pins or not inside_nodes(problem, cells):
+        return _problem_at(problem, choice, cells)
+    if choice not in problems:
+        problems[choice] = _problem_at(problem, choice, cells)
+    return _moved(problems[choice], problem, cells)
 
 
 def inside_nodes(problem: Problem, cells: Cells) -> bool:
@@ -90,15 +92,15 @@ def inside_nodes(problem: Problem, cells: Cells) -> bool:
     return all(len({node_of[gpu] for gpu in cell}) == 1 for cell in cells)
 
 
-def _moved(known: Problem, problem: Problem, cells: Cells) -> Problem:
-    """Return a problem at a choice on other nodes, which share what is computed of its layers."""
-    if known.degrees == Degrees():
-        return replace(known, devices=problem.devices, network=problem.network)
+def _moved(original: Problem, problem: Problem, cells: Cells) -> Problem:
+    """Return a problem at a choice on other nodes; both share the costs computed for its layers."""
+    if original.degrees == Degrees():
+        return replace(original, devices=problem.devices, network=problem.network)
     network = cell_network(problem.network, cells)
-    return replace(known, devices=_devices(problem, cells, network), network=network, real=problem, cells=cells)
+    return replace(original, devices=_devices(problem, cells, network), network=network, real=problem, cells=cells)
 
 
-def _made(problem: Problem, choice: Choice, cells: Cells) -> Problem:
+def _problem_at(problem: Problem, choice: Choice, cells: Cells) -> Problem:
     memory = problem.memory
     if choice.sharding is not None:
         memory = sharded_rules(memory, choice.sharding)
@@ -147,18 +149,18 @@ def _made(problem: Problem, choice: Choice, cells: Cells) -> Problem:
 
 
 def _variant(problem: Problem, choice: Choice) -> Variant | None:
-    """Return what the profile knows of one GPU of a cell; None where a GPU holds whole layers."""
+    """Return the profile's costs of one GPU of a cell; None where a GPU holds whole layers."""
     return None if choice.degrees == Degrees() else variant_at(problem, choice.degrees)
 
 
 @lru_cache(maxsize=16)
 def _network_of(network: Network, cells: Cells) -> Network:
-    """Return the network of cells, one for all choices that differ in sharding alone: it keeps the routes it found."""
+    """Return the network of cells, one for all choices that differ in sharding alone: it caches its routes."""
     return cell_network(network, cells)
 
 
 def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies | None:
-    """Return what GPUs of a cell hold alike; None where each has parameters of its own."""
+    """Return the parameters that GPUs of a cell hold alike; None where each GPU has different parameters."""
     if not is_copied(variant):
         return None
     degrees = variant.degrees
@@ -169,7 +171,7 @@ def _copies(variant: Variant, inner: InnerTimes, memory: MemoryRules) -> Copies 
 
 
 def _own_updates_ns(variant: Variant, copies: Copies | None, memory: MemoryRules) -> np.ndarray:
-    """Return prefix sums of the time in which a GPU steps what it has to: of sharded states its part of the copies."""
+    """Return prefix sums of a GPU's optimizer step time per layer, in ns: of its part, if states are sharded."""
     if copies is None or not memory.shard_states:
         return variant.update_ns
     whole, trained, owned = (np.diff(each) for each in (variant.update_ns, variant.trainable_bytes, copies.owned_bytes))
@@ -179,13 +181,13 @@ def _own_updates_ns(variant: Variant, copies: Copies | None, memory: MemoryRules
 def _own_update_workspace(
     problem: Problem, variant: Variant, copies: Copies | None, memory: MemoryRules
 ) -> np.ndarray | None:
-    """Return what a step needs of each layer while it runs: of a whole layer's, the part that a GPU steps."""
+    """Return each layer's workspace of a step, in bytes: of a whole layer's workspace, the part that a GPU steps."""
     if problem.update_workspace_bytes is None:
         return None
     stepped = copies.owned_bytes if copies is not None and memory.shard_states else variant.trainable_bytes
     sizes = (problem.update_workspace_bytes, np.diff(problem.trainable_bytes), np.diff(stepped))
     each = zip(*(size.tolist() for size in sizes), strict=True)
-    return frozen(-(-workspace * own // max(1, whole)) for workspace, whole, own in each)
+    return frozen(-(-workspace * stepped_bytes // max(1, whole)) for workspace, whole, stepped_bytes in each)
 
 
 def _devices(problem: Problem, cells: Cells, network: Network) -> tuple[Device, ...]:
@@ -196,20 +198,20 @@ def _devices(problem: Problem, cells: Cells, network: Network) -> tuple[Device, 
 def _cell(problem: Problem, cell: Sequence[int], node: int) -> Device:
     gpus = [problem.devices[gpu] for gpu in cell]
     prices = [gpu.price for gpu in gpus]
-    known = [price for price in prices if price is not None]
+    stated = [price for price in prices if price is not None]
     return Device(
         name=gpus[0].name,
         node=node,
         kind=gpus[0].kind,
         memory_bytes=min(gpu.memory_bytes for gpu in gpus),
         context_bytes=max(gpu.context_bytes for gpu in gpus),
-        price=sum(known) if len(known) == len(prices) else None,
+        price=sum(stated) if len(stated) == len(prices) else None,
         edge_bytes=max(gpu.edge_bytes for gpu in gpus),
         group_bytes=max(gpu.group_bytes for gpu in gpus),
     )
 
 
-def _longer(known: Measured, times: TimeFactors) -> Measured:
-    passes = (known.forward_ns, known.backward_ns, known.weight_ns)
+def _longer(measured: Measured, times: TimeFactors) -> Measured:
+    passes = (measured.forward_ns, measured.backward_ns, measured.weight_ns)
     forward_ns, backward_ns, weight_ns = (scaled(each, times.computation) for each in passes)
-    return replace(known, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)
+    return replace(measured, forward_ns=forward_ns, backward_ns=backward_ns, weight_ns=weight_ns)

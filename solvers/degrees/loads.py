@@ -1,7 +1,7 @@
-"""What every plan of a choice takes at least, from its load alone: found without the problem of the choice.
+"""The least time of every plan of a choice from its load alone, without the problem of the choice.
 
 All samples go through all layers on one GPU of a mesh, at the least time per sample that was measured; collectives
-and updates come on top. Between measured sizes times are interpolated, so that none has less per sample.
+and updates come on top. Times between measured sizes are interpolated, so that no size takes less per sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees
 from penstock.solvers.model.problem import Measured, Problem
 
 LESS = 1 - 1e-9
-"""Covers what rounding adds to the sums."""
+"""A factor that covers the rounding errors of the sums."""
 
 
 class Loads:
@@ -27,9 +27,9 @@ class Loads:
         self._samples: dict[Degrees, float] = {}
 
     def least_ns(self, choice: Choice, cells: Cells) -> int:
-        """Return a bound on all plans of a choice, at most that of its own problem; 0 where operations may share GPUs.
+        """Return a bound on all plans of a choice, at most its problem's bound; 0 where operations may share GPUs.
 
-        ``cells``: those of the choice.
+        ``cells``: the cells of the choice.
         """
         if "elastic_averaging" in self._problem.update_rules:
             return 0

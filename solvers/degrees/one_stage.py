@@ -1,18 +1,19 @@
 """One stage that all GPUs share out: its gradients (ZeRO-2), or its parameters too (ZeRO-3, FSDP2 with reshard).
 
-What is shared out moves with every micro-batch, in a group that no sum over layers can know: so it is planned where one
-stage holds the whole model and the group is all GPUs. That problem has one device, the cell of all of them, whose
-meshes run equally many samples. Of L layers, each a unit of its own:
+Shards move with every micro-batch, in a group that no sum over layers can describe. This is therefore planned only
+where
+one stage holds the whole model and the group is all GPUs. That problem has one device, the cell of all GPUs, whose
+meshes run equally many samples. Of L layers, each a separate FSDP unit:
 
-* parameters: a forward gathers layer 0, and then each layer while the one before computes; a backward gathers the
+* parameters: a forward gathers layer 0, and then each layer while the one before computes. A backward gathers the
   last layer, and then, while each layer computes, gathers the one before and sums the gradients of the one after;
   layer 0's are summed at the end. A pass is as long as the longer of both, layer by layer.
 * gradients: a backward sums the gradients of each layer while the one before computes, and layer 0's at the end;
   parameters are gathered once, after the step.
 
-What moves does not grow with the rows, so costs are stated for each number of rows that a micro-batch may have. A layer
-that is recomputed takes its forward again, gathers included. Memory is what every GPU has its part of, and while
-operations run two gathered layers and the gradients of one, the largest.
+The bytes that move do not grow with the rows, so costs are stated for each number of rows that a micro-batch may have.
+A layer that is recomputed takes its forward again, gathers included. Memory is every GPU's part and, while operations
+run, the largest sum of two gathered layers and the gradients of one.
 
 .. [1] Rajbhandari et al., ZeRO (2020), sections 5 and 7; PyTorch, ``fully_shard`` with ``reshard_after_forward``.
 """
@@ -47,15 +48,15 @@ class _Moved(NamedTuple):
 def joined(
     problem: Problem, apart: Problem, variant: Variant | None, choice: Choice, times: TimeFactors = STATED
 ) -> Problem:
-    """Return the problem of one stage on all cells of ``apart``, which is that of ``problem``'s GPUs at the degrees.
+    """Return the problem of one stage on all cells of ``apart``, the problem of ``problem``'s GPUs at the degrees.
 
     ``variant``: the model on one GPU of a cell, None where a GPU holds whole layers. ``times``: see ``TimeFactors``.
     Raises UnsupportedRequest where nothing connects the cells.
     """
     cells = apart.cells or tuple((gpu,) for gpu in range(problem.num_devices))
     replicas, kind = len(cells), apart.devices[0].kind
-    own = parts(apart, replicas, choice)
-    moved = _moved(apart, choice, own, variant, InnerTimes(problem, choice.degrees, cells, times))
+    shares = parts(apart, replicas, choice)
+    moved = _moved(apart, choice, shares, variant, InnerTimes(problem, choice.degrees, cells, times))
     moved = _Moved(*(np.asarray(scaled(each, times.data)) for each in moved))
     sums = np.diff(apart.step_sums_ns) + (moved.gather_ns if choice.sharding == "gradients" else 0)
     steps = np.diff(apart.update_ns) - np.diff(apart.step_sums_ns)
@@ -64,8 +65,8 @@ def joined(
     rows_met = _rows_met(batch, sizes, apart.min_slice)
     return replace(
         apart,
-        parameter_bytes=prefix(own.held),
-        trainable_bytes=prefix(own.kept),
+        parameter_bytes=prefix(shares.resident),
+        trainable_bytes=prefix(shares.kept),
         update_ns=prefix(-(-steps // replicas) + sums),
         step_collectives_ns=prefix(sums),
         update_workspace_bytes=workspace if workspace is None or apart.update_in_turn else -(-workspace // replicas),
@@ -91,20 +92,20 @@ def joined(
 
 
 def _rows_met(batch: int, sizes: Sequence[int], least: int) -> list[int]:
-    """Return the rows of all micro-batches of a batch that is cut into any allowed number of them."""
+    """Return the numbers of rows of all micro-batches, for any allowed number of micro-batches."""
     if sizes:
         numbers = {num_micro_batches(batch, size) for size in sizes}
         return sorted({rows for number in numbers for rows in (batch // number, -(-batch // number))})
-    found, number = set(), 1
+    rows_met, number = set(), 1
     while number <= batch // least:
         rows = batch // number
-        found |= {rows, min(rows + 1, batch)}
+        rows_met |= {rows, min(rows + 1, batch)}
         number = batch // rows + 1
-    return sorted(found)
+    return sorted(rows_met)
 
 
-def _moved(apart: Problem, choice: Choice, own: Parts, variant: Variant | None, inner: InnerTimes) -> _Moved:
-    """Return what moves of each layer: inside cells what their GPUs hold alike, and its parts among cells.
+def _moved(apart: Problem, choice: Choice, shares: Parts, variant: Variant | None, inner: InnerTimes) -> _Moved:
+    """Return the times of each layer's moves: inside cells of the parameters held alike, among cells of the parts.
 
     A layer that uses another's parameter gathers it as well.
     """
@@ -119,28 +120,28 @@ def _moved(apart: Problem, choice: Choice, own: Parts, variant: Variant | None, 
         inner.half_ns("reduce_scatter", trained.tolist(), experts.tolist(), factor),
     )
     between = (
-        _between_ns(apart, choice, "all_gather", own.gathered + tied),
+        _between_ns(apart, choice, "all_gather", shares.gathered + tied),
         _between_ns(apart, choice, "reduce_scatter", np.diff(apart.owned_bytes) * factor),
     )
     return _Moved(inside[0] + between[0], inside[1] + between[1])
 
 
 def _between_ns(apart: Problem, choice: Choice, operation: Operation, sizes: np.ndarray) -> np.ndarray:
-    """Return (L,) ns of a collective of each layer's bytes among all cells, all lanes at once."""
+    """Return (L,) ns of a collective of each layer's bytes among all cells, all channels at once."""
     if apart.num_devices == 1:
         return np.zeros_like(sizes)
     group = group_of(apart, tuple(range(apart.num_devices)))
-    known = {size: group.time_ns(operation, size) for size in set(sizes.tolist())}
-    if max(known.values()) >= NEVER_NS:
+    times = {size: group.time_ns(operation, size) for size in set(sizes.tolist())}
+    if max(times.values()) >= NEVER_NS:
         raise UnsupportedRequest(
             f"at {choice} all GPUs share out one stage, and nothing connects some of them",
             remedy="sharding optimizer, or a topology whose nodes are connected",
         )
-    return np.asarray([known[size] for size in sizes.tolist()], dtype=np.int64)
+    return np.asarray([times[size] for size in sizes.tolist()], dtype=np.int64)
 
 
 def _measured(apart: Problem, rows: int, moved: _Moved, choice: Choice) -> Measured:
-    """Return the costs of ``rows`` samples on each mesh: layer by layer of the slowest kind, for which all wait."""
+    """Return the costs of ``rows`` samples on each mesh: layer by layer of the slowest kind, as all wait for it."""
     kinds = sorted({device.kind for device in apart.devices})
     costs = [apart.costs(kind, rows) for kind in kinds]
 
@@ -177,28 +178,28 @@ def _measured(apart: Problem, rows: int, moved: _Moved, choice: Choice) -> Measu
 
 
 def _together_ns(apart: Problem, computing_ns: np.ndarray, moving_ns: np.ndarray) -> np.ndarray:
-    """Return what layers take while something moves: the longer of both, or both where nothing overlaps."""
+    """Return the time of layers while something moves: the longer of both, or their sum where nothing overlaps."""
     together = np.maximum if apart.rules.overlap_all_reduce else np.add
     return np.asarray(together(computing_ns, moving_ns))
 
 
 def _gathered_bytes(apart: Problem, choice: Choice) -> int:
-    """Return what is whole while operations run: two layers' parameters with their copies, and one's gradients."""
+    """Return the bytes gathered while operations run: two layers' parameters with their copies, and one's gradients."""
     gathered = 2 * int(np.diff(apart.parameter_bytes).max()) if choice.sharding == "parameters" else 0
     return gathered + int(np.diff(apart.trainable_bytes).max()) * apart.memory.gradient_factor
 
 
 def _device(apart: Problem) -> Device:
-    """Return the cell of all GPUs, each of which is taken for the one with the least memory."""
+    """Return the cell of all GPUs as a device, in which each GPU has the least memory of all."""
     prices = [device.price for device in apart.devices]
-    known = [price for price in prices if price is not None]
+    stated = [price for price in prices if price is not None]
     first = apart.devices[0]
     return replace(
         first,
         node=0,
         memory_bytes=min(device.memory_bytes for device in apart.devices),
         context_bytes=max(device.context_bytes for device in apart.devices),
-        price=sum(known) if len(known) == len(prices) else None,
+        price=sum(stated) if len(stated) == len(prices) else None,
         edge_bytes=max(device.edge_bytes for device in apart.devices),
         group_bytes=max(device.group_bytes for device in apart.devices),
     )

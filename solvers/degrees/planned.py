@@ -1,4 +1,4 @@
-"""Which choices can be planned: their cells, and why others have none."""
+"""The choices that can be planned: their cells, and why others have no cells."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def asked_at(problem: Problem, excluded: str | None, values: tuple[tuple[str, st
 
 
 def planned_cells(problem: Problem, choice: Choice) -> Cells:
-    """Return the cells of a choice that can be planned; those of degrees of 1 are the GPUs. Raises as ``contract``.
+    """Return the cells of a choice that can be planned; at degrees of 1 the cells are the GPUs. Raises as ``contract``.
 
     Where one stage is sharded over all GPUs, these are one cell.
     """
@@ -88,7 +88,7 @@ def is_copied(variant: Variant) -> bool:
 
 
 def _refuse_in_one_stage(problem: Problem, choice: Choice) -> None:
-    """Raise UnsupportedRequest for what does not go with one stage that all GPUs share out."""
+    """Raise UnsupportedRequest for a request that excludes one stage shared out by all GPUs."""
     if "synchronous" not in problem.update_rules:
         raise UnsupportedRequest(
             f"at {choice} all GPUs hold parts of one version of the model, and {_listed(problem.update_rules)} updates "

@@ -1,4 +1,4 @@
-"""A plan of one stage that all GPUs share out, as the replicas that run it: what ranks are lowered from.
+"""A plan of one stage that all GPUs share out, as the replicas that run it: ranks are lowered from this form.
 
 Such a stage is planned on one device, the cell of all GPUs, whose meshes run equally many samples (``one_stage``).
 """

@@ -1,12 +1,17 @@
-"""What each sharding leaves of a model on one GPU, in bytes (Rajbhandari et al., ZeRO, 2020, section 5; FSDP2).
+"""The bytes of a model on one GPU under each sharding (Rajbhandari et al., ZeRO, 2020, section 5; FSDP2).
 
-Of parameters P, gradients G and optimizer states O over D replicas: ``none`` P + G + O; ``optimizer`` P + G + O/D;
-``parameters_kept`` the same, of which P is the gathered copy that stays until the step, and O/D has the sharded fp32
-parameters, or where states have no copy in fp32 the parameters' own width besides; ``gradients`` P + (G + O)/D;
-``parameters`` (G + O)/D, and where states have no such copy, or the trainer keeps both, P/D. Layers that are not
-trained have no states: each replica keeps its part of them, under ``parameters_kept`` all of it besides the copy.
-Copies of parameters in 16 bits, which autocast makes, are made by each replica of the whole ones that it has, and let
-go of with these: none moves, and none is shared out.
+With parameters P, gradients G and optimizer states O over D replicas:
+
+* ``none``: P + G + O.
+* ``optimizer``: P + G + O/D.
+* ``parameters_kept``: the same. P is the gathered copy that stays until the step. O/D includes the sharded fp32
+  parameters, or, where states have no copy in fp32, additional parameters in their present width.
+* ``gradients``: P + (G + O)/D.
+* ``parameters``: (G + O)/D, and P/D where states have no such copy or the trainer keeps both.
+
+Layers that are not trained have no states: each replica keeps its part of them, under ``parameters_kept`` all of it
+besides the copy. Each replica makes the copies of parameters in 16 bits (autocast) from its whole parameters, and frees
+them with these: no copy moves, and no copy is shared out.
 """
 
 from __future__ import annotations
@@ -21,10 +26,14 @@ from penstock.solvers.model.problem import MemoryRules, Problem, frozen
 
 
 class Parts(NamedTuple):
-    """(L,) bytes of each layer on one of the replicas that share out one stage: what it holds of the parameters all the
-    time, and the parameters whose gradients and optimizer states it keeps; and a GPU's part of a gathered layer."""
+    """Bytes of each layer, (L,), on one of the replicas that share out one stage.
 
-    held: np.ndarray
+    ``resident``: parameters held all the time. ``kept``: parameters whose gradients and optimizer states the replica
+    keeps.
+    ``gathered``: a GPU's part of a gathered layer.
+    """
+
+    resident: np.ndarray
     kept: np.ndarray
     gathered: np.ndarray
 
@@ -50,13 +59,13 @@ def copied_bytes(model: Problem | Variant) -> np.ndarray:
 
 
 def parts(apart: Problem, replicas: int, choice: Choice) -> Parts:
-    """Return what one of the replicas that share out one stage has of each layer."""
+    """Return the bytes of each layer on one of the replicas that share out one stage."""
     whole, copied, trained, owned = (
         np.diff(each) for each in (apart.parameter_bytes, copied_bytes(apart), apart.trainable_bytes, apart.owned_bytes)
     )
     holders = 1 if apart.copies is None else apart.copies.holders
     untrained = -(-(whole - copied - trained) // holders)
-    held = whole
+    resident = whole
     if choice.sharding == "parameters":
-        held = -(-(owned * apart.memory.shard_factor + untrained) // replicas)
-    return Parts(held, -(-owned // replicas), owned + untrained)
+        resident = -(-(owned * apart.memory.shard_factor + untrained) // replicas)
+    return Parts(resident, -(-owned // replicas), owned + untrained)

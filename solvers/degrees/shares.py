@@ -1,4 +1,4 @@
-"""How much of a plan's time is communication among the GPUs that hold a replica together."""
+"""The share of a plan's time that is communication among the GPUs that hold a replica together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COLLECTIVES: tuple[Over | Literal["data"], ...] = (*get_args(Over), "data")
 
 def exposed_share(problem: Problem, allocation: Allocation) -> Fraction:
     """Return the share of collectives in the time of all passes, recomputation included; 0 at degrees of 1."""
-    taken = _passes_ns(problem, allocation)
-    return Fraction(taken - _passes_ns(without_collectives(problem, COLLECTIVES), allocation), max(1, taken))
+    passes_ns = _passes_ns(problem, allocation)
+    return Fraction(passes_ns - _passes_ns(without_collectives(problem, COLLECTIVES), allocation), max(1, passes_ns))
 
 
 def without_collectives(problem: Problem, over: Iterable[str]) -> Problem:

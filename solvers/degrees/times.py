@@ -1,4 +1,4 @@
-"""The times of a model on cells: those of one GPU with the exposed time of its collectives."""
+"""The times of a model on cells: one GPU's times with the exposed time of its collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.solvers.model.problem import Measured, Problem, frozen, per_proble
 
 
 class CellTimes(NamedTuple):
-    """Prefix sums of what a cell sums before it steps, and the measurements by kind."""
+    """Prefix sums of the time in which a cell sums gradients before it steps, and the measurements by kind."""
 
     step_collectives_ns: np.ndarray
     measured: dict[str, tuple[Measured, ...]]
@@ -21,21 +21,21 @@ class CellTimes(NamedTuple):
 
 def cell_times(problem: Problem, variant: Variant, inner: InnerTimes, times: TimeFactors = STATED) -> CellTimes:
     """Return the times of a variant of the problem of GPUs on the cells of ``inner``."""
-    known = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
-    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(known, "step"))))
+    first = variant.measured[next(iter(problem.kind_source.values()))[0]][0]
+    step = np.concatenate(([0], np.cumsum(inner.exposed_ns(first, "step"))))
     measured = {kind: _measured(problem, variant, inner, kind, times) for kind in problem.kind_source}
     return CellTimes(frozen(step), measured)
 
 
 def variant_at(problem: Problem, degrees: Degrees) -> Variant:
-    """Return what the profile knows at some degrees. Raises UnsupportedRequest where that is nothing."""
-    found = _variants(problem).get(degrees)
-    if found is not None:
-        return found
-    known = "; ".join(str(each.degrees) for each in problem.variants)
+    """Return the profile's costs at some degrees. Raises UnsupportedRequest if the profile lacks them."""
+    variant = _variants(problem).get(degrees)
+    if variant is not None:
+        return variant
+    profiled = "; ".join(str(each.degrees) for each in problem.variants)
     raise UnsupportedRequest(
         f"the profile has no costs at {degrees}",
-        remedy=f"it has them at {known}" if known else "a profile with costs at these degrees",
+        remedy=f"it has them at {profiled}" if profiled else "a profile with costs at these degrees",
     )
 
 
@@ -47,7 +47,7 @@ def _variants(problem: Problem) -> dict[Degrees, Variant]:
 def _measured(
     problem: Problem, variant: Variant, inner: InnerTimes, kind: str, times: TimeFactors
 ) -> tuple[Measured, ...]:
-    """Return the times of a kind with those of collectives, which a faster kind does not shorten."""
+    """Return the times of a kind, with the collectives' times, which a faster kind does not shorten."""
     source, speed = problem.kind_source[kind]
 
     def computed(each: np.ndarray) -> np.ndarray:
@@ -55,18 +55,18 @@ def _measured(
 
     return tuple(
         Measured(
-            rows=known.rows,
-            forward_ns=computed(known.forward_ns) + inner.exposed_ns(known, "forward", speed),
-            backward_ns=computed(known.backward_ns) + inner.exposed_ns(known, "backward", speed),
-            weight_ns=computed(known.weight_ns),
-            stash_bytes=known.stash_bytes,
-            workspace_bytes=known.workspace_bytes,
+            rows=measurement.rows,
+            forward_ns=computed(measurement.forward_ns) + inner.exposed_ns(measurement, "forward", speed),
+            backward_ns=computed(measurement.backward_ns) + inner.exposed_ns(measurement, "backward", speed),
+            weight_ns=computed(measurement.weight_ns),
+            stash_bytes=measurement.stash_bytes,
+            workspace_bytes=measurement.workspace_bytes,
             modules={
                 name: (computed(each.forward_ns) + inner.exposed_ns(each, "forward", speed), each.freed_bytes)
-                for name, each in known.modules.items()
+                for name, each in measurement.modules.items()
             },
         )
-        for known in variant.measured[source]
+        for measurement in variant.measured[source]
     )
 
 

@@ -15,7 +15,7 @@ from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.feasibility import proof_of_infeasibility
 from penstock.solvers.bounds.race import Race
 from penstock.solvers.costs.infinity import NEVER_NS, UNLIMITED
-from penstock.solvers.degrees.contract import Known, contract, inside_nodes
+from penstock.solvers.degrees.contract import Problems, contract, inside_nodes
 from penstock.solvers.degrees.planned import planned_cells
 from penstock.solvers.model.degrees import Choice
 from penstock.solvers.model.network import Cable, Network
@@ -69,7 +69,7 @@ class Hosts:
     """
 
     problem: Problem
-    known: Known | None
+    known: Problems | None
     open: list[_Open] = field(init=False)
     refused: dict[Choice, UnsupportedRequest] = field(init=False)
 

@@ -22,7 +22,7 @@ from typing import Protocol
 from penstock.schemas.errors import UnsupportedRequest
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import Known
+from penstock.solvers.degrees.contract import Problems
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
@@ -183,7 +183,7 @@ class Chooser:
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
     _known: dict[object, Hosts] = field(default_factory=dict)
-    _made: dict[object, Known] = field(default_factory=dict)
+    _made: dict[object, Problems] = field(default_factory=dict)
     _joined: bool | None = None
 
     def __post_init__(self) -> None:

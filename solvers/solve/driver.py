@@ -1,8 +1,8 @@
 """A solve: rounds of tasks, done by workers, whose results are combined in the order of the tasks.
 
-Every task is one planner's search, or one attempt to improve or prove a plan, with a judge of its own (``judging``), as
-if it were run alone. ``tasks`` defines the tasks and their rounds, ``workers`` runs them, ``incumbent`` keeps the best
-plan of all and decides when it is good enough, and ``why`` makes the sentence for the answer.
+Every task is one planner's search, or one attempt to improve or prove a plan. Each task has a separate judge
+(``judging``), as if it ran alone. ``tasks`` defines the tasks and their rounds, ``workers`` runs them, ``incumbent``
+keeps the best plan of all and decides when it is good enough, and ``why`` makes the sentence for the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.solvers.solve.why import reasons, why
 from penstock.solvers.solve.workers import Here, Workforce, is_small, workers_for
 
 HINTED_BY, HINT_PLANS = "relax", 4
-"""The planner of changed problems, to see what would help, and the number of plans that it may have judged."""
+"""The planner of changed problems, used to find remedies, and its greatest number of simulated plans."""
 
 
 def solve(
@@ -45,18 +45,20 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     **limits: Any,
 ) -> Result:
-    """Return the best plan found, simulated and verified, with its bounds; or why there is none, and what would help.
+    """Return the best plan, simulated and verified, with its bounds; or why there is no plan, and a remedy.
 
-    ``effort``: a name of ``EFFORTS``; ``limits``: further fields of ``Setting``. The rest, and errors: as ``search``.
+    ``effort``: a name of ``EFFORTS``; ``limits``: further fields of ``Setting``. Other parameters and errors: as in
+    ``search``.
     """
     setting = Setting(problem, Deadline(time_limit_ns), planner, effort=effort_of(effort), **limits)
     return certified(problem, explained(setting, search(setting, start, on_incumbent, on_progress)))
 
 
 def explained(setting: Setting, result: Result) -> Result:
-    """Return the result with what binds its plan and, of planner ``auto``, what would help most and who was not asked.
+    """Add to the result why its plan takes its time and, for planner ``auto``, the best improvement and the planners
+    not run.
 
-    Over choices of degrees the planners that were not asked are named once for all.
+    For a request that leaves degrees open, the planners that did not run are named once for all choices.
     """
     asks_others, more = resolve(setting.planner).asks_others, list[str]()
     if result.best is not None and setting.prove_bounds and not setting.deadline.passed:
@@ -73,12 +75,14 @@ def search(
     on_incumbent: Callable[[JudgedPlan], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """Return the best plan found, with bounds, simulated but not yet ``certified``; or why no plan was found.
+    """Return the best plan with bounds, simulated but not yet ``certified``; or why there is no plan.
 
-    ``start``: a plan that was found before, to be improved on. ``on_incumbent`` is called with every improvement,
-    ``on_progress`` with these, bounds, and who is at work. Where bounds are proven and no plan was found, remedies are
-    looked for too. Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the
-    planner cannot take the request.
+    ``start``: an earlier plan to improve. ``on_incumbent`` is called with every improvement, ``on_progress`` with every
+    improvement, bound, and change of the tasks at work. If bounds are proven and there is no plan, remedies are
+    searched
+    too. Raises ``UnsupportedRequest`` and ``InvalidDocument`` as ``Planner.check`` does, and where the planner cannot
+    take
+    the request.
     """
     row, problem = resolve(setting.planner), setting.problem
     values = row.check(problem.update_rules, setting.schedule, setting.options)
@@ -101,16 +105,16 @@ def search(
 
 
 def run(state: State, every_round: Iterable[list[Task]], workforce: Workforce) -> None:
-    """Do each round's tasks; what they found is taken in their order, whoever was first (``workers.Round``)."""
+    """Run each round's tasks; results count in the order of the tasks, whichever ends first (``workers.Round``)."""
     for tasks in every_round:
         for task, outcome in workforce.run(tasks, state):
             state.take(task.name, outcome)
 
 
 def feasible(setting: Setting, planner: str, values: Mapping[str, object]) -> bool:
-    """Return whether a planner finds a plan that fits, in this process."""
+    """Return whether a planner has a plan that fits, in this process."""
     state = State(setting)
-    with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
+    with suppress(UnsupportedRequest):  # a request that the planner does not support has no plan from it
         run(state, rounds(state, PLANNERS[planner], values), Here(setting))
     return state.best is not None
 
@@ -132,7 +136,7 @@ def replanned_by(planner: str, max_plans: int) -> Replan:
     row = resolve(planner)
 
     def replan(problem: Problem) -> JudgedPlan | None:
-        with suppress(UnsupportedRequest):  # what the planner cannot take has no plan of it
+        with suppress(UnsupportedRequest):  # a request that the planner does not support has no plan from it
             if row.proposals is None:
                 return solve(problem, row.name, max_plans=max_plans).best
             judge = Judge(Setting(problem, max_plans=max_plans))

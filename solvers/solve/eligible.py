@@ -1,7 +1,7 @@
-"""Which planners ``auto`` asks for a request, and why it does not ask the others.
+"""The planners that ``auto`` runs for a request, and why it does not run the others.
 
-A reason says which values decided. Over choices of degrees reasons of one kind have other values at each; they are
-named once, with the least and the greatest (``Reason.combined``).
+A reason states the values that decided. At several choices of degrees, reasons of one kind have different values; such
+reasons are combined into one, with the least and the greatest value (``Reason.combined``).
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from penstock.solvers.planners.setting import Setting
 from penstock.solvers.solve.searched import Searched
 
 MOST_CELLS = 1024
-"""Where degrees are a choice, more cells are for planners of any number of devices alone: others take minutes each."""
+"""Most cells of an open choice of degrees for ordinary planners, which take minutes each on more.
+
+With more cells, only planners for any number of devices run.
+"""
 EXACT = tuple(row.name for row in PLANNERS.values() if row.exact)
 PROVING = tuple(row.name for row in PLANNERS.values() if row.tier is Tier.PROOF and row.least_devices == 1)
 
 
 class Chosen(NamedTuple):
-    """The planners that a request is given to, in the order in which they are asked; of the others the reason."""
+    """The planners that ``auto`` runs, in order, and the reason for each planner left out."""
 
     rows: list[Planner]
     left_out: dict[str, Reason]
 
 
 def chosen(setting: Setting, excluded: set[str]) -> Chosen:
-    """Return the planners that ``auto`` asks; ties are decided in their order.
+    """Return the planners that ``auto`` runs; ties between plans are decided in their order.
 
-    Where the first plan that fits is enough, none that is exact; with an effort that ends planners, none that proves
-    what is best of a small request, if this one is large. Planners of fewer devices than there are are asked only where
-    no other takes the request: what they say of it is the answer then.
+    If the first plan that fits is enough, no exact planner runs. With an effort that ends planners early, planners that
+    prove the best plan of a small request do not run for a large request. A planner limited to fewer devices than the
+    problem has runs only where no other planner takes the request; its error is then the answer.
     """
     every = [row for row in PLANNERS.values() if row.proposals is not None]
     fit = [row for row in every if row.name not in excluded and _unfit(setting, row) is None]
@@ -59,15 +62,15 @@ def chosen(setting: Setting, excluded: set[str]) -> Chosen:
 
 
 def _reason(setting: Setting, row: Planner) -> Reason:
-    """Return why a planner is not asked: what the user has asked for comes before what takes too long."""
-    found = _unfit(setting, row, by_target_alone=True) or _mismatched(setting, row)
-    found = found or _unfit(setting, row) or _oversized(setting, row)
-    assert found is not None, row.name
-    return found
+    """Return why a planner is not run: what the user requested comes before what takes too long."""
+    reason = _unfit(setting, row, by_target_alone=True) or _mismatched(setting, row)
+    reason = reason or _unfit(setting, row) or _oversized(setting, row)
+    assert reason is not None, row.name
+    return reason
 
 
 def _unfit(setting: Setting, row: Planner, *, by_target_alone: bool = False) -> Reason | None:
-    """Return why a planner is not for a request of this target, number of devices, and effort."""
+    """Return why a planner does not suit a request of this target, number of devices, and effort."""
     problem, size = setting.problem, setting.problem.num_devices
     if problem.within is not None and not row.target:
         return Reason(f"their plans are not kept within what target {problem.within.trainer} can express")
@@ -86,19 +89,19 @@ def _unfit(setting: Setting, row: Planner, *, by_target_alone: bool = False) -> 
 
 
 def too_large(size: int) -> Reason:
-    """Return why planners that prove what is best of small requests are not asked for a large one."""
+    """Return why planners that prove the best plan of small requests are not run for a large one."""
     kind = "layers × devices × numbers of micro-batches are {}, above the {} up to which they are asked"
     return Reason(kind, (size, LARGE))
 
 
 def _devices(problem: Problem) -> str:
-    """Return a kind of reasons with the number of devices as its first value, up to the verb."""
+    """Return the beginning of a reason, up to its verb; its first value is the number of devices."""
     number = problem.num_devices
     return f"{{}} {problem.units(number)} {'is' if number == 1 else 'are'}"
 
 
 def _oversized(setting: Setting, row: Planner) -> Reason | None:
-    """Return why a planner is not asked for this number of devices, as long as another one is."""
+    """Return why a planner is not run for this number of devices, if another planner is."""
     problem, size = setting.problem, setting.problem.num_devices
     if reach(problem) <= row.most_devices:
         return None
@@ -107,7 +110,7 @@ def _oversized(setting: Setting, row: Planner) -> Reason | None:
 
 
 def _mismatched(setting: Setting, row: Planner) -> Reason | None:
-    """Return why a planner has no plans with the update rules and the schedule that were asked for."""
+    """Return why a planner has no plans with the requested update rules and schedule."""
     rules = setting.problem.update_rules
     if not row.supports & rules:
         return Reason(f"the request allows only update rule {' and '.join(sorted(rules))}")
@@ -117,13 +120,13 @@ def _mismatched(setting: Setting, row: Planner) -> Reason | None:
 
 
 def reach(problem: Problem) -> int:
-    """Return the number of devices that planners have to take, and searches from their plans."""
+    """Return the number of devices that planners, and searches from their plans, have to support."""
     many = problem.choice is not None and problem.num_devices > MOST_CELLS
     return max(problem.num_devices, MAX_DENSE_DEVICES + 1) if many else problem.num_devices
 
 
 def why_unsearched(setting: Setting) -> Reason | None:
-    """Return why neither plans nor orders are searched for from the best plan; None where they are."""
+    """Return why neither plans nor orders are searched from the best plan; None where they are."""
     problem, size = setting.problem, setting.problem.num_devices
     if problem.within is not None:
         return Reason(f"it makes plans beyond target {problem.within.trainer}")
@@ -134,15 +137,16 @@ def why_unsearched(setting: Setting) -> Reason | None:
 
 
 def excluded_by(setting: Setting, names: str) -> set[str]:
-    """Return the planners and phases that are left out: those named, and those that the setting excludes.
+    """Return the names of the planners and phases that are left out: by the user, or because the setting excludes them.
 
-    Raises ``UnsupportedRequest`` for a name that is not contained.
+    Raises ``UnsupportedRequest`` for a name that ``auto`` does not contain.
     """
-    known = {*(row.name for row in PLANNERS.values() if row.proposals is not None), *PHASES}
+    contained = {*(row.name for row in PLANNERS.values() if row.proposals is not None), *PHASES}
     excluded = {name.strip() for name in names.split(",") if name.strip()}
-    for name in sorted(excluded - known):
+    for name in sorted(excluded - contained):
         raise UnsupportedRequest(
-            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(known))}", remedy=meant(name, known)
+            f"planner 'auto' contains no {name!r}; it contains {', '.join(sorted(contained))}",
+            remedy=meant(name, contained),
         )
     return excluded | set(setting.excluded)
 
@@ -151,10 +155,11 @@ def excluded_by(setting: Setting, names: str) -> set[str]:
 
 
 def not_asked(left_out: Sequence[Mapping[str, Reason]], choices: int = 1) -> Iterator[str]:
-    """Yield a clause for each reason, with the planners: "not asked, as the request names no target: uniform".
+    """Yield a clause for each reason, with its planners: "not asked, as the request names no target: uniform".
 
-    ``left_out``: of each search, such as those at ``choices`` choices of degrees that were searched, the reason by the
-    planner. A clause says at how many of them, unless it holds at all.
+    ``left_out``: one mapping for each search, such as one at each of ``choices`` choices of degrees, from the planner
+    to
+    the reason. A clause says at how many of the searches it holds, unless it holds for all.
     """
     alike: dict[tuple[str, str], list[Reason]] = {}
     for each in left_out:
@@ -173,13 +178,13 @@ def not_asked(left_out: Sequence[Mapping[str, Reason]], choices: int = 1) -> Ite
 QUICK = "even"
 """The planner that ranks the choices first."""
 LISTED = tuple(row.name for row in PLANNERS.values() if row.listed)
-"""The planners that rank the choices next: they have their best plans soon."""
+"""The planners that rank the choices next: they find their best plans early."""
 
 
 class Round(NamedTuple):
-    """``plans`` of each planner that are simulated; who is ``near`` the best goes on.
+    """A round over choices: ``plans`` are simulated per planner; choices within ``near`` times the best plan continue.
 
-    ``planners``: these alone are asked, one after the other, for all plans that their effort allows.
+    ``planners``: only these run, one after the other, with all plans that their effort allows.
     """
 
     plans: int | None
@@ -188,25 +193,25 @@ class Round(NamedTuple):
 
 
 ROUNDS = (Round(None, 1.4, (QUICK,)), Round(None, 1.12, LISTED), Round(1, 1.12), Round(8, 1.03))
-"""Of planner ``auto``."""
+"""The rounds of planner ``auto``."""
 NO_PLAN = "no plan of theirs was found to fit"
 NEAR = 1.12
-"""How near the best of planner ``QUICK`` a choice is that gets the whole effort of another planner."""
+"""Choices within this multiple of the best plan of planner ``QUICK`` get the whole effort of another planner."""
 LEAST_S = 2.0
-"""Seconds that planners need at least at a choice, with the start of their processes, to be worth comparing."""
+"""Least time of planners at a choice, with the start of their processes, to be worth comparing, in seconds."""
 
 
 def most_comparable(deadline: Deadline) -> float:
-    """Return how many choices can be compared by many planners in half of the time left."""
+    """Return how many choices many planners can compare in half of the time left."""
     return inf if deadline.left_s is None else deadline.left_s / (2 * LEAST_S)
 
 
 def left_out(each: Searched) -> dict[str, Reason | None]:
-    """Return the planners that a choice is not given to: those that had their effort; for a large one ``PROVING``."""
+    """Return the planners that do not run at a choice: planners that ended a search; for a large one ``PROVING``."""
     unfit = {} if each.size <= LARGE else dict.fromkeys(PROVING, too_large(each.size))
-    return {**dict.fromkeys(each.asked), **unfit}
+    return {**dict.fromkeys(each.finished_planners), **unfit}
 
 
 def excluding(setting: Setting, others: Mapping[str, Reason | None]) -> Setting:
-    """Return what is asked of ``auto`` without these planners or phases; of each the reason that the answer gives."""
+    """Return the setting of ``auto`` without these planners or phases; the answer gives the reason for each."""
     return replace(setting, excluded={**setting.excluded, **others})

@@ -1,4 +1,4 @@
-"""What a solve knows: the incumbent (the best plan so far), what is proven, and what kept others from being plans.
+"""The state of a solve: the incumbent (the best plan so far), the proofs, and the obstacles to other plans.
 
 Ties between plans: time per global batch, fewest devices, then the allocation's layers and devices, then fewest warm-up
 forwards, then the plan that was offered first.
@@ -30,7 +30,7 @@ Key = tuple[int, int, tuple[object, ...], int, str]
 
 
 def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
-    """Return what plans are ranked by; the least is the best."""
+    """Return the sort key of plans; the least is the best."""
     stages = tuple((s.first, s.last, s.devices, s.dispatch, s.recompute, s.modules) for s in allocation.stages)
     used = len({d for s in allocation.stages for d in s.devices})
     warmup = sum(schedule.warmup) if isinstance(schedule, Orders) else 0
@@ -40,7 +40,7 @@ def key_of(value_ns: int, allocation: Allocation, schedule: Schedule) -> Key:
 def with_timeline(problem: Problem, plan: JudgedPlan) -> JudgedPlan:
     """Return the plan with its timeline, which is simulated once in a process.
 
-    Raises ``InvalidPlan`` where that is not what another process has found (our bug).
+    Raises ``InvalidPlan`` if the simulation contradicts the one of another process (our bug).
     """
     if plan.simulated is None:
         how = plan.allocation, plan.schedule
@@ -54,7 +54,7 @@ def with_timeline(problem: Problem, plan: JudgedPlan) -> JudgedPlan:
 
 @dataclass
 class Incumbent:
-    """The best plan of those that were offered; None before the first."""
+    """The best plan that was offered; None before the first plan."""
 
     best: JudgedPlan | None = None
     _key: Key | None = None
@@ -85,7 +85,7 @@ class Proofs:
 
     setting: Setting
     by_class: dict[Covers, Bound] = field(default_factory=dict)
-    _known: tuple[JudgedPlan, Covers] | None = None
+    _plan_features: tuple[JudgedPlan, Covers] | None = None
 
     @cached_property
     def every_plan(self) -> Bound:
@@ -98,26 +98,28 @@ class Proofs:
         return allowed(self.setting.problem)
 
     def add(self, bound: Bound) -> bool:
-        """Take a bound, if it is higher than the known one on the same class; return whether it is."""
-        known = self.by_class.get(bound.covers)
-        if known is not None and bound.bound_ns <= known.bound_ns:
+        """Take a bound if it is higher than the previous bound on the same class; return whether it is."""
+        previous = self.by_class.get(bound.covers)
+        if previous is not None and bound.bound_ns <= previous.bound_ns:
             return False
         self.by_class[bound.covers] = bound
         return True
 
     def on_every_plan(self, more: Iterable[Bound] = ()) -> Bound:
         """Return the highest bound on every plan of the request; ``more``: bounds that are not taken yet."""
-        known = [bound for bound in (*self.by_class.values(), *more) if self.allowed <= bound.covers]
-        return max((self.every_plan, *known), key=lambda bound: bound.bound_ns)
+        bounds = [bound for bound in (*self.by_class.values(), *more) if self.allowed <= bound.covers]
+        return max((self.every_plan, *bounds), key=lambda bound: bound.bound_ns)
 
     def shown(self, best: JudgedPlan) -> tuple[Bound, ...]:
         """Return the bound on every plan of the request, then a higher one that covers the plan, if there is one.
 
         A bound that the plan refutes is left out.
         """
-        own = self._features(best)
-        known = [each for each in self.by_class.values() if own <= each.covers and each.bound_ns <= best.value_ns]
-        return shown([self.on_every_plan(), *known])
+        features = self._features(best)
+        covering = [
+            each for each in self.by_class.values() if features <= each.covers and each.bound_ns <= best.value_ns
+        ]
+        return shown([self.on_every_plan(), *covering])
 
     def reached(self, best: JudgedPlan | None) -> bool:
         """Return whether no better plan like the incumbent is needed: it is within the gap of a bound that covers it.
@@ -129,24 +131,25 @@ class Proofs:
         return best.value_ns <= self.shown(best)[-1].bound_ns * (1.0 + self.setting.gap)
 
     def sparing(self, best: JudgedPlan | None, plans: Covers | None) -> Bound | None:
-        """Return a bound on a class of plans that shows that no search for them is needed. None: any plan.
+        """Return a bound on a class of plans that makes a search for them needless; None if no bound does.
 
-        The gap that was asked for is between the incumbent and a bound that covers it as well. With ``first_feasible``
-        any plan is enough.
+        ``plans``: the class; None: all plans. The requested gap applies between the incumbent and a bound that also
+        covers the
+        incumbent. With ``first_feasible`` any incumbent is enough.
         """
         if best is None or self.setting.first_feasible:
             return None if best is None else self.every_plan
-        gap, own = self.setting.gap, self._features(best)
+        gap, features = self.setting.gap, self._features(best)
         wanted = self.allowed if plans is None else plans
         sparing = [bound for bound in (self.every_plan, *self.by_class.values()) if wanted <= bound.covers]
-        enough = (b for b in sparing if best.value_ns <= b.bound_ns * (1.0 + (gap if own <= b.covers else 0.0)))
+        enough = (b for b in sparing if best.value_ns <= b.bound_ns * (1.0 + (gap if features <= b.covers else 0.0)))
         return next(enough, None)
 
     def _features(self, plan: JudgedPlan) -> Covers:
-        """Return the plan's features, found once for the incumbent."""
-        if self._known is None or self._known[0] is not plan:
-            self._known = plan, features_of_candidate(self.setting.problem, plan)
-        return self._known[1]
+        """Return the plan's features, computed once for the incumbent."""
+        if self._plan_features is None or self._plan_features[0] is not plan:
+            self._plan_features = plan, features_of_candidate(self.setting.problem, plan)
+        return self._plan_features[1]
 
 
 class OrderBound(NamedTuple):
@@ -156,23 +159,24 @@ class OrderBound(NamedTuple):
     bound: Bound
 
     def covers(self, candidate: JudgedPlan) -> bool:
-        """Return whether a plan has one of those schedules."""
-        own = self.plan
-        if not (isinstance(own.schedule, Orders) and isinstance(candidate.schedule, Orders)):
+        """Return whether the bound covers the schedule of a plan."""
+        bounded = self.plan
+        if not (isinstance(bounded.schedule, Orders) and isinstance(candidate.schedule, Orders)):
             return False
         how, other = (
             (each.allocation, each.overlap_all_reduce, each.update_rule, kinds_of(each.orders))
-            for each in (own, candidate)
+            for each in (bounded, candidate)
         )
         return how == other
 
 
 @dataclass
 class Obstacles:
-    """What kept proposals from becoming plans.
+    """The obstacles that kept proposals from becoming plans.
 
-    ``shortage``: the least of all shortages; ``disconnected`` and ``unpinned``: of the last proposal that devices do
-    not connect, or that breaks a pin; ``proposed``: whether there was any proposal.
+    ``shortage``: the least of all shortages. ``disconnected`` and ``unpinned``: of the last proposal whose devices are
+    not
+    connected, or that breaks a pin. ``proposed``: whether there was any proposal.
     """
 
     shortage: Shortage | None = None
@@ -181,12 +185,12 @@ class Obstacles:
     proposed: bool = False
 
     def lacks(self, short: Shortage) -> None:
-        """Keep a shortage, if it is the least."""
+        """Keep a shortage if it is the least."""
         if self.shortage is None or short.missing_bytes < self.shortage.missing_bytes:
             self.shortage = short
 
     def add(self, later: Obstacles) -> None:
-        """Keep those of a later task as well."""
+        """Add the obstacles of a later task."""
         if later.shortage is not None:
             self.lacks(later.shortage)
         self.disconnected = later.disconnected or self.disconnected
@@ -196,21 +200,23 @@ class Obstacles:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended.
+    """The end of a task and its results.
 
-    ``found`` and ``proven``: its best plan and its bounds, of all that it announced. ``order_bound``: what it has
-    proven of one allocation's schedules. ``unfinished``: it was cut off by a limit. ``weary``: it ended because more
-    plans were unlikely to be better (``Effort.patience``). ``note``: for ``why``. ``refused``:
-    why it cannot take the request. ``lost``: what ended its process. ``remedy``: what makes an infeasible request
+    ``best`` and ``proven``: its best plan and its bounds, of all that it announced. ``order_bound``: its bound on the
+    schedules of one allocation. ``unfinished``: a limit cut it off. ``out_of_patience``: it ended because more plans
+    were
+    unlikely to be better (``Effort.patience``). ``note``: a clause for ``why``. ``refused``: why it cannot take the
+    request. ``lost``: the signal or status that ended its process. ``remedy``: a change that makes an infeasible
+    request
     feasible.
     """
 
-    found: JudgedPlan | None = None
+    best: JudgedPlan | None = None
     proven: tuple[Bound, ...] = ()
     order_bound: OrderBound | None = None
     obstacles: Obstacles = field(default_factory=Obstacles)
     unfinished: bool = False
-    weary: bool = False
+    out_of_patience: bool = False
     note: str = ""
     refused: UnsupportedRequest | None = None
     lost: str | None = None
@@ -219,14 +225,17 @@ class Outcome:
 
 @dataclass
 class State:
-    """What is known so far, from all tasks.
+    """The state of a solve: the combined results of all tasks so far.
 
     ``on_incumbent`` is called with every better plan, ``on_progress`` also with bounds and the tasks at work.
-    ``plain``: the best of plain plans (``JudgedPlan.is_plain``). ``unfinished`` and ``weary``: tasks that a limit or
-    the effort has ended. ``left_out``: planners that do not go with the request, with the reason (``asking``);
-    ``refused``: those that cannot take it, with their error; ``spared``: those of no better plans, with the bound that
-    shows it. ``lost``: tasks whose process died, and of what. ``remedy``: what makes an infeasible request feasible.
-    ``codec_note``: what codecs save.
+    ``plain``: the best of plain plans (``JudgedPlan.is_plain``). ``unfinished`` and ``out_of_patience``: tasks that a
+    limit
+    or the effort has ended. ``left_out``: planners that do not suit the request, with the reason (``eligible``).
+    ``refused``: planners that cannot take it, with their error. ``spared``: planners that cannot improve on the best
+    plan,
+    with the bound that shows it. ``lost``: tasks whose process died, and how. ``remedy``: a change that makes an
+    infeasible
+    request feasible. ``codec_note``: the time that codecs save.
     """
 
     setting: Setting
@@ -239,7 +248,7 @@ class State:
     obstacles: Obstacles = field(default_factory=Obstacles)
     order_bounds: list[OrderBound] = field(default_factory=list)
     unfinished: dict[str, None] = field(default_factory=dict)
-    weary: dict[str, None] = field(default_factory=dict)
+    out_of_patience: dict[str, None] = field(default_factory=dict)
     spared: dict[str, Bound] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -257,11 +266,11 @@ class State:
         return self.setting.problem
 
     def take(self, name: str, outcome: Outcome) -> None:
-        """Take over what a task has found, proven or met; of plans that tie the earlier one stays."""
+        """Merge a task's plans, bounds and obstacles; of plans that tie, the earlier one stays."""
         if outcome.unfinished:
             self.unfinished[name] = None
-        if outcome.weary:
-            self.weary[name] = None
+        if outcome.out_of_patience:
+            self.out_of_patience[name] = None
         if outcome.lost is not None:
             self.lost[name] = outcome.lost
         if outcome.note:
@@ -274,21 +283,21 @@ class State:
         self.obstacles.add(outcome.obstacles)
         for bound in outcome.proven:
             self.proofs.add(bound)
-        if outcome.found is not None:
-            self.offer(outcome.found)
+        if outcome.best is not None:
+            self.offer(outcome.best)
 
-    def offer(self, found: JudgedPlan) -> None:
+    def offer(self, plan: JudgedPlan) -> None:
         """Make a plan the incumbent if it is better."""
-        if found.is_plain:
-            self.plain.offer(found)
-        if self.incumbent.offer(found):
-            self.best = with_timeline(self.problem, found)
+        if plan.is_plain:
+            self.plain.offer(plan)
+        if self.incumbent.offer(plan):
+            self.best = with_timeline(self.problem, plan)
             self._announce(self.best)
 
-    def announce(self, found: JudgedPlan) -> None:
-        """Pass on a plan that is better than all that were passed on, before it is its task's turn to be taken."""
-        if self.announced is None or found.value_ns < self.announced.value_ns:
-            self._announce(with_timeline(self.problem, found))
+    def announce(self, plan: JudgedPlan) -> None:
+        """Announce a plan that is better than all announced plans, before its task's turn in the order."""
+        if self.announced is None or plan.value_ns < self.announced.value_ns:
+            self._announce(with_timeline(self.problem, plan))
 
     def _announce(self, plan: JudgedPlan) -> None:
         if self.announced is None or plan.value_ns < self.announced.value_ns:
@@ -304,13 +313,13 @@ class State:
 
     @property
     def shares_times(self) -> bool:
-        """Whether tasks may know each other's best time: not where the answer might depend on when it was known."""
+        """Whether tasks may share their best times: False where the answer might depend on when a time arrives."""
         counted = self.setting.max_plans is not None or self.setting.effort.patience is not None
         return self.setting.gap == 0 and not counted and not self.setting.first_feasible
 
     @property
     def shared_ns(self) -> int | None:
-        """Return the least time known, where times are shared."""
+        """Return the least time of any plan, where times are shared."""
         return None if self.announced is None or not self.shares_times else self.announced.value_ns
 
     @property
@@ -332,14 +341,14 @@ class State:
         """Encode the incumbent's tensors where that saves time in the simulation."""
         if self.best is None or not self.problem.codec:
             return
-        found = encoded(self.problem, self.best, lambda: self.setting.deadline.passed)
-        if found is not None:
-            self.best, self.codec_note = found
+        encoding = encoded(self.problem, self.best, lambda: self.setting.deadline.passed)
+        if encoding is not None:
+            self.best, self.codec_note = encoding
             self._announce(self.best)
 
     @cached_property
     def refuted(self) -> Proof | None:
-        """The proof that there is no plan, looked for when none was found."""
+        """The proof that there is no plan, computed only if no plan was found."""
         return None if self.best is not None else proof_of_infeasibility(self.problem)
 
     @property
@@ -354,12 +363,12 @@ class State:
 
     @property
     def shortage(self) -> Shortage | None:
-        """What the nearest plan lacks, where there is no plan, with the remedy if one was found."""
+        """The shortage of the nearest plan, if there is no plan, with a remedy if there is one."""
         short = self.obstacles.shortage or (None if self.refuted is None else self.refuted.shortage)
         return short and replace(short, remedy=self.remedy)
 
     def result(self, clauses: Iterable[str], not_asked: Mapping[str, Reason] | None = None) -> Result:
-        """Return what was found, and proven of classes of plans and of orders; the plan is not ``certified`` yet."""
+        """Return the best plan, the bounds on classes of plans and on orders; the plan is not ``certified`` yet."""
         unfinished, seconds, others = tuple(self.unfinished), self.setting.deadline.seconds, not_asked or {}
         why, best = tuple(clauses), self.best
         if best is None:
@@ -371,7 +380,7 @@ class State:
 def certified(problem: Problem, result: Result) -> Result:
     """Return the result with its plan verified, the bound on every order of its allocation, and whether it is optimal.
 
-    Of a result's bounds the first is on every plan. Raises ``InvalidPlan`` where the verifier refuses the plan (our
+    The first of a result's bounds is on every plan. Raises ``InvalidPlan`` where the verifier refuses the plan (our
     bug).
     """
     best = result.best
@@ -383,8 +392,8 @@ def certified(problem: Problem, result: Result) -> Result:
         raise InvalidPlan(f"planner {best.planner!r} made a plan that does not verify: " + "; ".join(faults[:3]))
     analytic = schedule_bound(problem, *how, best.update_rule, best.overlap_all_reduce)
     of_orders = (each for each in result.bounds if each.scope == SCHEDULE_SCOPE)
-    own = max((analytic, *of_orders), key=lambda bound: bound.bound_ns)
-    bounds = (*(each for each in result.bounds if each.scope != SCHEDULE_SCOPE), own)
+    order_bound = max((analytic, *of_orders), key=lambda bound: bound.bound_ns)
+    bounds = (*(each for each in result.bounds if each.scope != SCHEDULE_SCOPE), order_bound)
     # A steady state whose cycle is longer than what was measured may be averaged a little too fast.
     sound = all(best.value_ns >= bound.bound_ns for bound in bounds)
     optimal = sound and best.value_ns <= bounds[0].bound_ns + bounds[0].tolerance_ns

@@ -1,6 +1,6 @@
-"""Judges the proposals of one task: candidate schedule, timeline, does it fit, is it the best so far.
+"""The judge of one task's proposals: candidate schedule, timeline, fit into memory, comparison with the best plan.
 
-Every time comes from the simulator; a planner's own estimate decides only what is judged, and in which order.
+Every time comes from the simulator. A planner's estimates only decide which proposals are judged, and in which order.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from penstock.solvers.schedules.support.fitting_orders import Vector, lowered, m
 from penstock.solvers.solve.incumbent import Incumbent, Obstacles, Outcome, Proofs, key_of
 
 MOST_FUTILE = 16
-"""Micro-batches fewer in flight, one after the other, that save no memory: then something else takes it."""
+"""Consecutive tries of fewer micro-batches in flight that save no memory; after them, something else takes the memory.
+"""
 
 
 class Link(Protocol):
-    """A task's line to whoever runs it."""
+    """A task's link to the process that runs it."""
 
     def best_ns(self) -> int | None:
-        """Return the least time of any plan that other tasks know; None where nothing is shared."""
+        """Return the least time of any plan of other tasks; None where no times are shared."""
 
-    def found(self, found: JudgedPlan) -> None:
+    def announce(self, plan: JudgedPlan) -> None:
         """Announce a plan that is better than the task's last one."""
 
     def proven(self, bound: Bound) -> None:
-        """Announce a bound that is higher than the task's last one on the same plans."""
+        """Announce a bound that is higher than the task's last bound on the same plans."""
 
 
 class Judge:
-    """Judges one task's proposals in their order; keeps the best plan that fits, and what kept others from being plans.
+    """The judge of one task's proposals in their order: it keeps the best plan that fits, and the obstacles to others.
 
-    What it judges depends on nothing that is found elsewhere meanwhile: whether a plan is tried with fewer
-    in-flight micro-batches depends only on its memory. A better time known elsewhere (``ceiling_ns``, by default
-    the link's) rules out only plans with a bound strictly above it. ``patience``: how many plans in a row may be
-    judged that are no better than the best before them.
+    Its judgements do not depend on what other tasks find meanwhile: whether a plan is tried with fewer in-flight
+    micro-batches depends only on its memory. A better time from elsewhere (``ceiling_ns``, by default from the link)
+    rules
+    out only plans with a bound strictly above it. ``patience``: how many plans in a row may be judged that are no
+    better
+    than the best plan before them.
     """
 
     def __init__(
@@ -82,30 +85,30 @@ class Judge:
     @property
     def stopped(self) -> bool:
         """Whether the task has had its time, its number of plans, or its patience."""
-        return self._limited or self.weary
+        return self._limited or self.out_of_patience
 
     @property
     def _limited(self) -> bool:
         return self.setting.deadline.passed or (self._limit is not None and self.judged >= self._limit)
 
     @property
-    def weary(self) -> bool:
+    def out_of_patience(self) -> bool:
         """Whether more plans in a row than its patience allows were no better than its best."""
         return self._patience is not None and self.best is not None and self.judged - self._better_at >= self._patience
 
     def outcome(self) -> Outcome:
-        """Return what came of the proposals so far."""
+        """Return the result of the proposals so far."""
         return Outcome(
-            found=self.best,
+            best=self.best,
             proven=tuple(self.proofs.by_class.values()),
             obstacles=self.obstacles,
             unfinished=self.unfinished,
-            weary=self.weary and not self.unfinished and not self.done,
+            out_of_patience=self.out_of_patience and not self.unfinished and not self.done,
             note=self.note,
         )
 
     def prove(self, bound: Bound) -> None:
-        """Take a bound, and announce it if it is news."""
+        """Take a bound, and announce it if it is higher."""
         if self.proofs.add(bound) and self.link is not None:
             self.link.proven(bound)
 
@@ -114,7 +117,7 @@ class Judge:
         if self.incumbent.offer(plan):
             self._better_at = self.judged
             if self.link is not None:
-                self.link.found(plan)
+                self.link.announce(plan)
 
     def judge_all(self, planner: str, proposals: Iterable[Proposal]) -> None:
         """Judge proposals in order until a limit, or until nothing better is needed."""
@@ -155,8 +158,8 @@ class Judge:
         if fixed is None:
             allocation = keep_pins(self.problem, proposal.allocation)
         else:
-            found = keep_pins_of_schedule(self.problem, proposal.allocation, fixed)
-            allocation, fixed = (None, None) if found is None else found
+            pinned = keep_pins_of_schedule(self.problem, proposal.allocation, fixed)
+            allocation, fixed = (None, None) if pinned is None else pinned
         if allocation is None:
             return None
         numbered = self.problem.within is None or misnumbered(self.problem.nodes(), allocation.stages) is None
@@ -165,9 +168,9 @@ class Judge:
 
     def _try_schedules(self, planner: str, proposal: Proposal) -> None:
         """Judge every candidate schedule of a proposal, with recomputation where memory or the request asks for it."""
-        asked = self.setting.schedule
-        schedules = proposal.schedules if asked == "auto" else (asked,)
-        rows = _rows(planner, schedules) if asked == "auto" else [schedule_row(asked)]
+        requested = self.setting.schedule
+        schedules = proposal.schedules if requested == "auto" else (requested,)
+        rows = _rows(planner, schedules) if requested == "auto" else [schedule_row(requested)]
         if not any(row.for_any_stages for row in rows):
             return
         split = any(row.split for row in rows)
@@ -241,7 +244,8 @@ class Judge:
     ) -> Shortage | None:
         """Simulate a plan and take it if it fits and is better; return the shortage when it does not fit.
 
-        ``memory``: whether what it lacks has to be known of a plan that is not better. ``judged``: what is known of it.
+        ``memory``: whether the shortage is needed even of a plan that is not better. ``judged``: the plan's earlier
+        simulation.
         """
         self.judged += 1
         how: dict[str, Any] = {"overlap": overlap, "update_rule": update_rule}

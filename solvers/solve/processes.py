@@ -1,4 +1,4 @@
-"""How many processes there may be, and how they end with their parent. Standard library only.
+"""Limits on the number of processes, and their end with their parent. Standard library only.
 
 There is little to import, so that a process ends with its parent from its first moment on.
 """

@@ -1,22 +1,22 @@
 """Tasks, and the rounds in which a solve runs them: each round begins when the one before has ended.
 
 A task is a small picklable value: a planner's search, the neighbourhood of a plan, the order of one allocation, a
-bound, a remedy. ``run`` does it, in this process or in another, announces on its link what it finds on the way, and
-returns how it ended.
+bound, a remedy. ``run`` does it, in this process or in another, announces plans and bounds on its link as they come,
+and returns the outcome.
 
-A planner that is asked alone has one round: its proposals, and the bound on all plans of one pipeline. ``auto`` has
+A planner that runs alone has one round: its proposals, and the bound on all plans of one pipeline. ``auto`` has
 three:
 
-1. every planner that goes with the request (``asking``), each as if it were asked alone with the same limits, so that
+1. every planner that suits the request (``eligible``), each as if it ran alone with the same limits, so that
    ``auto`` is never worse than any of them;
 2. a neighbourhood search from the best plan, while its order is improved or proven;
-3. the same improvement or proof for what that search has made of the plan.
+3. the same improvement or proof of the plan that results from that search.
 
-At degrees where the profile knows modules of layers, the stages of the best plan recompute those instead of whole
-layers before each of the last two and at the end, where that is quicker.
+If the profile measures modules of layers at the degrees, the stages of the best plan recompute modules instead of whole
+layers, where that is quicker. This is tried before each of the last two rounds and at the end.
 
-Where a plan of several pipelines or with split backwards is best, the best of all others is searched from and its
-order optimised as well. With a target there is only the first round: later ones make plans beyond its limits.
+If a plan of several pipelines or with split backwards is best, a search also starts from the best of all others, and
+optimises its order as well. With a target there is only the first round: later rounds make plans beyond its limits.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from penstock.solvers.solve.incumbent import OrderBound, Outcome, State, with_ti
 from penstock.solvers.solve.judging import Judge, Link
 
 EFFORT = 1.0
-"""Effort of optimising a plan's order, without a time limit."""
+"""Effort of optimising a plan's order without a time limit, in about seconds of one core."""
 SHARE = 8
-"""With one, it gets 1/8 of the limit."""
+"""Divisor of a time limit: optimising a plan's order gets 1/8 of it."""
 LOCAL_SEARCH = 3
-"""The local search's effort, as a multiple of that of optimising an order."""
+"""The local search's effort, as a multiple of the effort of optimising an order."""
 ORDER_ROUNDS = 2
 """Rounds of order optimisation: of the planners' best plan, and of what the local search makes of it."""
 
 
 class Task(Protocol):
-    """A piece of work that is done as if it were alone."""
+    """A piece of work that runs as if it were alone."""
 
     @property
     def name(self) -> str:
@@ -70,17 +70,19 @@ class Task(Protocol):
 
     @property
     def makes(self) -> Covers | None:
-        """The class of its plans, None for any plan: a bound that covers it may make the task needless."""
+        """The class of its plans, None for any plan: a bound that covers the class may make the task needless."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Do it, and return how it ended."""
+        """Run the task, and return its outcome."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A planner's proposals, judged; ``also``: schedules that those of several stages are tried under as well.
+    """A planner's proposals, judged.
 
-    ``early``: to be begun before others.
+    ``also``: schedules that proposals of several stages are tried under as well. ``early``: whether the task begins
+    before
+    others.
     """
 
     name: str
@@ -98,19 +100,20 @@ class Ask:
         judge = Judge(setting, link, patience=patience)
         assert row.proposals is not None
         try:
-            own = _also_under(self.also, self._proposals(setting))
+            proposals = _also_under(self.also, self._proposals(setting))
             simple = row.simple if unlimited(row.options, self.values) else ()
             before, after = first_plans(setting.problem, simple), simplest_plans(setting.problem, simple)
             last = last_plans(setting.problem, simple, lambda: judge.best is None)
-            judge.judge_all(self.name, chain(before, own, after, last))
+            judge.judge_all(self.name, chain(before, proposals, after, last))
         except UnsupportedRequest as refused:
             return replace(judge.outcome(), refused=refused)
         return judge.outcome()
 
     def _proposals(self, setting: Setting) -> Iterator[Proposal]:
-        """Yield what the planner proposes, beginning with what it has proposed of this problem before.
+        """Yield what the planner proposes, beginning with its earlier proposals for this problem.
 
-        Where an earlier search stopped for its number of plans, the planner goes on; so a search of few plans costs
+        If an earlier search stopped at its number of plans, the planner continues there, so that a search of few plans
+        costs
         nothing twice. With a time limit, or if proposals depend on the setting, it begins again.
         """
         row, kept = PLANNERS[self.name], setting.problem.results
@@ -142,7 +145,7 @@ def _also_under(schedules: tuple[str, ...], proposals: Iterator[Proposal]) -> It
 
 @dataclass(frozen=True)
 class LocalSearch:
-    """Local search from a plan; ``proven``: known bounds; ``effort`` in about seconds of one core, counted."""
+    """Local search from a plan. ``proven``: bounds so far; ``effort``: about seconds of one core, counted in steps."""
 
     start: JudgedPlan
     proven: tuple[Bound, ...]
@@ -166,7 +169,7 @@ class LocalSearch:
             return judge.done or judge.setting.deadline.passed
 
         if rule in PERIODIC_RULES:
-            # Each step goes on from what the last one found: what others find meanwhile must not change the walk.
+            # Each step continues from the result of the last one: results of other tasks must not change the walk.
             judge.ceiling_ns = lambda: None
             for plan, pattern in steady.search(problem, rule, self.effort, lambda: judge.best, stopped):
                 yield in_order(problem, plan, pattern, rule)
@@ -177,7 +180,7 @@ class LocalSearch:
 
 @dataclass(frozen=True)
 class Selective:
-    """Recompute modules instead of whole layers, in the plan's order."""
+    """A change of the plan's order: stages recompute modules instead of whole layers."""
 
     start: JudgedPlan
     name: str = "selective"
@@ -188,17 +191,19 @@ class Selective:
         judge, start = Judge(setting, link), self.start
         judge.offer(with_timeline(setting.problem, start))
         assert isinstance(start.schedule, Orders)
-        found = lighter(
+        lighter_plan = lighter(
             setting.problem, start.allocation, start.schedule, start.overlap_all_reduce, lambda: setting.deadline.passed
         )
-        if found is not None:
-            judge.judge_all(self.name, [Proposal(found[0], (), overlaps=(start.overlap_all_reduce,), fixed=found[1])])
+        if lighter_plan is not None:
+            judge.judge_all(
+                self.name, [Proposal(lighter_plan[0], (), overlaps=(start.overlap_all_reduce,), fixed=lighter_plan[1])]
+            )
         return judge.outcome()
 
 
 @dataclass(frozen=True)
 class OptimiseOrder:
-    """Find a better order of a plan's allocation, or prove that there is none; ``effort`` as in ``optimise_order``."""
+    """Find a better order of a plan's allocation, or prove it optimal; ``effort`` as in ``optimise_order``."""
 
     start: JudgedPlan
     effort: float
@@ -208,14 +213,14 @@ class OptimiseOrder:
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Improve the order until it is proven, the effort is spent, or the limit; return the best plan and the bound.
 
-        A schedule that was asked for is not exchanged.
+        A requested schedule is not replaced.
         """
         start = self.start
         best: list[JudgedPlan] = []
 
         def better(orders: Orders, value_ns: int) -> None:
             best[:] = [replace(start, planner=self.name, schedule=orders, value_ns=value_ns, simulated=None)]
-            link.found(best[0])
+            link.announce(best[0])
 
         optimised = optimise_order(
             setting.problem,
@@ -229,7 +234,7 @@ class OptimiseOrder:
             on_better=better if setting.schedule == "auto" else None,
         )
         return Outcome(
-            found=best[0] if best else None,
+            best=best[0] if best else None,
             order_bound=OrderBound(start, optimised.bound),
             unfinished=setting.deadline.passed,
         )
@@ -237,10 +242,11 @@ class OptimiseOrder:
 
 @dataclass(frozen=True)
 class Prove:
-    """The bounds of all plans of one pipeline, whatever their devices hold; of many devices, of stages apart.
+    """The bounds of all plans of one pipeline, for any memory; for many devices, from stages taken separately.
 
-    Also of all plans that fit into memory, unless layers are many; with a target, of its plans. ``split``: instead, of
-    plans whose backwards may be split, which takes longer and spares fewer planners.
+    Also the bounds of all plans that fit into memory, unless layers are many; with a target, of its plans. ``split``:
+    only
+    bounds of plans whose backwards may be split, which take longer and spare fewer planners.
     """
 
     name: str = "bound"
@@ -249,14 +255,14 @@ class Prove:
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Return the bounds."""
-        found: list[Bound] = []
+        proven: list[Bound] = []
         for bounds in self._bounds(setting, link):
             for each in bounds:
                 link.proven(each)
-            found += bounds
+            proven += bounds
             if setting.deadline.passed:
                 break
-        return Outcome(proven=tuple(found))
+        return Outcome(proven=tuple(proven))
 
     def _bounds(self, setting: Setting, link: Link) -> Iterator[list[Bound]]:
         problem = setting.problem
@@ -276,7 +282,7 @@ class Prove:
 
 
 Feasible = Callable[[Setting, str, Mapping[str, object]], bool]
-"""Whether a planner with these options finds a plan that fits."""
+"""A function that returns whether a planner with these options has a plan that fits."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +308,7 @@ class Remedy:
 def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iterator[list[Task]]:
     """Yield the tasks of each round; ``values`` are all options of the planner.
 
-    Raises ``UnsupportedRequest`` where a planner that is asked alone cannot take the request.
+    Raises ``UnsupportedRequest`` if a planner that runs alone does not support the request.
     """
     setting = state.setting
     proves = setting.prove_bounds and not setting.first_feasible
@@ -320,7 +326,7 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
     if unsearched:
         state.left_out |= {name: unsearched for name in (LocalSearch.name, OptimiseOrder.name) if name not in excluded}
         excluded |= {LocalSearch.name, OptimiseOrder.name}
-    yield [*bounds, *asked(setting, rows), *of_split]
+    yield [*bounds, *tasks_for(setting, rows), *of_split]
     only_planners = setting.first_feasible or setting.problem.within is not None
     optimised: set[object] = set()
     for number in range(0 if only_planners or stays else ORDER_ROUNDS):
@@ -338,12 +344,12 @@ def rounds(state: State, planner: Planner, values: Mapping[str, object]) -> Iter
 
 
 def _may_split(problem: Problem) -> bool:
-    """Return whether plans may have split backwards, and devices are few enough for bounds of these."""
+    """Return whether plans may have split backwards, and devices are few enough for their bounds."""
     return problem.num_devices <= MOST_LABELLED and "split" in allowed(problem).backward
 
 
 def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:
-    """Yield a round for the best plans whose stages recompute, where single modules may be recomputed."""
+    """Yield a round for the best plans whose stages recompute, if single modules may be recomputed."""
     if "selective" in excluded or not state.problem.module_sets:
         return
     starts = [start for start in _starts(state) if start.update_rule == "synchronous"]
@@ -357,14 +363,14 @@ def _selective(state: State, excluded: set[str]) -> Iterator[list[Task]]:
 
 
 def first_tasks(setting: Setting, values: Mapping[str, object]) -> list[Task]:
-    """Return the simple planners, or that of many devices: one gives a plan before worker processes are there."""
+    """Return the simple planners, or the planner of many devices: they give a plan before workers are ready."""
     rows, _ = chosen(setting, excluded_by(setting, EXCLUDE.of(values)))
     simple = [row for row in rows if row.tier is Tier.SIMPLE]
-    return asked(setting, simple or [row for row in rows if row.least_devices > 1])
+    return tasks_for(setting, simple or [row for row in rows if row.least_devices > 1])
 
 
-def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
-    """Return the planners with their default options, and the schedules that name them."""
+def tasks_for(setting: Setting, rows: list[Planner]) -> list[Task]:
+    """Return a task for each planner with its default options, and the schedules that name the planner."""
     tasks: list[Task] = []
     for row in rows:
         also = [each for each in tried_with(row.name) if each.for_any_stages]
@@ -375,7 +381,7 @@ def asked(setting: Setting, rows: list[Planner]) -> list[Task]:
 
 
 def _starts(state: State) -> list[JudgedPlan]:
-    """Return the best plan, and the best plain one if another: with its order optimised it may be the better one."""
+    """Return the best plan, and the best plain plan if another: with its order optimised it may be the better one."""
     best, plain = state.incumbent.best, state.plain.best
     if best is None:
         return []
@@ -383,15 +389,15 @@ def _starts(state: State) -> list[JudgedPlan]:
 
 
 def _can_search_from(state: State, start: JudgedPlan) -> bool:
-    """Return whether local search supports the plan's update rule and the schedule that was asked for."""
-    own = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
-    known = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES
-    return known and state.setting.schedule in ("auto", own) and not state.done
+    """Return whether local search supports the plan's update rule and the requested schedule."""
+    schedule = "eager" if start.update_rule in PERIODIC_RULES else "early-backward"
+    supported = start.update_rule == "synchronous" or start.update_rule in PERIODIC_RULES
+    return supported and state.setting.schedule in ("auto", schedule) and not state.done
 
 
 def _effort(setting: Setting) -> float:
-    """Return the effort of optimising the order: as asked for, or by the requested limit, not by the time left."""
-    limit_s, asked = setting.deadline.limit_s, setting.effort.improving
-    if asked is not None:
-        return EFFORT * asked
+    """Return the effort of optimising the order: from the request's effort or time limit, not from the time left."""
+    limit_s, improving = setting.deadline.limit_s, setting.effort.improving
+    if improving is not None:
+        return EFFORT * improving
     return EFFORT if limit_s is None else limit_s / SHARE

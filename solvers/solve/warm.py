@@ -1,4 +1,5 @@
-"""Compiles what numba compiles, by solving a toy: ``python -m penstock.solvers.solve.warm`` at set-up and image build.
+"""A compilation of all numba kernels by solving a toy: ``python -m penstock.solvers.solve.warm`` at set-up and image
+build.
 
 The compiled kernels are kept on disk (``compiled.kept``), so that no user waits for the compiler.
 """
@@ -43,7 +44,7 @@ REPORT_S = 5.0
 
 
 class WarmUp(NamedTuple):
-    """A part of the warm-up; ``apart``: it compiles, which may take minutes, and its use is what it leaves on disk."""
+    """A part of the warm-up; ``apart``: it may compile for minutes, and only its files on disk are of use."""
 
     run: Callable[[], object]
     apart: bool = False
@@ -70,8 +71,8 @@ def _toys() -> list[Callable[[], None]]:
     toys: list[Callable[[], None]] = [_halves_too_large, _special_processor]
     for shared, channel in networks:
         problem = _toy(shared, channel)
-        asked = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
-        toys += [partial(_planned, problem, row) for row in asked]
+        planners = [row for row in PLANNERS.values() if row.proposals is None or not row.target]
+        toys += [partial(_planned, problem, row) for row in planners]
         toys += [partial(_suffixes, problem), partial(_in_bulk, problem)]
         toys.append(partial(_counted, problem))
     return toys
@@ -117,14 +118,14 @@ def _report(text: str) -> None:
 
 
 def _planned(problem: Problem, planner: Planner) -> None:
-    found = solve(problem, planner.name, max_plans=PLANS).best
-    if found is None:
+    best = solve(problem, planner.name, max_plans=PLANS).best
+    if best is None:
         return
-    if isinstance(found.schedule, Orders) and found.update_rule == "synchronous":
-        tabu.improve(problem, found.allocation, found.schedule, steps=2)
-    if isinstance(found.schedule, Orders) and len(found.allocation.pipelines) == 1:
-        lower(problem, found.allocation, found.schedule)
-    found.timeline.memory_curve(found.allocation.stages[0].devices[0])
+    if isinstance(best.schedule, Orders) and best.update_rule == "synchronous":
+        tabu.improve(problem, best.allocation, best.schedule, steps=2)
+    if isinstance(best.schedule, Orders) and len(best.allocation.pipelines) == 1:
+        lower(problem, best.allocation, best.schedule)
+    best.timeline.memory_curve(best.allocation.stages[0].devices[0])
 
 
 def _counted(problem: Problem) -> None:
@@ -147,7 +148,7 @@ def _line() -> Allocation:
 
 
 def _special_processor() -> None:
-    """MadPipe's label search and grid: equal layers leave them nothing to search."""
+    """Run MadPipe's label search and grid, because equal layers leave them nothing to search."""
     chain = Chain.of_layers(
         [1, 2, 1], [3, 4, 1], [1, 1, 1], [1, 1, 1, 1], bandwidth_bytes_per_s=10**10, memory_bytes=50, processors=2
     )
@@ -156,7 +157,7 @@ def _special_processor() -> None:
 
 
 def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
-    """Four layers on two nodes of two devices."""
+    """Build a problem of four layers on two nodes of two devices."""
     layers, devices = 4, 4
     each = np.full(layers, 1000, dtype=np.int64)
     prefix = np.arange(layers + 1, dtype=np.int64) * 1000
@@ -193,7 +194,7 @@ def _toy(shared: bool, channel: Literal["half", "full"]) -> Problem:
 
 
 def _halves_too_large() -> None:
-    """Two parts that each fit the device, but not together, in either place where they may meet."""
+    """Solve for two parts that each fit the device, but not together, in either place where they may meet."""
     time_ns = np.arange(4, dtype=np.int64)[None, :]
     demand = Demand(time_ns, 5 * time_ns[None, :, :])
     partition((demand, demand), np.full((1, 1), 10, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""One sentence for a result: what the plan is and how far from the bound, or why there is none."""
+"""One sentence for a result: the plan's shape and distance from the bound, or why there is no plan."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SHOWN = 8
 
 
 def why(state: State) -> list[str]:
-    """Return the clauses for the state at its end, with the tasks whose processes died."""
-    clauses = _nothing(state) if state.best is None else _found(state, state.best)
+    """Return the clauses for the final state, with the tasks whose processes died."""
+    clauses = _nothing(state) if state.best is None else _clauses_of(state, state.best)
     return clauses + [f"the process of {name} ended with {how}" for name, how in state.lost.items()]
 
 
-def _found(state: State, best: JudgedPlan) -> list[str]:
-    """Return the best plan's shape, who found it, its activation communication ratio, and its gap to the bound."""
+def _clauses_of(state: State, best: JudgedPlan) -> list[str]:
+    """Return the best plan's shape, its planner, its activation communication ratio, and its gap to the bound."""
     parts = [f"{best.planner}: {_shape(state, best)}"]
     if best.planner in state.notes:
         parts.append(state.notes[best.planner])
@@ -59,32 +59,32 @@ def _found(state: State, best: JudgedPlan) -> list[str]:
         parts.append(state.codec_note)
     bounds = state.proofs.shown(best)
     parts += [_distance(best, bound, _whose(state, bound)) for bound in bounds if bound.bound_ns > 0]
-    if state.weary:
+    if state.out_of_patience:
         parts.append(f"with effort {state.setting.effort.name} {_ended(state)}")
     return parts + _unfinished(state)
 
 
 def reasons(state: State) -> dict[str, Reason]:
-    """Return the planners that ``auto`` did not ask, each with the reason.
+    """Return the planners that ``auto`` did not run, each with the reason.
 
-    Where degrees are a choice, bounds are named without them, so that one reason serves all choices.
+    If degrees are a choice, bounds are named without the degrees, so that one reason serves all choices.
     """
-    found = dict(state.left_out)
-    found |= {name: reason_of(error) for name, error in state.refused.items()}
+    reasons_by_name = dict(state.left_out)
+    reasons_by_name |= {name: reason_of(error) for name, error in state.refused.items()}
     better = "better by more than the gap" if state.setting.gap else "better"
     for name, bound in state.spared.items():
         whose = f"the bound on {bound.model}" if state.problem.choice is None else "a bound on all of them"
-        found[name] = Reason(f"their plans are no {better} than {whose}")
-    return found
+        reasons_by_name[name] = Reason(f"their plans are no {better} than {whose}")
+    return reasons_by_name
 
 
 def _ended(state: State) -> str:
     number = state.setting.effort.patience_for(state.problem)
-    return f"{', '.join(state.weary)} ended after {number} plans in a row that were no better"
+    return f"{', '.join(state.out_of_patience)} ended after {number} plans in a row that were no better"
 
 
 def _whose(state: State, bound: Bound) -> str:
-    """Return which plans a bound covers; where degrees are a choice, those at the degrees of this search."""
+    """Return which plans a bound covers; if degrees are a choice, it names the plans at the degrees of this search."""
     chosen = state.problem.choice
     return bound.model if chosen is None or bound.scope != REQUEST_SCOPE else f"every plan at {chosen}"
 
@@ -110,9 +110,9 @@ def _shape(state: State, best: JudgedPlan) -> str:
     number = allocation.num_micro_batches
     size = micro_batches(number, most_rows(state.problem, allocation) * state.problem.samples_per_row)
     again = "".join(f", {each}" for each in recomputing(stages))
-    held = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
-    if not beside and len(held) > 1:
-        return f"{shape(held)}{_cuts(allocation)}{again}, {size}, {best.schedule.name}"
+    groups = [[stage.devices for stage in pipeline.stages] for pipeline in allocation.pipelines]
+    if not beside and len(groups) > 1:
+        return f"{shape(groups)}{_cuts(allocation)}{again}, {size}, {best.schedule.name}"
     if len(stages) == 1:
         overlap = "with" if best.overlap_all_reduce else "without"
         kind = f"data parallel over {every} {overlap} all-reduce overlap" if used > 1 else "one device"
@@ -122,7 +122,7 @@ def _shape(state: State, best: JudgedPlan) -> str:
     replicas = _listed([stage.replicas for stage in stages])
     layers = _listed([stage.last - stage.first + 1 for stage in stages])
     name = best.schedule.name
-    if not beside and are_in_turn(held):
+    if not beside and are_in_turn(groups):
         kind = f"data parallel over {every}" if used > 1 else "one device"
         return f"{kind}, {len(stages)} parts of the model in turn (layers {layers}{again}), {size}, {name}"
     warmup = ""
@@ -134,7 +134,7 @@ def _shape(state: State, best: JudgedPlan) -> str:
 
 
 def _cuts(allocation: Allocation) -> str:
-    """The layers of each stage, of the first pipeline where all are cut alike; nothing where no model is cut."""
+    """Return the layers of each stage, from the first pipeline if all are cut alike; "" if no pipeline is cut."""
     cuts = list(
         dict.fromkeys(_listed([stage.last - stage.first + 1 for stage in p.stages]) for p in allocation.pipelines)
     )
@@ -153,7 +153,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _nothing(state: State) -> list[str]:
-    """Return what proves that there is no plan, or what stood in the way: which stage lacks most, what would help."""
+    """Return the proof that there is no plan, or the obstacle: which stage lacks most memory, and a remedy."""
     short = state.obstacles.shortage
     if state.status is Status.TIME_LIMIT:
         late = f"{_limit(state)} came before {' and '.join(state.unfinished)} had found a plan"
@@ -172,7 +172,7 @@ def _nothing(state: State) -> list[str]:
 
 
 def _obstacle(state: State) -> str:
-    """Return what kept the last plan from being judged, where memory did not."""
+    """Return the obstacle to the last plan, if memory was no obstacle."""
     obstacles, schedule = state.obstacles, state.setting.schedule
     if obstacles.disconnected is not None:
         return obstacles.disconnected
@@ -184,7 +184,7 @@ def _obstacle(state: State) -> str:
 
 
 def _lacking(state: State, short: Shortage) -> list[str]:
-    """Return what the nearest plan lacks, and what would help."""
+    """Return the shortage of the nearest plan, and a remedy."""
     problem = state.problem
     need = layers_need(short.first_layer, short.last_layer, problem.layer_names)
     lack = shortage(short.needed_bytes, short.available_bytes, f"device {problem.devices[short.device].name!r}")
@@ -199,7 +199,7 @@ def _lacking(state: State, short: Shortage) -> list[str]:
 
 
 def _quicker(state: State) -> list[str]:
-    """Return who would have been in time, where the others look at too much."""
+    """Return the planners that would have been in time, as others examine too many plans."""
     many = state.problem.num_devices
     if many <= MOST_LABELLED or "spread" in state.unfinished or "synchronous" not in state.problem.update_rules:
         return []
@@ -222,7 +222,7 @@ def _limit(state: State) -> str:
 
 
 def why_best(search: Search, result: Result, bound: Bound) -> tuple[str, ...]:
-    """Return the clauses on the best plan of a search: where it was found, why it is best, and who was not asked."""
+    """Return the clauses on the best plan of a search: its choice, why it is best, the planners not run."""
     assert search.best is not None
     assert result.best is not None
     if not search.problem.choices:  # the planner's own words on the one choice of degrees
@@ -288,9 +288,10 @@ def _name(search: Search, each: Searched) -> str:
 
 
 def spared(search: Search) -> Iterator[str]:
-    """Yield which planners were not asked, at how many of the choices that planners were asked for, and the others.
+    """Yield the planners that did not run, at how many of the searched choices, and why other choices were not
+    searched.
 
-    Where a planner is named, or the target's is taken, there is nothing to be said.
+    Yield nothing if the request names a planner or a target decides it.
     """
     if not search.asks_others:
         return
@@ -303,7 +304,7 @@ def spared(search: Search) -> Iterator[str]:
 
 
 def _why_spared(search: Search, each: Searched) -> str:
-    """Return why a choice was searched by the planners that rank choices at most."""
+    """Return why only the planners that rank choices searched a choice, if any did."""
     if each.choice in search.refused or each.impossible:
         return NO_PLAN
     if not each.dropped and not search.is_open(each):

@@ -1,6 +1,6 @@
-"""A worker process of a solve: it does its parent's tasks, until the parent ends it or dies.
+"""A worker process of a solve: it runs its parent's tasks, until the parent ends it or dies.
 
-In: a task with its number, or the best time known. Out: ``(number, JudgedPlan | Bound | Outcome | Compiling |
+In: a task with its number, or the best time so far. Out: ``(number, JudgedPlan | Bound | Outcome | Compiling |
 Crash)``. On Linux the kernel kills it when its parent's thread dies (``PR_SET_PDEATHSIG``); elsewhere it ends when it
 next reads or writes.
 """
@@ -18,7 +18,7 @@ from penstock.solvers.planners.setting import Setting
 
 
 class Crash(NamedTuple):
-    """A fault of ours in a task."""
+    """An exception in a task, which is our bug."""
 
     traceback: str
 
@@ -30,7 +30,7 @@ class Compiling(NamedTuple):
 
 
 class PipeLink:
-    """A task's line over the pipe."""
+    """A task's link over the pipe."""
 
     def __init__(self, pipe: Connection, number: int, best_ns: int | None) -> None:
         self._pipe, self._number, self._best_ns = pipe, number, best_ns
@@ -41,21 +41,21 @@ class PipeLink:
             self._best_ns = self._pipe.recv()
         return self._best_ns
 
-    def found(self, found: JudgedPlan) -> None:
+    def announce(self, plan: JudgedPlan) -> None:
         """Send a plan to the parent."""
-        self._pipe.send((self._number, found))
+        self._pipe.send((self._number, plan))
 
     def proven(self, bound: Bound) -> None:
         """Send a bound to the parent."""
         self._pipe.send((self._number, bound))
 
     def compiling(self, kernel: str | None) -> None:
-        """Send which kernel is compiled to the parent."""
+        """Send the parent which kernel the task compiles, None if none."""
         self._pipe.send((self._number, Compiling(kernel)))
 
 
 def serve(pipe: Connection, setting: Setting) -> None:
-    """Do the tasks that come, until the pipe is closed."""
+    """Run the tasks that arrive, until the pipe is closed."""
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             message = pipe.recv()

@@ -1,9 +1,9 @@
-"""Who does the tasks of a solve: this process, or worker processes that are killed at the limit; and in which order.
+"""The workers of a solve: this process, or processes that are killed at the limit; and the order of their tasks.
 
 A request of few plans (``SMALL``, a count) is solved here: processes would not be ready before it is done. Any other
-gets workers, also a single one where there is a limit, because only a process can be stopped inside a search. A process
-with one thread forks, which takes milliseconds; any other starts fresh interpreters, as forking would copy locks that
-are never released.
+request gets worker processes. With a time limit it gets at least one, because only a process can be stopped inside a
+search. A process with one thread forks, which takes milliseconds; any other starts fresh interpreters, as forking would
+copy locks that are never released.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.solvers.solve.worker_process import Compiling, Crash, serve
 SMALL = 1_500
 """The largest request (``size_of``) that is solved in the calling process."""
 MOST_WORKERS = 8
-"""Beyond that many processes each of them would have little left to do."""
+"""Most worker processes by default; with more, each would have little work."""
 LAUNCH = """import sys
 from penstock.solvers.solve.processes import end_with
 end_with(int(sys.argv[2]))
@@ -41,34 +41,37 @@ from penstock.solvers.solve.worker_process import main
 main(int(sys.argv[1]))
 """
 GRACE_S = 0.5
-"""From the limit until workers are killed."""
+"""Delay between the limit and killing workers, in seconds."""
 
 
 @dataclass
 class Round:
-    """The tasks of a round, and what they have announced: outcomes are given back in the order of the tasks.
+    """The tasks of a round, and what they have announced: outcomes are returned in the order of the tasks.
 
     The answer depends neither on the number of workers nor on which of them is faster:
 
-    * A task judges as if it were run alone (``judging.Judge``). The best time known anywhere is shared, and rules out
-      only what is *proven* to take longer. The best plan, and every plan that ties with it, is never ruled out.
-    * Outcomes are taken in the order of the tasks: of plans that tie, the earlier task's stays. When those taken are
-      enough (gap or proof), later tasks are dropped, and what they have found is not used. With a gap above 0 or a
-      number of plans nothing is shared, and improvements are announced in that order too.
+    * A task judges as if it ran alone (``judging.Judge``). The best time of all tasks is shared, and rules out only
+      plans
+      that are *proven* to take longer. The best plan, and every plan that ties with it, is never ruled out.
+    * Outcomes are taken in the order of the tasks: of plans that tie, the earlier task's plan stays. When the outcomes
+      taken
+      are enough (gap or proof), later tasks are dropped, and their results are not used. With a gap above 0 or a number
+      of
+      plans nothing is shared, and improvements are announced in that order too.
 
-    A time limit is the exception: then the best of all that was found counts, and those cut off are ``unfinished``.
+    A time limit is the exception: then the best of all plans counts, and tasks that were cut off are ``unfinished``.
     """
 
     tasks: Sequence[Task]
     state: State
     _outcomes: dict[int, Outcome] = field(default_factory=dict)
-    _found: dict[int, JudgedPlan] = field(default_factory=dict)
+    _best: dict[int, JudgedPlan] = field(default_factory=dict)
     _proven: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     _working: dict[int, None] = field(default_factory=dict)
     _next: int = 0
 
     def is_wanted(self, number: int) -> bool:
-        """Return whether a task may still matter, by the outcomes that were taken; it may cease to."""
+        """Return whether a task may still matter, by the outcomes taken so far; later outcomes may make it needless."""
         return number not in self._outcomes and not self.state.enough(self.tasks[number].makes)
 
     def start(self, number: int) -> None:
@@ -77,19 +80,19 @@ class Round:
         self._report()
 
     def announce(self, number: int, news: JudgedPlan | Bound) -> None:
-        """Pass on a plan at once, where times are shared or it is its task's turn; keep it and bounds for that turn."""
+        """Announce a plan at once, if times are shared or it is its task's turn; keep it and bounds for that turn."""
         if isinstance(news, Bound):
             self._proven[number] = (*self._proven.get(number, ()), news)
         else:
-            self._found[number] = news
+            self._best[number] = news
             if self.state.shares_times or number == self._next:
                 self.state.announce(news)
         self._report()
 
     def end(self, number: int, outcome: Outcome) -> Iterator[tuple[Task, Outcome]]:
-        """Yield the outcomes whose turn it is, now that one more is known."""
-        found, proven = self._found.get(number, outcome.found), self._proven.get(number, outcome.proven)
-        self._outcomes[number] = replace(outcome, found=found, proven=proven)
+        """Yield the outcomes whose turn it is, after one more outcome."""
+        best, proven = self._best.get(number, outcome.best), self._proven.get(number, outcome.proven)
+        self._outcomes[number] = replace(outcome, best=best, proven=proven)
         self._working.pop(number, None)
         while self._next < len(self.tasks):
             task = self.tasks[self._next]
@@ -103,11 +106,11 @@ class Round:
         self._report()
 
     def lose(self, number: int, how: str) -> Iterator[tuple[Task, Outcome]]:
-        """Yield as ``end`` for a task whose process died: what it announced counts."""
+        """Yield as ``end`` for a task whose process died: its announced plans and bounds count."""
         yield from self.end(number, replace(self._cut_off(number), lost=how))
 
     def rest(self) -> Iterator[tuple[Task, Outcome]]:
-        """Yield what is left in the end: tasks that were cut off or never begun count with what they announced."""
+        """Yield the remaining outcomes: tasks that were cut off or never begun count with what they announced."""
         for number in range(self._next, len(self.tasks)):
             if self.state.enough(self.tasks[number].makes):
                 self._spare(self.tasks[number])
@@ -120,7 +123,7 @@ class Round:
 
     def _cut_off(self, number: int) -> Outcome:
         leaves_plans = not isinstance(self.tasks[number], Prove | Remedy)
-        return Outcome(self._found.get(number), self._proven.get(number, ()), unfinished=leaves_plans)
+        return Outcome(self._best.get(number), self._proven.get(number, ()), unfinished=leaves_plans)
 
     def _report(self) -> None:
         names = tuple(self.tasks[number].name for number in self._working)
@@ -128,13 +131,13 @@ class Round:
 
 
 class Workforce(Protocol):
-    """Does rounds of tasks."""
+    """A worker, or several, for rounds of tasks."""
 
     def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
-        """Do the tasks; yield outcomes in their order, each to be taken by ``state`` before the next."""
+        """Run the tasks; yield outcomes in their order, each to be taken by ``state`` before the next."""
 
     def __enter__(self) -> Workforce:
-        """Start what there is to start."""
+        """Start processes, if there are any."""
 
     def __exit__(self, *_: object) -> None:
         """End all processes."""
@@ -146,7 +149,10 @@ def is_small(setting: Setting) -> bool:
 
 
 def workers_for(state: State, workers: int | None, *, one_planner: bool) -> Workforce:
-    """Return who does the tasks; ``workers``: processes, none for a small request, else as many as processors."""
+    """Return the workforce of a solve.
+
+    ``workers``: the number of processes, 0: this process; None: as many as processors.
+    """
     if workers == 0 or not sys.executable:
         return Here(state.setting)
     number = min(available_processors() if workers is None else workers, 1 if one_planner else MOST_WORKERS)
@@ -187,8 +193,8 @@ class _CallLink:
     def best_ns(self) -> int | None:
         return self.round_.state.shared_ns
 
-    def found(self, found: JudgedPlan) -> None:
-        self.round_.announce(self.number, found)
+    def announce(self, plan: JudgedPlan) -> None:
+        self.round_.announce(self.number, plan)
 
     def proven(self, bound: Bound) -> None:
         self.round_.announce(self.number, bound)
@@ -196,7 +202,7 @@ class _CallLink:
 
 @dataclass
 class _Worker:
-    """A process: its pipe, how to kill it, the task that it does, and the kernel that it compiles for it."""
+    """A worker process: its pipe, the function that kills it, its task, and the kernel that the task compiles."""
 
     pipe: Connection
     kill: Callable[[], int]
@@ -207,7 +213,7 @@ class _Worker:
 
 @dataclass
 class Workers:
-    """``number`` processes; those that are killed or die are replaced while there is work."""
+    """A workforce of ``number`` processes; dead processes are replaced while there is work."""
 
     setting: Setting
     number: int
@@ -223,7 +229,7 @@ class Workers:
             self._dismiss(worker)
 
     def run(self, tasks: Sequence[Task], state: State) -> Iterator[tuple[Task, Outcome]]:
-        """Do the tasks, those with a bound first; at the limit kill the processes that still work."""
+        """Run the tasks, tasks with a bound first; at the limit kill the processes that still work."""
         round_ = Round(tasks, state)
         waiting = sorted(range(len(tasks)), key=lambda number: not _early(tasks[number]))
         while True:
@@ -282,7 +288,7 @@ class Workers:
             yield from round_.lose(number, _ending(self._dismiss(worker)))
 
     def _tell_kernels(self) -> None:
-        """Tell whoever listens in this process what all workers compile."""
+        """Report the kernels that all workers compile to the listeners in this process."""
         tell(", ".join(sorted({worker.kernel for worker in self._staff if worker.kernel is not None})) or None)
 
     def _share(self, best_ns: int | None) -> None:

@@ -27,7 +27,7 @@ from penstock.solvers.schedules.support.candidates import candidate_schedules
 from penstock.solvers.schedules.v_shape import zb_v
 from penstock.solvers.schedules.zero_bubble import zb_h1
 from penstock.solvers.solve.driver import solve
-from penstock.solvers.solve.tasks import asked as asked_of
+from penstock.solvers.solve.tasks import tasks_for
 
 pytestmark = pytest.mark.tier("ci")
 
@@ -203,7 +203,7 @@ def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> No
     problem = make_problem([3, 3, 3, 3])
 
     def asked() -> dict[str, object]:
-        tasks = asked_of(Setting(problem), [PLANNERS["dapple"], PLANNERS["spp"]])
+        tasks = tasks_for(Setting(problem), [PLANNERS["dapple"], PLANNERS["spp"]])
         return {task.name: task.makes for task in tasks}
 
     before = asked()

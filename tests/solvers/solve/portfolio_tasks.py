@@ -39,7 +39,7 @@ class Late:
                 continue
             if best is None or plan.value_ns < best.value_ns:
                 best = plan
-                link.found(plan)
+                link.announce(plan)
         if self.proven is not None:
             link.proven(self.proven)
         return Outcome(

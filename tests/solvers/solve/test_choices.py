@@ -16,7 +16,7 @@ from penstock.schemas.errors import UnknownMethod, UnsupportedRequest
 from penstock.solvers.bounds.coverage import allowed
 from penstock.solvers.bounds.schedule_bound import request_bound
 from penstock.solvers.costs.infinity import NEVER_NS
-from penstock.solvers.degrees.contract import Known, contract
+from penstock.solvers.degrees.contract import Problems, contract
 from penstock.solvers.improve import remedies
 from penstock.solvers.model.deadline import Deadline
 from penstock.solvers.model.degrees import CellMeasured, Choice, Degrees, Sharding, Variant
@@ -504,9 +504,9 @@ def test_incumbents_get_better_and_say_their_choice() -> None:
 def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Choice] = []
 
-    def counted(problem: Problem, choice: Choice, known: Known | None) -> Problem:
+    def counted(problem: Problem, choice: Choice, problems: Problems | None) -> Problem:
         made.append(choice)
-        return contract(problem, choice, known)
+        return contract(problem, choice, problems)
 
     monkeypatch.setattr(one_choice, "contract", counted)
     problem = open_problem(asked(TWO, FOUR))

@@ -43,13 +43,13 @@ def test_a_planner_ends_after_as_many_plans_that_are_no_better(patience: int) ->
 
     judge = Judge(Setting(problem), patience=patience)
     judge.judge_all("dapple", proposals())
-    assert judge.weary
+    assert judge.out_of_patience
     assert not judge.unfinished
-    assert judge.outcome().weary
+    assert judge.outcome().out_of_patience
     assert len(numbers) < 20
     patient = Judge(Setting(problem))
     patient.judge_all("dapple", (_slower(alone[0], number) for number in range(20)))
-    assert not patient.weary
+    assert not patient.out_of_patience
     assert judge.judged < patient.judged
     assert judge.best is not None
     assert patient.best is not None
@@ -62,7 +62,7 @@ def test_the_first_plan_is_waited_for() -> None:
     judge = Judge(Setting(replace(problem, memory=replace(problem.memory, headroom_bytes=2**60))), patience=1)
     judge.judge_all("dapple", _proposals(problem))
     assert judge.best is None
-    assert not judge.weary
+    assert not judge.out_of_patience
 
 
 @pytest.mark.tier("nightly")

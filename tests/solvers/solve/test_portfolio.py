@@ -291,7 +291,7 @@ class Knowing:
     def best_ns(self) -> int:
         return self.value_ns
 
-    def found(self, found: JudgedPlan) -> None:
+    def announce(self, plan: JudgedPlan) -> None:
         """Heard by nobody."""
 
     def proven(self, bound: Bound) -> None:
@@ -307,7 +307,7 @@ def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
         assert alone is not None
         asked = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
         outcome = asked.run(Setting(problem), Knowing(alone.value_ns))
-        assert plain(outcome.found) == plain(alone)
+        assert plain(outcome.best) == plain(alone)
 
 
 def test_split_backwards_are_taken_where_they_fill_the_bubble() -> None:
