@@ -85,7 +85,7 @@ class Context(TorchFunctionMode):
     def cut(self, job: Job, inputs: dict[str, Tensor], targets: Any) -> tuple[dict[str, Tensor], Any]:
         """Return this rank's part of a batch's sequences and of its targets.
 
-        Raises UnsupportedRequest where the job does not say what is a sequence, or the ranks cannot share it.
+        Raises UnsupportedRequest where the job names no sequences, or the ranks cannot share them.
         """
         names = sequence_names(job)
         if not names:

@@ -142,7 +142,7 @@ class UpdateWorkspace(NamedTuple):
 
 
 def update_workspace(share: Share, job: Job) -> UpdateWorkspace:
-    """Measure what an optimizer step after the first allocates beyond what it leaves, per layer and for the share."""
+    """Measure the workspace of an optimizer step after the first, its peak less the rest, per layer and for all."""
     stepped = _stepped(share)
     everything = [one for parameters in stepped for one in parameters]
     with MemoryWatch(share.runtime) as watch:

@@ -100,7 +100,7 @@ class Interpreter:
                 stage.shards.settle()
         self.use(0)
 
-    # What is run
+    # Programs
 
     @property
     def num_programs(self) -> int:

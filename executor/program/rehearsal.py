@@ -37,7 +37,7 @@ def rehearse(
 ) -> None:
     """Run the computations of a rank's stages, for each size of ``cells``.
 
-    A cell comes with the number of its stage and the samples of its whole micro-batch.
+    Entries of ``cells``: number of the stage, samples of the whole micro-batch, and the micro-batch's part here.
     """
     seen = set()
     for number, size, cell in cells:

@@ -192,7 +192,7 @@ class Trainer:
             if self._metrics is not None:
                 self._metrics.step(step, result.loss, time_ns)
 
-    # What is not finite
+    # Values that are not finite
 
     def _note_trouble(self, text: str) -> None:
         """Report the first value that is not finite."""

@@ -152,7 +152,7 @@ class Runtime(Protocol):
     def moved(self, value: Any) -> Any:
         """Return ``value`` with its tensors on the device, also within tuples, lists and mappings.
 
-        The copies start at once, whatever the compute stream does, which waits for them.
+        The copies start at once, and the compute stream waits for them.
         """
 
     def keep(self, tensor: Tensor, stream: Stream) -> None:

@@ -1,6 +1,6 @@
 """A stage whose layers run backward one by one, so that shards are gathered and summed per layer.
 
-``sharded_parameters`` says what ranks share out of each layer.
+``sharded_parameters`` describes the parts that ranks share out.
 
 Each layer is a separate segment. Recomputed layers run again as in the forward, together with their recomputed
 neighbours, before the first of their backwards. Each layer then keeps its inputs until its own backward.

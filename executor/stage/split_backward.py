@@ -221,7 +221,7 @@ def _tensors(results: Any) -> Iterator[Tensor]:
 
 
 def _early(calls: Sequence[Call], roots: Sequence[Tensor | GradientEdge]) -> frozenset[Place]:
-    """Return the parameters that gradients reach otherwise than through the one call of their unit.
+    """Return the parameters that gradients reach by another path than the one call of their unit.
 
     The graph is walked from the roots and from each call's results. Each walk ends at other calls' results.
     """

@@ -393,7 +393,7 @@ def _roots(
 
 
 def gradients_of(inputs: Sequence[Tensor], needs_grad: Sequence[bool]) -> list[Tensor | None]:
-    """Return the leaves' gradients: None where none is wanted, zeros where the segment does not use the tensor."""
+    """Return the leaves' gradients: None where none is needed, zeros where the segment does not use the tensor."""
     return [
         None if not needs else tensor.grad if tensor.grad is not None else torch.zeros_like(tensor)
         for tensor, needs in zip(inputs, needs_grad, strict=True)
