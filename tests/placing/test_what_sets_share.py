@@ -16,7 +16,7 @@ from penstock.placing.job_placement import with_open_jobs
 from penstock.placing.job_problem import Job
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.solvers.degrees.contract import Known, contract
+from penstock.solvers.degrees.contract import Problems, contract
 from penstock.solvers.model.problem import Measured, Problem
 from penstock.solvers.placement.site import Chosen
 
@@ -77,8 +77,8 @@ def plain(value: Any) -> Any:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_choice_on_other_hosts_of_the_same_groups_is_what_it_would_be_by_itself(seed: int) -> None:
-    known_by_groups: dict[object, Known] = {}
-    careless: Known = {}
+    known_by_groups: dict[object, Problems] = {}
+    careless: Problems = {}
     shared = different = 0
     for groups, problem in sets(job(), random.Random(seed)):
         shared_costs = known_by_groups.setdefault(groups, {})
