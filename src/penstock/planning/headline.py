@@ -15,7 +15,7 @@ from penstock.schemas.coverage import EVEN, OVER_ALL, limits_of
 from penstock.schemas.transformers.degrees import Degrees, Sharding
 
 if TYPE_CHECKING:
-    from penstock.schemas.plan import Plan
+    from penstock.schemas.plan import Certificate, Plan
 
 SHARDED: dict[Sharding | None, str] = {
     "optimizer": "ZeRO-1",
@@ -99,9 +99,18 @@ def proof(plan: Plan) -> str:
     p, bound = plan.prediction, widest(plan.certificates)
     if p is None or bound is None:
         return "no lower bound is proven over all plans of this request"
-    total = p.time_per_global_batch_ns
-    proven = total <= bound.bound_ns + bound.tolerance_ns
-    better = "no plan is faster" if proven else f"at most {percent(1 - bound.bound_ns / total)} better"
-    if limits := [LIMITS[limit] for limit in limits_of(bound.covers.covers())]:
-        return f"{better}: lower bound {duration(bound.bound_ns)} ({', '.join(limits)})"
-    return f"{better}{'' if proven else ' is possible'}: lower bound over all plans {duration(bound.bound_ns)}"
+    share = most_better(bound, p.time_per_global_batch_ns)
+    better = f"at most {percent(share)} better" if share else "no plan is faster"
+    if limits := taken_for_granted(bound):
+        return f"{better}: lower bound {duration(bound.bound_ns)} ({limits})"
+    return f"{better}{' is possible' if share else ''}: lower bound over all plans {duration(bound.bound_ns)}"
+
+
+def most_better(bound: Certificate, time_ns: int) -> float:
+    """Return by which share of its time a plan can be beaten at most; 0 where its time is proven the least."""
+    return 0.0 if time_ns <= bound.bound_ns + bound.tolerance_ns else 1 - bound.bound_ns / time_ns
+
+
+def taken_for_granted(bound: Certificate) -> str:
+    """Return what a bound takes for granted of the request's plans, such as ``even samples``; empty for nothing."""
+    return ", ".join(LIMITS[limit] for limit in limits_of(bound.covers.covers()))

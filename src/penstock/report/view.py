@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock.calibration.comparing import compared
 from penstock.planning.bound_sentences import bound_sentence, bound_sentences, widest
-from penstock.planning.headline import headline, proof, speed
+from penstock.planning.headline import headline, most_better, proof, speed, taken_for_granted
 from penstock.planning.sentences import pace, subtitle
 from penstock.report.baselines import Baseline
 from penstock.report.blocks import Bar, Bars, Bullets, Drawing, Facts, Section, Text
@@ -22,7 +22,7 @@ from penstock.report.traffic import Flow
 from penstock.schemas.amounts import amount, duration, percent
 from penstock.schemas.api.explanation import Explanation
 from penstock.schemas.api.jobs import Alternative
-from penstock.schemas.plan import Plan, PlanFile
+from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.trace import Trace
@@ -124,8 +124,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "time per global batch", duration(p.time_per_global_batch_ns)
     best = widest(plan.certificates)
     if best is not None:
-        better = max(0.0, 1 - best.bound_ns / p.time_per_global_batch_ns)
-        yield "at most better", percent(better) if better > 0 else "0 %: proven optimal"
+        share, limits = most_better(best, p.time_per_global_batch_ns), taken_for_granted(best)
+        yield f"at most better{f' ({limits})' if limits else ''}", percent(share) if share else "0 %: no plan is faster"
     yield f"stated error ({p.basis} costs)", f"± {percent(p.expected_error)}"
     yield "samples per second", f"{plan.global_batch_size / p.time_per_global_batch_ns * 1e9:,.1f}"
     yield "not computing (bubble)", percent(p.bubble)
@@ -150,9 +150,14 @@ def standing(plan: Plan, others: Sequence[Baseline]) -> Bars | None:
         rows.append(
             Bar(each.name, (("time", float(each.time_ns)),), text, error=each.time_ns * error, is_pale=bool(lacks))
         )
-    words = "" if best is None else f"no plan can beat {duration(best.bound_ns)}"
+    words = "" if best is None else f"no plan can beat {duration(best.bound_ns)} ({_bounded(best)})"
     caption = f"Time of one global batch; whiskers are the stated error of ± {percent(error)}."
     return Bars(tuple(rows), caption, None if best is None else best.bound_ns, words)
+
+
+def _bounded(bound: Certificate) -> str:
+    limits = taken_for_granted(bound)
+    return f"of this request, {limits}" if limits else "of this request"
 
 
 def _measured(plan: Plan, trace: Trace | None) -> tuple[Sequence[tuple[str, str]], str | None]:
