@@ -11,6 +11,8 @@ import penstock
 from penstock.convert import to_problem
 from penstock.planning.compare import one_device_ns
 from penstock.questions.answer import PlanOptions
+from penstock.schemas.api.jobs import CompareRequest
+from penstock.schemas.api.sweep import SweepRequest
 from penstock.schemas.errors import InvalidDocument, InvalidPlan, NotFound, UnsupportedRequest
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
@@ -285,3 +287,33 @@ def test_a_layout_is_judged_by_file_and_names() -> None:
     assert "3.03 s per global batch" in answer.sentences[0]
     with pytest.raises(InvalidDocument, match="a layout needs a cluster and a format"):
         penstock.import_layout(script)
+
+
+def test_nothing_stands_beside_a_document_that_is_the_whole_question() -> None:
+    request = penstock.plan("gpt2-small", "1x2xV100", global_batch_size=8, planner="dp", max_plans=1).request
+    compare = CompareRequest(request=request, planners=("dp",), schedules=("gpipe",))
+    sweep = SweepRequest(request=request)
+    for ask, extra in (
+        (lambda: penstock.compare(compare, planners=["even"]), "planners"),
+        (lambda: penstock.sweep(sweep, over={"global_batch_sizes": [8]}), "over"),
+        (lambda: penstock.sweep(sweep, "1x2xV100", seed=1), "topology, seed"),
+    ):
+        with pytest.raises(InvalidDocument, match=f"the request has all fields already; {extra} would contradict it"):
+            ask()
+    assert [row.planner for row in penstock.compare(compare)] == ["dp"]
+    assert [row.planner for row in penstock.sweep(sweep)] == ["dp"]
+
+
+def test_the_content_of_a_config_json_is_a_model() -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "intermediate_size": 1024,
+        "vocab_size": 1000,
+        "max_position_embeddings": 1024,
+    }
+    answer = penstock.plan(config, "1x2xA100", global_batch_size=8, planner="dp", max_plans=1, sequence_length=256)
+    assert answer.request.profile.shape.sequence_length == 256
+    assert len(answer.request.profile.layers) == 4

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_profile, tiny_topology
-from penstock.planning.inputs import find_profile, find_shape
+from penstock.planning.inputs import find_profile
 from penstock.questions.naming import ROUTED
 from penstock.schemas.api.jobs import PlannerOut
 from penstock.schemas.api.sweep import Axes
@@ -238,9 +238,7 @@ def _profile_of(sources: Sources, values: Values) -> ModelProfile:
     name = _text(values, "model")
     how = {each: _READ.get(one.kind, (str, str))[0](_text(values, each)) for each, one in OF_PROFILE.items()}
     how = {each: value for each, value in how.items() if value != ""}
-    if (config := _config(values)) is not None:
-        return _named("/profile", lambda: _computed(values, config, how))
-    pasted = _document(values, "profile_text", ModelProfile)
+    pasted = _config(values) or _document(values, "profile_text", ModelProfile)
     if pasted is None and name.startswith("sha256:"):
         pasted = _named("/model", lambda: sources.profile(name))
     if (tokens := how.get("sequence_length")) is not None and not (isinstance(tokens, int) and 0 < tokens <= MOST):
@@ -248,31 +246,19 @@ def _profile_of(sources: Sources, values: Values) -> ModelProfile:
         raise InvalidDocument(words, faults=(Fault("/sequence_length", words),))
     routing = Routing(*(how.pop(each, None) for each in ROUTED))
     shipped = pasted or _named("/model", lambda: catalogue.known_profile(name))
-    pointer = f"/{next((each for each in OF_PROFILE if _text(values, each)), 'model')}"
+    model = "profile" if isinstance(pasted, dict) else "model"
+    pointer = f"/{next((each for each in OF_PROFILE if _text(values, each)), model)}"
     target = _text(values, "target") or None
     return _named(pointer, lambda: find_profile(shipped, routing=routing, target=target, **how))
 
 
 def _config(values: Values) -> dict[str, Any] | None:
     """Return the config.json of a Hugging Face model that was pasted in place of a profile, or None."""
-    try:
-        content = load_json(_text(values, "profile_text") or "null", "this config.json")
-    except InvalidDocument:
+    text = _text(values, "profile_text")
+    if '"model_type"' not in text:  # a profile, which is parsed once
         return None
+    content = _named("/profile", lambda: load_json(text, "this config.json"))
     return content if isinstance(content, dict) and "model_type" in content else None
-
-
-def _computed(values: Values, config: dict[str, Any], how: dict[str, Any]) -> ModelProfile:
-    """Return the profile of a Hugging Face model, with its costs computed by the options of the form."""
-    from penstock.shapes.hugging_face import remarks
-    from penstock.shapes.layout import FRAMEWORKS
-    from penstock.shapes.profiles import computed_profile
-
-    routing = Routing(*(how.pop(each, None) for each in ROUTED))
-    shape = find_shape(config, how.pop("sequence_length", None), routing)
-    framework = how.pop("framework", None) or FRAMEWORKS.get(_text(values, "target"))
-    profile = computed_profile(shape, framework, **how)
-    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(config))})
 
 
 def _topology_of(sources: Sources, values: Values) -> ClusterTopology:

@@ -29,7 +29,7 @@ fullest of 145 published runs leaves 4.8 % by the same count (docs/benchmarks.md
 
 
 def find_profile(
-    given: str | Path | ModelProfile,
+    given: str | Path | Mapping[str, Any] | ModelProfile,
     *,
     framework: Framework | None = None,
     sequence_length: int | None = None,
@@ -40,18 +40,19 @@ def find_profile(
 ) -> ModelProfile:
     """Return a profile given by value, by file, or by the name of a shipped example.
 
-    A file may be the ``config.json`` of a Hugging Face model, whose profile is then computed for every kind of device
-    in the table, like the profile of a transformer whose shape alone is shipped. Given ``framework``,
-    ``sequence_length``, ``routing`` or degrees to have costs at, the profile of a shipped model is computed likewise,
-    unless it is so already; a
-    ``target`` says the framework where nothing else does and the shipped profile is of one. Raises
-    InvalidDocument for files that are neither, and where a profile is of another framework.
+    A file may be the ``config.json`` of a Hugging Face model, and a mapping its content. Its profile is then computed
+    for every kind of device in the table, like the profile of a transformer whose shape alone is shipped. Given
+    ``framework``, ``sequence_length``, ``routing`` or degrees to have costs at, the profile of a shipped model is
+    computed likewise, unless it is so already; a ``target`` says the framework where nothing else does and the
+    shipped profile is of one. Raises InvalidDocument for files that are neither, and where a profile is of another
+    framework.
     """
     changes = {"context_kind": context_kind, **routing.stated}
     if isinstance(given, ModelProfile):
         return _as_it_is(given, framework, sequence_length, changes)
-    if str(given) in catalogue.model_names():
-        shipped = catalogue.profile(str(given))
+    name = None if isinstance(given, Mapping) else str(given)
+    if name in catalogue.model_names():
+        shipped = catalogue.profile(name)
         if shipped.framework is not None:
             framework = framework or FRAMEWORKS.get(target or "")
         same = _is_so(shipped, framework, sequence_length) and all(value is None for value in changes.values())
@@ -61,9 +62,8 @@ def find_profile(
             from penstock.shapes.profiles import at_degrees
 
             return at_degrees(shipped, degrees)
-    elif str(given) not in SHAPES and not _is_config(Path(given)):
-        path = Path(given)
-        found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(str(given))
+    elif name is not None and name not in SHAPES and not _is_config(path := Path(name)):
+        found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(name)
         return _as_it_is(found, framework, sequence_length, changes)
     from penstock.shapes.profiles import computed_profile
 
@@ -72,12 +72,13 @@ def find_profile(
     return with_remarks(computed_profile(shape, framework, degrees=degrees, context_kind=context_kind), given)
 
 
-def with_remarks(profile: ModelProfile, model: str | Path) -> ModelProfile:
-    """Return the profile of a model with what has to be said of its config.json, if the model is one."""
-    path = Path(model)
-    if str(model) in SHAPES or not path.is_file():
-        return profile
-    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(read_config(path)))})
+def with_remarks(profile: ModelProfile, model: str | Path | Mapping[str, Any]) -> ModelProfile:
+    """Return a profile with the remarks on its model's config.json, where the model is that file or its content."""
+    if not isinstance(model, Mapping):
+        if str(model) in SHAPES or not Path(model).is_file():
+            return profile
+        model = read_config(Path(model))
+    return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(model))})
 
 
 def with_open_degrees(request: PlanRequest) -> PlanRequest:

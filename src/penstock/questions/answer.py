@@ -108,7 +108,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 def plan(
-    profile: str | Path | ModelProfile | PlanRequest,
+    profile: str | Path | Mapping[str, Any] | ModelProfile | PlanRequest,
     topology: str | Path | ClusterTopology | None = None,
     *,
     workers: int | None = None,
@@ -189,18 +189,13 @@ def plan(
 
 
 def request_of(
-    profile: str | Path | ModelProfile | PlanRequest,
+    profile: str | Path | Mapping[str, Any] | ModelProfile | PlanRequest,
     topology: str | Path | ClusterTopology | None,
     options: Mapping[str, Any],
 ) -> PlanRequest:
     """Return the request that ``plan`` answers; a ``PlanRequest`` is returned as it is. Raises as ``plan``."""
     if isinstance(profile, PlanRequest):
-        if topology is not None or options:
-            extra = ", ".join(("a topology",) * (topology is not None) + tuple(options))
-            raise InvalidDocument(
-                f"the request has all fields already; {extra} would contradict it",
-                remedy="change the request, or pass a model and a cluster",
-            )
+        refuse_beside({"topology": topology, **options})
         return profile
     if topology is None:
         raise InvalidDocument("the topology is missing", remedy='pass a cluster, such as "8x8xH100"')
@@ -229,3 +224,12 @@ def request_of(
     if limits:
         document["termination"] = limits
     return with_effort(with_open_degrees(PlanRequest.parse(document, units=True)))
+
+
+def refuse_beside(extra: Mapping[str, Any]) -> None:
+    """Raise InvalidDocument for arguments beside a document that is the whole request; None and () are no argument."""
+    if names := [name for name, value in extra.items() if value is not None and value != ()]:
+        raise InvalidDocument(
+            f"the request has all fields already; {', '.join(names)} would contradict it",
+            remedy="change the request, or pass a model and a cluster",
+        )

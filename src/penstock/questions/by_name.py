@@ -5,31 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from penstock.planning.compare import answer as comparison
 from penstock.planning.inputs import find_topology
 from penstock.planning.sweep import MAX_CASES
 from penstock.questions import layouts as judging
-from penstock.questions.answer import PlanOptions, request_of
+from penstock.questions.answer import PlanOptions, refuse_beside, request_of
 from penstock.questions.naming import with_documents
 from penstock.questions.sweep import sweep_rows
 from penstock.schemas.api.jobs import CompareRequest, PlanComparison
 from penstock.schemas.api.layouts import LayoutFormat, LayoutImported, LayoutRequest
 from penstock.schemas.api.sweep import Axes, SweepRequest, SweepRow
 from penstock.schemas.api.terms import Terms, unheard
-from penstock.schemas.document import Document, read_text
+from penstock.schemas.document import read_text
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.workers.solving import SolveLimits
 
-Q = TypeVar("Q", bound=Document)
-
 
 def compare(
-    profile: str | Path | ModelProfile | PlanRequest | CompareRequest,
+    profile: str | Path | Mapping[str, Any] | ModelProfile | PlanRequest | CompareRequest,
     topology: str | Path | ClusterTopology | None = None,
     *,
     planners: Sequence[str] = (),
@@ -59,20 +57,20 @@ def compare(
     InvalidDocument, UnsupportedRequest
         As ``penstock.plan``, and for planners that support none of the schedules.
     """
-    question = _document(CompareRequest, profile, topology, options) or CompareRequest(
-        request=request_of(profile, topology, options),  # type: ignore[arg-type]
-        planners=tuple(planners),
-        schedules=tuple(schedules),
-        layouts=tuple(layouts),
-    )
+    fields: dict[str, Any] = {"planners": tuple(planners), "schedules": tuple(schedules), "layouts": tuple(layouts)}
+    if isinstance(profile, CompareRequest):
+        refuse_beside({"topology": topology, **fields, **options})
+        question = profile
+    else:
+        question = CompareRequest(request=request_of(profile, topology, options), **fields)
     return comparison(question, Terms(workers=workers, notify=on_row))
 
 
 def sweep(
-    profile: str | Path | ModelProfile | PlanRequest | SweepRequest,
+    profile: str | Path | Mapping[str, Any] | ModelProfile | PlanRequest | SweepRequest,
     topology: str | Path | ClusterTopology | None = None,
     *,
-    over: Axes | Mapping[str, Any] = Axes(),
+    over: Axes | Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     on_row: Callable[[SweepRow], None] | None = None,
     limits: SolveLimits | None = None,
@@ -86,7 +84,7 @@ def sweep(
     profile, topology, **options
         The request that is varied, as ``penstock.plan`` takes it, or a ``SweepRequest`` alone.
     over
-        Values by axis: ``{"clusters": ["1x4xV100", "1x8xV100"], "global_batch_sizes": [32, 64]}``.
+        Values by axis: ``{"clusters": ["1x4xV100", "1x8xV100"], "global_batch_sizes": [32, 64]}``. Left out: one case.
     executor
         Where the solves run, as ``executor_of("local:4")`` makes it. Left out: processes of this machine.
     on_row
@@ -97,10 +95,12 @@ def sweep(
     InvalidDocument
         There are more than ``max_cases`` cases, or one contradicts itself. A case that fails is a row that says so.
     """
-    question = _document(SweepRequest, profile, topology, options)
-    if question is None:
-        request = request_of(profile, topology, options)  # type: ignore[arg-type]
-        axes = over if isinstance(over, Axes) else dict(over)
+    if isinstance(profile, SweepRequest):
+        refuse_beside({"topology": topology, "over": over, **options})
+        question = profile
+    else:
+        request = request_of(profile, topology, options)
+        axes = over if isinstance(over, Axes) else dict(over or {})
         data = with_documents(SweepRequest, {"schema_version": 1, "request": request, "over": axes})
         question = SweepRequest.parse(data)
     return sweep_rows(question, executor=executor, on_row=on_row, limits=limits, max_cases=max_cases)
@@ -137,11 +137,13 @@ def import_layout(
     InvalidDocument, UnsupportedRequest, InvalidPlan
         As ``questions.layouts.answer``.
     """
-    question = _document(LayoutRequest, layout, topology, options)
-    if question is None:
+    if isinstance(layout, LayoutRequest):
+        refuse_beside({"topology": topology, "format": format, **options})
+        question = layout
+    else:
         if topology is None or format is None:
             raise InvalidDocument("a layout needs a cluster and a format", remedy='pass "4x8xH100", format="megatron"')
-        path = Path(layout)  # type: ignore[arg-type]
+        path = Path(layout)
         fields = {name: options.pop(name) for name in LayoutRequest.model_fields.keys() & options.keys()}
         data = {
             "schema_version": 1,
@@ -153,12 +155,3 @@ def import_layout(
         }
         question = LayoutRequest.parse(with_documents(LayoutRequest, data))
     return judging.answer(question, Terms(workers=workers, notify=on_progress))
-
-
-def _document(kind: type[Q], first: Any, topology: Any, options: Mapping[str, Any]) -> Q | None:
-    """Return the first argument where it is the whole question, otherwise None. Raises InvalidDocument for more."""
-    if not isinstance(first, kind):
-        return None
-    if topology is not None or options:
-        raise InvalidDocument("the document has the whole question", remedy="pass the document alone")
-    return first
