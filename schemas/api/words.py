@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from penstock.schemas.api.sweep import SweepRow
     from penstock.schemas.plan import Stage
 
+FITS_DEGREES = {
+    "TP": "tensor",
+    "CP": "context",
+    "EP": "expert",
+    "PP": "pipeline",
+    "VP": "virtual_stages",
+    "DP": "data",
+    "batch": "micro_batch_size",
+}
+"""The fields of a row of ``fits``, by the usual abbreviations."""
+
 
 def recomputed(stage: Stage) -> str:
     """Return what a stage recomputes: ``none``, ``full``, ``3 of 8 layers``, ``mlp and norm``."""

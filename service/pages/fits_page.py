@@ -12,6 +12,7 @@ from penstock.planning.headline import SHARDED
 from penstock.report.blocks import Bar, Bars
 from penstock.schemas.amounts import amount
 from penstock.schemas.api.fits import FitsAnswer, FitsRequest, FitsRow
+from penstock.schemas.api.words import FITS_DEGREES
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.options.fits import FITS_OPTIONS
 from penstock.schemas.options.option import Option
@@ -86,15 +87,7 @@ def _bars(answer: FitsAnswer) -> Bars:
 
 def layout_words(row: FitsRow) -> str:
     """Return a row's layout in trainers' words, without degrees of 1: ``TP 8 · PP 4 · DP 2 · ZeRO-1``."""
-    degrees = {
-        "TP": row.tensor,
-        "CP": row.context,
-        "EP": row.expert,
-        "PP": row.pipeline,
-        "VP": row.virtual_stages,
-        "DP": row.data,
-        "micro-batch": row.micro_batch_size,
-    }
+    degrees = {head: getattr(row, field) for head, field in FITS_DEGREES.items()}
     parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name in ("TP", "PP", "DP")]
     return " · ".join((*parts, *((SHARDED[row.sharding],) if row.sharding in SHARDED else ())))
 

@@ -30,6 +30,7 @@ from penstock.cli.options import (
 from penstock.cli.panels import PLAN
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
+from penstock.schemas.api.words import FITS_DEGREES
 from penstock.schemas.options.fits import FITS_OPTIONS
 
 if TYPE_CHECKING:
@@ -38,16 +39,6 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 ALL = "all"
-_DEGREES = {
-    "TP": "tensor",
-    "CP": "context",
-    "EP": "expert",
-    "PP": "pipeline",
-    "VP": "virtual_stages",
-    "DP": "data",
-    "batch": "micro_batch_size",
-}
-"""Columns of the table, by the usual abbreviations."""
 _PARTS = {
     "weights": "parameters_bytes",
     "grads": "gradients_bytes",
@@ -231,7 +222,7 @@ def _table(rows: tuple[FitsRow, ...]) -> Any:
     from rich.table import Table
 
     degrees = {
-        head: name for head, name in _DEGREES.items() if head == "TP" or any(getattr(row, name) > 1 for row in rows)
+        head: name for head, name in FITS_DEGREES.items() if head == "TP" or any(getattr(row, name) > 1 for row in rows)
     }
     parts = {head: name for head, name in _PARTS.items() if any(getattr(row.memory, name) for row in rows)}
     shardings = len({row.sharding for row in rows}) > 1
