@@ -117,3 +117,8 @@ def test_files_named_in_code_marks_exist(path: Path) -> None:
         place = ROOT / "src" / "penstock" / name if name.startswith("cli/") else ROOT / name
         if "yours" not in name:
             assert place.exists(), name
+
+
+def test_the_overview_of_the_service_shows_the_same_picture() -> None:
+    shown = ROOT / "service" / "pages" / "static" / "example.svg"
+    assert shown.read_text(encoding="utf-8") == (ROOT / "docs" / "timeline.svg").read_text(encoding="utf-8")
