@@ -1,8 +1,8 @@
 """Stages and edges of plans of one pipeline, each costed once and numbered, and the proven bounds of such plans.
 
-Every stage has devices of its own, and its replicas share the rows of a micro-batch. A plan is then a row of stage and
-edge numbers; its bound is that of ``stage_windows`` with the work of each stage (docs/theory/bounds.md, section 2). The
-costs are those of ``StageTimes``: with micro-batches of two sizes, single steps count with the quicker one.
+Stages share no devices, and a stage's replicas share the rows of a micro-batch. A plan is then a row of stage and edge
+numbers. Its bound is the bound of ``stage_windows`` with the work of each stage (docs/theory/bounds.md, section 2). The
+costs are the costs of ``StageTimes``: with micro-batches of two sizes, single steps count with the quicker one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from penstock.solvers.model.problem import Problem
 (UPDATE, EXPOSED, WORK, SPARE, KEPT, INPUT, GRADIENT, TIMELESS, CUT_OFF) = (4, *range(6, 14))
 """Columns of a stage after its forwards (0, 1) and backwards (2, 3) of both row classes.
 
-They are its update (column 5: the update and what all-reduces add to the last backward); the least that all-reduces
-add; all that it computes in a step; the bytes left for in-flight micro-batches; what each of these keeps, and its
-received input; a received gradient; whether an operation takes no time; whether nothing connects the replicas.
+* Its update. Column 5: the update and the time that all-reduces add to the last backward.
+* The least time that all-reduces add; all that it computes in a step.
+* The bytes left for in-flight micro-batches; the bytes that each of these keeps, and its received input.
+* The bytes of a received gradient.
+* Whether an operation takes no time; whether nothing connects the replicas.
 """
 (OUT, BACK, KIND, UNLINKED) = range(4, 8)
 """Columns of an edge after its forward transfers (0, 1) and backward transfers (2, 3; -1 where nothing travels).
@@ -60,7 +62,7 @@ class Reduced(NamedTuple):
 
 
 class ChainCosts:
-    """Costed stages and edges for one number of micro-batches; ``stage_of`` gives a number's stage.
+    """Costed stages and edges for one number of micro-batches; ``stage_of`` gives the stage of a number.
 
     ``pairs`` counts the work of costing them: devices of a stage squared, devices of both sides of an edge multiplied.
     ``reduced`` and ``links`` are, by number, the buckets of a stage and the links that an edge's transfers pass, by
@@ -83,23 +85,23 @@ class ChainCosts:
 
     def stage(self, stage: Stage) -> int:
         """Return the number of a stage; cost it at its first use."""
-        known = self._stage_numbers.get(stage)
-        if known is None:
-            known = self._stage_numbers[stage] = len(self.stage_of)
+        number = self._stage_numbers.get(stage)
+        if number is None:
+            number = self._stage_numbers[stage] = len(self.stage_of)
             self.stage_of.append(stage)
             self.pairs += stage.replicas**2
             self._cost_stage(stage)
-        return known
+        return number
 
     def edge(self, source: Stage, target: Stage) -> int:
         """Return the number of the edge between two stages; cost it at its first use."""
         key = (target.first, source.devices, target.devices)
-        known = self._edge_numbers.get(key)
-        if known is None:
-            known = self._edge_numbers[key] = self._edges.count
+        number = self._edge_numbers.get(key)
+        if number is None:
+            number = self._edge_numbers[key] = self._edges.count
             self.pairs += source.replicas * target.replicas
             self._cost_edge(source, target)
-        return known
+        return number
 
     @property
     def stage_columns(self) -> np.ndarray:
@@ -114,14 +116,14 @@ class ChainCosts:
     def rows(self, plans: Sequence[tuple[Stage, ...]]) -> Rows:
         """Return the plans as rows of numbers."""
         most = max((len(stages) for stages in plans), default=1)
-        made = Rows(
+        rows = Rows(
             *(np.zeros(shape, dtype=np.int32) for shape in (len(plans), (len(plans), most), (len(plans), most)))
         )
         for n, stages in enumerate(plans):
-            made.lengths[n] = len(stages)
-            made.stages[n, : len(stages)] = [self.stage(stage) for stage in stages]
-            made.edges[n, : len(stages) - 1] = [self.edge(a, b) for a, b in pairwise(stages)]
-        return made
+            rows.lengths[n] = len(stages)
+            rows.stages[n, : len(stages)] = [self.stage(stage) for stage in stages]
+            rows.edges[n, : len(stages) - 1] = [self.edge(a, b) for a, b in pairwise(stages)]
+        return rows
 
     def stages(self, rows: Rows, n: int) -> tuple[Stage, ...]:
         """Return the stages of plan ``n``."""
@@ -147,14 +149,14 @@ class ChainCosts:
     def bounds_ns(self, rows: Rows, limits: np.ndarray | None = None) -> np.ndarray:
         """Return (N,) a proven bound of each plan under any order of whole backwards.
 
-        ``limits`` (N, S) replaces the plans' own limits.
+        ``limits`` (N, S) replaces the plans' limits.
         """
-        found = np.empty(len(rows.lengths), dtype=np.int64)
+        bounds = np.empty(len(rows.lengths), dtype=np.int64)
         limits = np.ascontiguousarray(self.limits(rows) if limits is None else limits)
         for count in np.unique(rows.lengths).tolist():
             which = np.flatnonzero(rows.lengths == count)
-            found[which] = self._bounds(rows.of(which), limits[which], count)
-        return found
+            bounds[which] = self._bounds(rows.of(which), limits[which], count)
+        return bounds
 
     def _bounds(self, rows: Rows, limits: np.ndarray, count: int) -> np.ndarray:
         stage = self.stage_columns[rows.stages[:, :count]]
@@ -163,17 +165,17 @@ class ChainCosts:
         forward, backward = stage[..., 0:2].min(axis=-1), stage[..., 2:4].min(axis=-1)
         columns = (forward, backward, edge[..., OUT], back, edge[..., KIND], stage[..., EXPOSED], stage[..., UPDATE])
         chains = Chains(*(np.ascontiguousarray(each) for each in (*columns, limits[:, :count], stage[..., WORK])))
-        found, scratch = np.empty(len(rows.lengths), dtype=np.int64), np.zeros((2, count), dtype=np.int64)
-        window_bounds(chains, self.num_micro_batches, found, scratch[0], scratch[1])
-        return found
+        bounds, scratch = np.empty(len(rows.lengths), dtype=np.int64), np.zeros((2, count), dtype=np.int64)
+        window_bounds(chains, self.num_micro_batches, bounds, scratch[0], scratch[1])
+        return bounds
 
     def _cost_stage(self, stage: Stage) -> None:
         problem, sizes = self.problem, [rows for rows, _count in self.classes]
         costs = [stage_costs(problem, stage, rows) for rows in sizes]
-        made = whole_buckets(problem, stage)
-        cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in made)
-        leads = [[lead for lead, _weight in leads_ns(problem, stage, rows, made)] for rows in sizes]
-        exposed = [exposed_ns(made, lead) for lead in leads]
+        buckets = whole_buckets(problem, stage)
+        cut_off = any(bucket.duration_ns >= NEVER_NS for bucket in buckets)
+        leads = [[lead for lead, _weight in leads_ns(problem, stage, rows, buckets)] for rows in sizes]
+        exposed = [exposed_ns(buckets, lead) for lead in leads]
         step = update_ns(problem, stage)
         work = sum(count * cost.passes_ns for cost, (_rows, count) in zip(costs, self.classes, strict=True))
         forward, backward, *_rest = zip(*(costs[c].durations_ns() for c in (0, -1)), strict=True)
@@ -181,7 +183,7 @@ class ChainCosts:
         after = min(exposed[-1], FAR_NS) + step
         memory = self._memory(stage, costs)
         self._stages.add([*forward, *backward, step, after, min(FAR_NS, *exposed), work, *memory, timeless, cut_off])
-        self.reduced.append(Reduced(made, leads))
+        self.reduced.append(Reduced(buckets, leads))
 
     def _memory(self, stage: Stage, costs: Sequence[StageCosts]) -> list[int]:
         """Return SPARE, KEPT, INPUT and GRADIENT, counted as in ``StageTimes.in_flight``."""
@@ -206,20 +208,20 @@ class ChainCosts:
 
 
 class Table:
-    """A growing array of int64 rows; ``rows`` are those added so far."""
+    """A growing array of int64 rows; ``rows`` has the rows added so far."""
 
     def __init__(self, columns: int) -> None:
-        self._held = np.zeros((64, columns), dtype=np.int64)
+        self._array = np.zeros((64, columns), dtype=np.int64)
         self.count = 0
 
     def add(self, row: Sequence[int]) -> None:
         """Append a row."""
-        if self.count == len(self._held):
-            self._held = np.concatenate((self._held, np.zeros_like(self._held)))
-        self._held[self.count] = row
+        if self.count == len(self._array):
+            self._array = np.concatenate((self._array, np.zeros_like(self._array)))
+        self._array[self.count] = row
         self.count += 1
 
     @property
     def rows(self) -> np.ndarray:
         """The rows added so far: (count, columns)."""
-        return self._held[: self.count]
+        return self._array[: self.count]

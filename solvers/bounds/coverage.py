@@ -44,7 +44,7 @@ def features_of(
     overlap: bool = True,
     fits: bool = True,
 ) -> Covers:
-    """Return the class of the plans with the same features as this one. ``fits``: whether it fits into memory."""
+    """Return the class of the plans with the same features as this plan; ``fits``: whether it fits into memory."""
     stages = allocation.stages
     devices = [device for stage in stages for device in stage.devices]
     kinds = _kinds(schedule)
@@ -104,7 +104,7 @@ def allowed(problem: Problem) -> Covers:
 
 
 def _of_trainer(problem: Problem) -> dict[str, Values]:
-    """Return the values that no plan of a target has, whatever the request allows (``within``)."""
+    """Return the values to which a target limits its plans, whatever the request allows (``within``)."""
     assert problem.within is not None
     limits = {name: _one(value) for name, value in (("pipelines", "one"), ("dispatch", "rows"), ("codecs", "none"))}
     orders = frozenset(problem.within.schedules)
@@ -171,7 +171,7 @@ def whatever_is_pinned(bound: Bound) -> Bound:
 def one_pipeline(problem: Problem, *, split: bool = False) -> Covers:
     """Return the flushed plans of one pipeline, with replicas by rows, whole backwards and nothing encoded.
 
-    Devices may hold several stages, which may recompute. ``split``: the same with backwards whole or split.
+    Devices may hold several stages, which may recompute. ``split``: the same plans with backwards whole or split.
     """
     free = every("devices", "recompute", "recompute_runs", "all_reduce", "replica_order", "memory")
     return Covers(
@@ -186,9 +186,9 @@ def one_pipeline(problem: Problem, *, split: bool = False) -> Covers:
 
 
 def stages_apart(problem: Problem) -> Covers:
-    """Return the plans of ``one_pipeline`` with each stage on devices of its own, recomputing whole or not at all.
+    """Return the plans of ``one_pipeline`` whose stages share no devices, and recompute whole or not at all.
 
-    Their numbers of micro-batches are those that planners of one pipeline try.
+    Their numbers of micro-batches are the numbers that planners of one pipeline try.
     """
     return Covers(
         **every("recompute_runs", "all_reduce", "replica_order"),
@@ -201,7 +201,7 @@ def stages_apart(problem: Problem) -> Covers:
 
 
 def planned_apart(problem: Problem) -> Covers:
-    """Return the plans of ``stages_apart`` that recompute as the request says: all that planners of such plans make."""
+    """Return the plans of ``stages_apart`` that recompute as the request says: all plans that their planners make."""
     again = _one("in_backward") if problem.recompute == "never" else every("recompute_runs")["recompute_runs"]
     return replace(stages_apart(problem), recompute=_modes(problem), recompute_runs=again)
 
@@ -213,8 +213,8 @@ def _backwards(split: bool) -> Values:
 def modules_known(problem: Problem) -> Values:
     """Return whether plans may recompute single modules: where the profile knows their costs."""
     degrees = {choice.degrees for choice in problem.choices}
-    known = problem.modules or any(variant.modules for variant in problem.variants if variant.degrees in degrees)
-    return every("recompute_modules")["recompute_modules"] if known else _one("none")
+    measured = problem.modules or any(variant.modules for variant in problem.variants if variant.degrees in degrees)
+    return every("recompute_modules")["recompute_modules"] if measured else _one("none")
 
 
 def _modes(problem: Problem) -> Values:
@@ -223,7 +223,7 @@ def _modes(problem: Problem) -> Values:
 
 
 def contiguous(problem: Problem, numbers: Iterable[int], *, split: bool = False) -> Covers:
-    """Return the plans of ``one_pipeline`` with each stage on devices of its own, recomputing inside the backwards.
+    """Return the plans of ``one_pipeline`` whose stages share no devices, and recompute inside the backwards.
 
     ``split``: with backwards whole or split. Stages recompute whole or not at all, as the request says. Without overlap
     in the request, the bounds of this class hold for all-reduces after the last backward only.
@@ -264,12 +264,12 @@ def orders_of(plan: Covers) -> Covers:
 
 
 def _degrees(problem: Problem) -> Values:
-    """Return the degrees that the problem is at."""
+    """Return the degrees of the problem."""
     return _one("1" if problem.choice is None else _named(problem.choice))
 
 
 def _named(choice: Choice) -> str:
-    """Return a choice's name, with what its problem takes for granted: batches are rows of a sample for each mesh."""
+    """Return a choice's name with its assumptions: batches are rows of a sample for each mesh."""
     if choice.in_one_stage:
         left_out = "" if choice.excluded is None else f" but {choice.excluded}"
         return f"{choice._replace(excluded=None)} {OVER_ALL}{left_out}"

@@ -51,7 +51,7 @@ Devices = Sequence[int]
 
 
 class Proof(NamedTuple):
-    """Why there is no plan, as the end of a sentence, and the block that fits on no device, if that is the reason."""
+    """The reason why there is no plan, as the end of a sentence, and the block that fits on no device, if any."""
 
     sentence: str
     shortage: Shortage | None = None
@@ -86,12 +86,12 @@ def unfed(problem: Problem) -> str | None:
     if least_rows(problem) > 0:
         return None
     sizes = [size * problem.samples_per_row for size in problem.micro_batch_sizes]
-    asked = f"{sizes} samples" if sizes else f"the {problem.batch_samples} samples"
-    return f"no micro-batch of {asked} gives every replica min_slice = {problem.min_slice} samples"
+    requested = f"{sizes} samples" if sizes else f"the {problem.batch_samples} samples"
+    return f"no micro-batch of {requested} gives every replica min_slice = {problem.min_slice} samples"
 
 
 def least_rows(problem: Problem) -> int:
-    """Return the samples of the smallest micro-batch of any allowed number of them; 0 where none is allowed."""
+    """Return the samples of the smallest micro-batch of any allowed number of them; 0 if no number is allowed."""
     batch, least = problem.global_batch_size, problem.min_slice
     if not problem.micro_batch_sizes:
         return batch // (batch // least) if batch >= least else 0
@@ -153,18 +153,18 @@ class Least:
         return len(self.edges) - 1
 
     @cached_property
-    def _held(self) -> StaticSums:
+    def _sums(self) -> StaticSums:
         return static_sums(self.problem)
 
     def groups(self, part: Devices) -> list[DeviceGroup]:
-        """Return the devices of a part of the cluster, grouped by what counts here; groups by their first device."""
-        found: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
+        """Return a part of the cluster in groups of equal kind, memory and pins; groups by their first device."""
+        members_of: dict[tuple[str, int, tuple[bool, ...]], list[int]] = {}
         for d in part:
-            own = self.problem.devices[d]
+            device = self.problem.devices[d]
             free = free_bytes(self.problem, (d,))
             pinned = tuple(d in pin.devices for pin in self.problem.pins)
-            found.setdefault((own.kind, free, pinned), []).append(d)
-        return [DeviceGroup(kind, free, tuple(members)) for (kind, free, _pinned), members in found.items()]
+            members_of.setdefault((device.kind, free, pinned), []).append(d)
+        return [DeviceGroup(kind, free, tuple(members)) for (kind, free, _pinned), members in members_of.items()]
 
     def may_hold(self, block: int, group: DeviceGroup) -> bool:
         """Return True if the pins allow a group's devices to hold a block."""
@@ -175,12 +175,12 @@ class Least:
     def weights(self) -> np.ndarray:
         """Parameters, plus a second copy of the trainable ones if every allowed rule keeps two."""
         twice = self.problem.update_rules == {"double_buffered"}
-        return self._of(self._held.parameters) + (self._of(self._held.trainable) if twice else 0)
+        return self._of(self._sums.parameters) + (self._of(self._sums.trainable) if twice else 0)
 
     @cached_property
     def states(self) -> np.ndarray:
         """Optimizer states, all shares together."""
-        return self._of(self._held.optimizer)
+        return self._of(self._sums.optimizer)
 
     @cached_property
     def share(self) -> np.ndarray:
@@ -197,7 +197,7 @@ class Least:
         kinds = {device.kind for device in self.problem.devices}
         points = [point for kind in kinds for point in self._measured(kind)]
         takes_time = np.min([point.backward_ns for point in points], axis=0) > 0
-        return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), self._of(self._held.gradients), 0)
+        return np.where(np.logical_or.reduceat(takes_time, self.edges[:-1]), self._of(self._sums.gradients), 0)
 
     @property
     def together(self) -> bool:
@@ -255,13 +255,13 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
         if not usable:
             names = least.problem.layer_names
             return Proof(f"none of the devices that may hold {layers(*_span(least, block), names)} is among them")
-        held = int(least.weights[block] + least.share[block] + least.gradients[block])
-        lacking = [held + int(least.active[group.kind][block]) - group.free for group in usable]
+        least_bytes = int(least.weights[block] + least.share[block] + least.gradients[block])
+        lacking = [least_bytes + int(least.active[group.kind][block]) - group.free for group in usable]
         if min(lacking) <= 0:
             continue
         nearest = usable[lacking.index(min(lacking))].devices[0]
         available = free_bytes(least.problem, (nearest,)) + context_bytes(least.problem, nearest)
-        needed = available + min(lacking)  # the context included, as the judge counts it
+        needed = available + min(lacking)  # the context included, as in the judge
         short = Shortage(int(least.edges[block]), int(least.edges[block + 1]) - 1, nearest, needed, available)
         name = least.problem.devices[nearest].name
         return Proof(
@@ -273,7 +273,7 @@ def _too_large(least: Least, part: Devices) -> Proof | None:
 
 
 def _too_much(least: Least, part: Devices) -> Proof | None:
-    """Prove that all blocks need more than all devices have, each less what computing some block takes there."""
+    """Prove that all blocks need more than all devices have, each less the bytes of computing some block there."""
     total = least.weights + least.states + (least.gradients if least.together else 0)
     room = 0
     for group in least.groups(part):
@@ -291,37 +291,37 @@ def _too_much(least: Least, part: Devices) -> Proof | None:
 
 
 def _unpackable(least: Least, part: Devices) -> Proof | None:
-    """Prove by CP-SAT that no assignment of blocks to devices satisfies what is in a device's memory at the same time.
+    """Prove by CP-SAT that no assignment of blocks to devices fits the bytes that are in a device's memory together.
 
-    ``held[b, d]``: device d holds block b, alone or as one of several. During the backward of a held block its
-    gradients and stash are in memory with the weights of all held blocks; a flushed step has a last backward, of some
+    ``holds[b, d]``: device d holds block b, alone or as one of several. During the backward of a held block its
+    gradients and stash are in memory with the weights of all held blocks. A flushed step has a last backward, of some
     held block, when the gradients of all held blocks are in memory.
     """
     if least.blocks * len(part) > MOST_PAIRS:
         return None
-    from ortools.sat.python import cp_model  # brings pandas: a quarter of what a first plan loads
+    from ortools.sat.python import cp_model  # imports pandas: a quarter of the modules of a first plan
 
     of = {device: group for group in least.groups(part) for device in group.devices}
     pairs = [(b, d) for b in range(least.blocks) for d in part if least.may_hold(b, of[d])]
     model = cp_model.CpModel()
-    held = {pair: model.new_bool_var(f"held {pair}") for pair in pairs}
+    holds = {pair: model.new_bool_var(f"held {pair}") for pair in pairs}
     for block in range(least.blocks):
-        model.add_bool_or([held[b, d] for b, d in pairs if b == block])
+        model.add_bool_or([holds[b, d] for b, d in pairs if b == block])
     always, gradients = (least.weights + least.share).tolist(), least.gradients.tolist()
     for device in part:
-        own, active, free = (
+        allowed, active, free = (
             [b for b, d in pairs if d == device],
             least.active[of[device].kind].tolist(),
             of[device].free,
         )
-        weights = sum(always[b] * held[b, device] for b in own)
-        kept = weights + sum(gradients[b] * held[b, device] for b in own)
-        last = {b: model.new_bool_var(f"last {b} {device}") for b in own if least.together}
-        for b in own:
-            model.add(weights + gradients[b] + active[b] <= free).only_enforce_if(held[b, device])
+        weights = sum(always[b] * holds[b, device] for b in allowed)
+        kept = weights + sum(gradients[b] * holds[b, device] for b in allowed)
+        last = {b: model.new_bool_var(f"last {b} {device}") for b in allowed if least.together}
+        for b in allowed:
+            model.add(weights + gradients[b] + active[b] <= free).only_enforce_if(holds[b, device])
             if least.together:
-                model.add_implication(last[b], held[b, device])
-                model.add_bool_or(last.values()).only_enforce_if(held[b, device])
+                model.add_implication(last[b], holds[b, device])
+                model.add_bool_or(last.values()).only_enforce_if(holds[b, device])
                 model.add(kept + active[b] <= free).only_enforce_if(last[b])
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -1,9 +1,9 @@
-"""Where memory binds: what can be computed before the first backward of a flushed step (BOUNDS section 14).
+"""A bound where memory binds: the work that can be done before the first backward of a flushed step (BOUNDS section
+14).
 
-No backward begins before one slice has come forward through all layers. What has been computed forward by then is in
-memory, or is computed once more afterwards; all devices together have room, and time, for so much. All other work
-comes later.
-Where modules of a layer can be recomputed by themselves, each may be kept or not, and so may the rest of the layer.
+No backward begins before one slice has come forward through all layers. All forwards until then are in memory, or are
+computed once more afterwards; all devices together have room, and time, for so much. All other work comes later. If
+single modules of a layer can be recomputed, each may be kept or not, and so may the rest of the layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.solvers.model.degrees import WITHIN, Module, Modules, without_part
 from penstock.solvers.model.problem import Measured, Problem
 
 SEARCHED = 40
-"""Thirds that the search for a price takes off, one after the other."""
+"""Steps of the search for a price; each takes off a third."""
 
 
 class Begun(NamedTuple):
-    """What the forwards of all samples of some layers take, in ns of a device, and what they spare later.
+    """The time of the forwards of all samples of some layers, in ns of a device, and the time that they save later.
 
-    ``spared_ns``: whether kept or not. ``parts``: of each part that can be kept in memory, its bytes and the work that
-    this spares besides.
+    ``spared_ns``: saved whether kept or not. ``parts``: of each part that can be kept in memory, its bytes and the
+    further time that keeping it saves.
     """
 
     forward_ns: Fraction | float
@@ -40,12 +40,12 @@ class Begun(NamedTuple):
     parts: tuple[tuple[Fraction | float, Fraction | float], ...]
 
     def worth(self, price: Fraction | float) -> Fraction | float:
-        """Return the most that the layers spare where a byte costs ``price``, in ns."""
+        """Return the most that the layers save where a byte costs ``price``, in ns."""
         return self.spared_ns + sum(max(0, work - price * size) for size, work in self.parts)
 
     @property
     def rounded(self) -> Begun:
-        """The same in floating point, for a search."""
+        """Return the numbers in floating point, for a search."""
         parts = tuple((float(size), float(work)) for size, work in self.parts)
         return Begun(float(self.forward_ns), float(self.spared_ns), parts)
 
@@ -66,7 +66,8 @@ def first_backward_ns(problem: Problem, slice_ns: int) -> int:
 class _Layer(NamedTuple):
     """A layer's least time per sample, forward and backward together and each, and the least bytes that it keeps.
 
-    ``modules``: of each that can be recomputed by itself, the least time and bytes; the layer's bytes are without.
+    ``modules``: the least time and bytes of each module that can be recomputed by itself; the layer's bytes exclude
+    them.
     """
 
     whole_ns: Fraction
@@ -92,8 +93,8 @@ def _per_sample(problem: Problem) -> list[_Layer]:
 
     of_modules = [
         zip(
-            least(partial(_own, modules, each, 0)),
-            least(partial(_own, modules, each, 1), time=False),
+            least(partial(_net, modules, each, 0)),
+            least(partial(_net, modules, each, 1), time=False),
             strict=True,
         )
         for each in modules
@@ -108,21 +109,21 @@ def _per_sample(problem: Problem) -> list[_Layer]:
     return [_Layer(*each) for each in zip(*columns, of_layers, strict=True)]
 
 
-def _own(modules: Modules, module: Module, which: int, point: Measured) -> np.ndarray:
-    """Return a module's time (0) or bytes (1) without those of the modules that are parts of it."""
+def _net(modules: Modules, module: Module, which: int, point: Measured) -> np.ndarray:
+    """Return a module's time (0) or bytes (1) without the modules that are parts of it."""
     parts = (point.modules[each][which] for each in modules if WITHIN.get(each) == module)
     return np.asarray(np.maximum(0, point.modules[module][which] - sum(parts)))
 
 
 def room_bytes(problem: Problem) -> int:
-    """Return what all devices have besides one copy of all parameters and optimizer states."""
-    held = static_sums(problem)
+    """Return the bytes of all devices besides one copy of all parameters and optimizer states."""
+    sums = static_sums(problem)
     free = sum(max(0, free_bytes(problem, (device,))) for device in range(problem.num_devices))
-    return max(0, free - int(held.parameters[-1] + held.optimizer[-1]))
+    return max(0, free - int(sums.parameters[-1] + sums.optimizer[-1]))
 
 
 def _begun(layer: _Layer, samples: int, *, again: bool) -> Begun:
-    """Return what samples of a layer spare; ``again``: whether they may be computed once more."""
+    """Return the time that samples of a layer save; ``again``: whether they may be computed once more."""
     if again:
         rest = max(Fraction(0), layer.forward_ns - sum(time for time, _freed in layer.modules))
         parts = [(layer.stash_bytes, rest), *((freed, time) for time, freed in layer.modules)]
@@ -134,11 +135,11 @@ def _begun(layer: _Layer, samples: int, *, again: bool) -> Begun:
 
 
 def _spared_ns(begun: Sequence[Begun], room: int, before_ns: int) -> Fraction:
-    """Return a limit on the work that forwards before the first backward spare, in ns of a device.
+    """Return a limit on the work that forwards before the first backward save, in ns of a device.
 
-    ``room``: bytes of all devices; ``before_ns``: their time until then. Every price of a byte gives a limit. It is
-    convex in the price; that where the search ends counts exactly, and those near it at which a part is not worth its
-    bytes.
+    ``room``: bytes of all devices; ``before_ns``: their time until then. Every price of a byte gives a limit. The limit
+    is convex in the price. It is computed exactly at the end of the search, and at nearby prices at which a part is not
+    worth its bytes.
     """
     prices = sorted(
         {Fraction(0), *(Fraction(work) / Fraction(size) for each in begun for size, work in each.parts if size)}
@@ -155,12 +156,12 @@ def _spared_ns(begun: Sequence[Begun], room: int, before_ns: int) -> Fraction:
 
 
 def _most_worth(begun: Iterable[Begun], price: Fraction | float, before_ns: int) -> Fraction | float:
-    """Return the most that is spared at a price of a byte: those layers first that spare most for their time."""
+    """Return the most time saved at a price of a byte: layers that save most for their time come first."""
     left: Fraction | float = before_ns
-    found: Fraction | float = 0
+    total: Fraction | float = 0
     worth = [(each.worth(price), each.forward_ns) for each in begun]
     for spared, forward in sorted(worth, key=lambda each: each[0] / each[1] if each[1] else inf, reverse=True):
         part = min(1, left / forward) if forward else 1
         left -= part * forward
-        found += part * spared
-    return found
+        total += part * spared
+    return total

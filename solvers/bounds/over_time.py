@@ -1,13 +1,13 @@
-"""Where memory binds: what forwards keep until their backwards takes room, and takes it for a time (BOUNDS section 15).
+"""A bound where memory binds: activations between forward and backward need memory, for some time (BOUNDS section 15).
 
-A slice of many rows is computed quicker, row by row, but its activations wait for the way of as large slices through
-all later layers and back. Recomputing frees their room and costs time. All devices together have their bytes for as
-long as the step takes: a price on bytes times time says what each row costs at least, over all sizes of its slices.
+A slice of many rows is computed quicker, row by row, but its activations wait while slices as large pass through all
+later layers and back. Recomputing frees their memory and costs time. All devices together have their bytes for the
+duration of the step: a price on bytes times time gives the least cost of each row, over all sizes of its slices.
 
-Before the first backward there are only forwards, and what they leave for later is in memory, or computed once more
-(section 14). So the time until then is counted by itself, and what a row costs, after it (section 16): of some layers
+Before the first backward there are only forwards, and their results for later are in memory, or computed once more
+(section 14). So the time until then is counted by itself, and the cost of a row after it (section 16): of some layers
 the forward is over, at a price on the devices' time before, and on the bytes that are kept at that moment. No row has
-come further by then than its slices, one after the other, could: large ones have not, and small ones are not as quick.
+come further by then than its slices, one after the other, could: large slices are not far, and small slices are slow.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ AFTER_FIRST = "memory over time, from the first backward on: what is kept, and h
 MOST_LAYERS = 256
 """The most layers for which the bound takes no longer than planners do: some ms for each."""
 LESS = 1 - 1e-9
-"""Covers what rounding adds to the sums."""
+"""A factor that covers the rounding errors of the sums."""
 TIMES = 4_096
-"""The largest measured size times this: of so many rows what rounding adds to one is nothing."""
+"""Factor on the largest measured size; of so many rows, the rounding of one row is negligible."""
 SINGLE = 16
-"""Sizes of slices up to this are looked at one by one; above, there are two ranges to each doubling."""
+"""Largest size of a slice that is examined by itself; above, there are two ranges to each doubling."""
 MOST = 512
 """The most labels of a layer: more are merged."""
 PRICES = 2.0**-10, 4.0
@@ -44,20 +44,23 @@ PRICES = 2.0**-10, 4.0
 FINEST = 2**0.2
 """The last factor by which the search for the best price changes it."""
 START = 1.0, 0.25, 0.5, 0.25
-"""Where the search for these prices begins: the first one in units of the best price where that time does not count by
-itself, the others in what the devices' time, all of their room, and the time of all rows before it are worth."""
+"""Start of the search for these prices.
+
+The first in units of the best price where that time does not count by itself. The others in units of the values of the
+devices' time, of all their memory, and of the time of all rows before the first backward.
+"""
 STEPS = 40
-"""Prices that are tried where the time before the first backward counts by itself."""
+"""Most prices tried where the time before the first backward counts by itself."""
 MERGED = 48
 """The most labels of a layer where the time before the first backward counts by itself."""
 SHORT = 64
-"""It does where it is longer than this part of the bound, which it can raise by no more."""
+"""The time before the first backward counts if it exceeds this part of the bound; it cannot raise the bound by more."""
 
 
 class Before(NamedTuple):
-    """What is paid at the first backward for forwards that are over.
+    """Prices, at the first backward, of forwards that are over.
 
-    ``time``: for each ns of a device, ``byte``: for each byte that is kept, ``way``: for each ns that the row's slices
+    ``time``: for each ns of a device. ``byte``: for each byte that is kept. ``way``: for each ns that the row's slices
     took one after the other.
     """
 
@@ -67,9 +70,9 @@ class Before(NamedTuple):
 
 
 def over_time_bound(problem: Problem) -> Bound | None:
-    """Return a bound on the plans of a request that fit into memory; None where an update rule has no flush.
+    """Return a bound on the plans of a request that fit into memory; None if an update rule has no flush.
 
-    None also where no device has room besides a copy of all parameters and states: there is no such plan.
+    None also if no device has memory besides a copy of all parameters and states: no such plan exists.
     """
     if not problem.update_rules <= {"synchronous"} or not room_bytes(problem):
         return None
@@ -79,7 +82,7 @@ def over_time_bound(problem: Problem) -> Bound | None:
 
 @lru_cache(maxsize=64)
 def _largest(prices: Prices) -> tuple[int, str]:
-    """Return the largest bound found, and its method; the same of choices that differ in their sharding alone."""
+    """Return the largest bound, and its method; choices that differ in their sharding alone share it."""
     price, whole_ns = prices.best()
     after_ns = prices.after_first_ns(price, whole_ns) if SHORT * prices.first_ns > whole_ns else 0
     return max(whole_ns, after_ns), OVER_TIME if whole_ns >= after_ns else AFTER_FIRST
@@ -88,21 +91,21 @@ def _largest(prices: Prices) -> tuple[int, str]:
 class _Layer(NamedTuple):
     """A layer's least costs by the size of a slice on a kind of device, for O of these; times in ns.
 
-    Of one slice ``forward_ns`` (O,), and ``way_ns``: forward and the gradient of its input. Of one row ``work_ns``
-    (O,), ``held``: bytes times ns that it takes whatever is recomputed, and by M ways of recomputing ``again_ns``
-    (O, M) and ``kept_bytes`` (O, M), from the forward on. ``stash_bytes``: the most that it keeps. The same from the
-    end of its forward on: ``back_ns`` of ``way_ns``, ``backward_ns`` of ``work_ns``, ``held_after`` of ``held``;
-    ``forward_of_row_ns`` is what is over then.
+    Of one slice: ``forward_ns`` (O,), and ``way_ns``: forward and the gradient of its input. Of one row: ``work_ns``
+    (O,), ``area``: its bytes times ns under any recomputation, and by M ways of recomputing ``again_ns`` (O, M) and
+    ``kept_bytes`` (O, M), from the forward on. ``stash_bytes``: the most that it keeps. The same from the end of its
+    forward on: ``back_ns`` of ``way_ns``, ``backward_ns`` of ``work_ns``, ``area_after`` of ``area``.
+    ``forward_of_row_ns``: the part that is over then.
     """
 
     forward_ns: np.ndarray
     way_ns: np.ndarray
     work_ns: np.ndarray
-    held: np.ndarray
+    area: np.ndarray
     back_ns: np.ndarray
     forward_of_row_ns: np.ndarray
     backward_ns: np.ndarray
-    held_after: np.ndarray
+    area_after: np.ndarray
     again_ns: np.ndarray
     kept_bytes: np.ndarray
     stash_bytes: float
@@ -130,22 +133,23 @@ class Prices:
         return hash(self._key)
 
     def best(self) -> tuple[float, int]:
-        """Return the price of the largest bound found, and the bound: it rises up to that price, and falls after it."""
+        """Return the price of the largest bound, and the bound: it rises up to that price, and falls after it."""
         price, step = 2.0**-5, 2.0
         best = self.at(price)
         while step > FINEST:
             for factor in (step, 1 / step):
-                while PRICES[0] <= price * factor <= PRICES[1] and (found := self.at(price * factor)) > best:
-                    best, price = found, price * factor
+                while PRICES[0] <= price * factor <= PRICES[1] and (bound := self.at(price * factor)) > best:
+                    best, price = bound, price * factor
             step = step**0.5
         return price, best
 
     def after_first_ns(self, price: float, known_ns: int) -> int:
-        """Return the largest bound found above ``known_ns`` that counts the time before the first backward by itself.
+        """Return the largest bound above ``known_ns`` that counts the time before the first backward by itself.
 
-        ``price``: the best one where that time counts like any other, which says how far to look. The bound of four
-        prices is a concave function over a linear one, so what lies on the other side of a tangent plane is no better:
-        the ellipsoid method with deep cuts (Bland, Goldfarb and Todd 1981), for ``STEPS`` prices or until none is left.
+        ``price``: the best price where that time counts like any other; it sets the scale of the search. The bound of
+        four prices is a concave function over a linear one, so that no price on the other side of a tangent plane is
+        better: the ellipsoid method with deep cuts (Bland, Goldfarb and Todd 1981), for ``STEPS`` prices or until no
+        price is left.
         """
         scale = np.asarray([price, 1.0, 1.0, 1.0])
         at, shape, best = np.asarray(START), np.eye(4), known_ns
@@ -153,8 +157,8 @@ class Prices:
             if at.min() < 0:
                 slope, depth_ns = (at == at.min()).astype(np.float64), float(-at.min())
             else:
-                found, slope, depth_ns = self._sloped(at * scale, best)
-                best, slope = max(best, found), slope * scale
+                bound, slope, depth_ns = self._sloped(at * scale, best)
+                best, slope = max(best, bound), slope * scale
             length = float(np.sqrt(slope @ shape @ slope))
             if depth_ns >= length:
                 break
@@ -165,9 +169,10 @@ class Prices:
         return best
 
     def _sloped(self, prices: np.ndarray, known_ns: int) -> tuple[int, np.ndarray, float]:
-        """Return the bound of four prices, the slope of its excess over a known one, and how much it is below that.
+        """Return the bound of four prices, the slope of its excess over a known bound, and its distance below that
+        bound.
 
-        Both of the numerator, in ns of a device.
+        Slope and distance are of the numerator, in ns of a device.
         """
         price, before_ns = float(prices[0]), self._devices * self.first_ns
         time, byte, way = map(float, prices[1:])
@@ -185,27 +190,27 @@ class Prices:
         return bound_ns, np.asarray(slope), over_ns * (1 + price) - all_ns
 
     def at(self, price: float) -> int:
-        """Return the bound of a price: the part of all devices' time that all of their room is worth."""
+        """Return the bound of a price: the part of all devices' time that all of their memory is worth."""
         cost_ns = self._rows * self._row(price * self._devices / self._room).cost_ns + self._update_ns
         return int(LESS * cost_ns / (self._devices * (1 + price)))
 
     def _row(self, price: float, before: Before | None = None) -> _Row:
-        """Return what a row costs at least, where a byte for one ns costs ``price`` ns of a device.
+        """Return the least cost of a row, where a byte for one ns costs ``price`` ns of a device.
 
-        A label is a cost of the layers from one on, and the way through them and back that earlier layers wait for.
-        ``before``: what is paid of layers whose forward is over at the first backward; these are the first ones.
+        A label is a cost of the layers from one on, and the way through them and back for which earlier layers wait.
+        ``before``: the prices for the first layers, whose forward is over at the first backward.
         """
         most = price * np.concatenate(([0.0], self._stash[:-1]))
         paid = Paid(price, *(before or Before(0.0, 0.0, 0.0)))
         number = MOST if before is None else MERGED
-        found = least_row(self._arrays, paid, most, number, before is not None)
-        return _Row(*found.tolist())
+        least = least_row(self._arrays, paid, most, number, before is not None)
+        return _Row(*least.tolist())
 
 
 class _Row(NamedTuple):
-    """What a row costs; of it, bytes times ns, and what is over and kept at the first backward.
+    """The cost of a row; of it, bytes times ns, and the parts that are over and kept at the first backward.
 
-    Of the forwards that are over, ``before_ns`` is the row's part of its slices' times, ``way_ns`` all of them.
+    ``before_ns`` is the row's part of its slices' times of completed forwards, ``way_ns`` all of these times.
     """
 
     cost_ns: float
@@ -216,7 +221,7 @@ class _Row(NamedTuple):
 
 
 def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
-    """Return all layers, those that are alike as one object, and what they are made of."""
+    """Return all layers, alike layers as one object, and the bytes that define them."""
     sizes = _sizes(problem)
     kinds = sorted({device.kind for device in problem.devices})
     tables = [_table(problem, kind, each) for kind in kinds for each in sizes]
@@ -224,15 +229,15 @@ def _layers(problem: Problem) -> tuple[list[_Layer], tuple[bytes, ...]]:
         tables += [_beyond(problem, kind, largest) for kind in kinds]
     stacked = np.stack(tables)
     gradients = np.diff(problem.trainable_bytes) * problem.memory.gradient_factor
-    known: dict[bytes, tuple[_Layer, bytes]] = {}
-    found = []
+    layer_of: dict[bytes, tuple[_Layer, bytes]] = {}
+    layers = []
     for number in range(problem.num_layers):
         values = stacked[:, :, number]
         key = values.tobytes() + int(gradients[number]).to_bytes(8, "little")
-        if key not in known:
-            known[key] = _layer(values, int(gradients[number])), key
-        found.append(known[key])
-    return [layer for layer, _key in found], (str(stacked.shape).encode(), *(key for _layer, key in found))
+        if key not in layer_of:
+            layer_of[key] = _layer(values, int(gradients[number])), key
+        layers.append(layer_of[key])
+    return [layer for layer, _key in layers], (str(stacked.shape).encode(), *(key for _layer, key in layers))
 
 
 def _arrays(layers: Sequence[_Layer]) -> UnlikeLayers:
@@ -245,8 +250,8 @@ def _arrays(layers: Sequence[_Layer]) -> UnlikeLayers:
         return np.stack([np.asarray(getattr(layer, name), dtype=np.float64) for layer in unlike.values()])
 
     def padded(name: str) -> np.ndarray:
-        own = (getattr(layer, name) for layer in unlike.values())
-        return np.stack([np.pad(each, ((0, 0), (0, ways - each.shape[1])), mode="edge") for each in own])
+        arrays = (getattr(layer, name) for layer in unlike.values())
+        return np.stack([np.pad(each, ((0, 0), (0, ways - each.shape[1])), mode="edge") for each in arrays])
 
     return UnlikeLayers(
         forward=stacked("forward_ns"),
@@ -255,8 +260,8 @@ def _arrays(layers: Sequence[_Layer]) -> UnlikeLayers:
         work=stacked("work_ns"),
         over=stacked("forward_of_row_ns"),
         backward=stacked("backward_ns"),
-        held=stacked("held"),
-        held_after=stacked("held_after"),
+        area=stacked("area"),
+        area_after=stacked("area_after"),
         again=padded("again_ns"),
         kept=padded("kept_bytes"),
         kind=np.asarray([number_of[id(layer)] for layer in layers]),
@@ -264,11 +269,11 @@ def _arrays(layers: Sequence[_Layer]) -> UnlikeLayers:
 
 
 _PASSES = 9
-"""Rows of a table before those of the ways of recomputing."""
+"""Number of a table's rows before the rows of the ways of recomputing."""
 _MOST = 7
-"""The row of the most that is kept."""
+"""The row of the most bytes that are kept."""
 _OF_SLICES = [0, 1, 2, 6, 8]
-"""The rows of what a slice costs, not a row of it."""
+"""The rows of costs of a slice, not of a row of samples."""
 
 
 def _layer(values: np.ndarray, gradient_bytes: int) -> _Layer:
@@ -291,7 +296,7 @@ def _cheapest(again: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _hull(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners between the least first and the least second coordinate, as the first one rises."""
+    """Return the corners between the least first and the least second coordinate, in rising order of the first."""
     hull: list[tuple[float, float]] = []
     for point in sorted(set(points)):
         if hull and point[1] >= hull[-1][1]:
@@ -309,42 +314,42 @@ def _above(low: tuple[float, float], middle: tuple[float, float], high: tuple[fl
 
 
 def _sizes(problem: Problem) -> list[tuple[int, ...]]:
-    """Return ranges of sizes of slices as the sizes at which a cost, or a cost of a row, is least in one of them.
+    """Return ranges of sizes of slices as the sizes at which a cost, or a cost of a row, is least in the range.
 
-    Those above the largest measured size are left to ``_beyond``.
+    Sizes above the largest measured size are left to ``_beyond``.
     """
     measured = {point.rows for points in problem.measured.values() for point in points}
     _least_rows, most_rows = numbers_of(problem)[0].rows(problem.global_batch_size)
     most = min(most_rows, max(measured))
-    found: list[tuple[int, ...]] = [(size,) for size in range(1, min(SINGLE, most) + 1)]
+    ranges: list[tuple[int, ...]] = [(size,) for size in range(1, min(SINGLE, most) + 1)]
     low = SINGLE + 1
     while low <= most:
         high = min(most, low + (low - 1) // 2)
         inside = {step for size in measured for step in (size, size + 1) if low < step < high}
-        found.append((low, *sorted(inside), high) if high > low else (low,))
+        ranges.append((low, *sorted(inside), high) if high > low else (low,))
         low = high + 1
-    return found
+    return ranges
 
 
 def _table(problem: Problem, kind: str, sizes: Sequence[int]) -> np.ndarray:
     """Return the least costs of slices of a range of sizes, (rows of ``_PASSES`` and two for each way, L).
 
-    They are, of a slice, its forward, backward and way; of a row, forward, backward and stash; the workspace; the
-    stash again, at the most; the gradient of a slice's input; and of a row by each way of recomputing its time and what
-    is kept.
+    They are of a slice: its forward, backward and way. Of a row: forward, backward, stash. Then the workspace, the
+    stash again, at the most, and the gradient of a slice's input. Of a row by each way of recomputing: its time and its
+    kept bytes.
     """
     slack = 0 if len(sizes) == 1 else ROUNDED_NS
-    found = [_exact(problem, problem.costs(kind, size), size, slack) for size in sizes]
-    table = np.min(found, axis=0)
-    table[_MOST] = np.max([each[_MOST] for each in found], axis=0)
+    tables = [_exact(problem, problem.costs(kind, size), size, slack) for size in sizes]
+    table = np.min(tables, axis=0)
+    table[_MOST] = np.max([each[_MOST] for each in tables], axis=0)
     return np.asarray(table)
 
 
 def _beyond(problem: Problem, kind: str, largest: int) -> np.ndarray:
     """Return the least costs of slices of more rows than the ``largest`` measured, as ``_table``.
 
-    They are proportional and rounded up, so that a row may cost less than in any measured slice, by the rounding: a row
-    of very many is charged, and a slice of one row more.
+    They are proportional and rounded up, so that a row may cost less than in any measured slice, by the rounding: the
+    costs are a row's of a very large slice, and a slice's of one row more.
     """
     source, speed = problem.kind_source[kind]
     many = TIMES * max(point.rows for point in problem.measured[source])

@@ -1,7 +1,7 @@
-"""What a row costs at least at some prices, layer by layer from the last: the labels of ``over_time`` (BOUNDS 15, 16).
+"""The least cost of a row at given prices, layer by layer from the last: the labels of ``over_time`` (BOUNDS 15, 16).
 
-A label is a cost of the layers from one on, the way through them and back that earlier layers wait for, and what a
-``over_time.Row`` says of the cost.
+A label is a cost of the layers from one on, the way through them and back for which earlier layers wait, and the parts
+of the cost in an ``over_time._Row``.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -16,16 +16,17 @@ from penstock.solvers.compiled.decorators import compiled, inner
 from penstock.solvers.compiled.fields import Fields
 
 SPENT = 4
-"""Parts of a cost that labels know: bytes times ns, and what is over and kept at the first backward."""
+"""Number of parts of a cost in labels: bytes times ns, and the parts that are over and kept at the first backward."""
 
 
 @Fields.register
 class UnlikeLayers(NamedTuple):
     """U unlike layers' least costs by O sizes of a slice on a kind of device; times in ns, float64.
 
-    (U, O) of one slice ``forward``, ``way``: forward and the gradient of its input, ``back`` of that; of one row
-    ``work``, its ``over`` forward and ``backward``, and ``held`` in bytes times ns, ``held_after`` of it after the
-    forward. (U, O, M) by M ways of recomputing ``again`` and ``kept``, in bytes. ``kind`` (L,): which of U each is.
+    (U, O) of one slice: ``forward``, ``way``: forward and the gradient of its input, ``back`` of that. Of one row:
+    ``work``, its ``over`` forward and ``backward``, and ``area`` in bytes times ns, ``area_after`` of it after the
+    forward. (U, O, M) by M ways of recomputing: ``again`` and ``kept``, in bytes. ``kind`` (L,): the number in U of
+    each layer.
     """
 
     forward: np.ndarray
@@ -34,8 +35,8 @@ class UnlikeLayers(NamedTuple):
     work: np.ndarray
     over: np.ndarray
     backward: np.ndarray
-    held: np.ndarray
-    held_after: np.ndarray
+    area: np.ndarray
+    area_after: np.ndarray
     again: np.ndarray
     kept: np.ndarray
     kind: np.ndarray
@@ -43,7 +44,7 @@ class UnlikeLayers(NamedTuple):
 
 @Fields.register
 class Paid(NamedTuple):
-    """``price`` of a byte for one ns, and what is paid at the first backward: ``over_time.Before``."""
+    """The ``price`` of a byte for one ns, and the prices at the first backward: ``over_time.Before``."""
 
     price: float
     time: float
@@ -53,7 +54,7 @@ class Paid(NamedTuple):
 
 @Fields.register
 class OverTimeLabels(NamedTuple):
-    """(N,) costs and ways, and (N, SPENT) what they consist of."""
+    """Costs and ways (N,) of labels, and their parts (N, SPENT)."""
 
     cost: np.ndarray
     way: np.ndarray
@@ -62,10 +63,10 @@ class OverTimeLabels(NamedTuple):
 
 @compiled
 def least_row(layers: UnlikeLayers, paid: Paid, most: np.ndarray, number: int, split: bool) -> np.ndarray:
-    """Return (1 + SPENT,) float64: the least cost of a row, and what it consists of.
+    """Return (1 + SPENT,) float64: the least cost of a row, and its parts.
 
-    ``most`` (L,): what a way of one ns through the layers from one on costs at the most. More than ``number`` labels
-    of a layer are merged. ``split``: of some first layers the forward is over at the first backward.
+    ``most`` (L,): the most that a way of one ns through the layers from one on costs. More than ``number`` labels of a
+    layer are merged. ``split``: of some first layers the forward is over at the first backward.
     """
     last = layers.kind.size - 1
     sizes = layers.forward.shape[1]
@@ -79,11 +80,13 @@ def least_row(layers: UnlikeLayers, paid: Paid, most: np.ndarray, number: int, s
         if split:
             _copy(over, num_over, later, num_later)
             both = num_later + num_over
-            found = _after(layers, paid, layer, later, both, True, cost, way)
-            num_over = _kept(layers, paid, layer, later, both, True, most[layer], number, cost, way, place, found, over)
-        found = _after(layers, paid, layer, later, num_later, False, cost, way)
+            candidates = _after(layers, paid, layer, later, both, True, cost, way)
+            num_over = _kept(
+                layers, paid, layer, later, both, True, most[layer], number, cost, way, place, candidates, over
+            )
+        candidates = _after(layers, paid, layer, later, num_later, False, cost, way)
         num_later = _kept(
-            layers, paid, layer, later, num_later, False, most[layer], number, cost, way, place, found, others
+            layers, paid, layer, later, num_later, False, most[layer], number, cost, way, place, candidates, others
         )
         _copy(others, num_later, later, 0)
     result = np.empty(1 + SPENT)
@@ -126,25 +129,25 @@ def _after(
     _kinds, sizes, ways = layers.again.shape
     for size in range(sizes):
         if is_over:
-            own = layers.backward[kind, size] + paid.time * layers.over[kind, size]
-            own += paid.way * layers.forward[kind, size] + paid.price * layers.held_after[kind, size]
+            layer_cost = layers.backward[kind, size] + paid.time * layers.over[kind, size]
+            layer_cost += paid.way * layers.forward[kind, size] + paid.price * layers.area_after[kind, size]
             back = layers.back[kind, size]
         else:
-            own = layers.work[kind, size] + paid.price * layers.held[kind, size]
+            layer_cost = layers.work[kind, size] + paid.price * layers.area[kind, size]
             back = layers.way[kind, size]
         for label in range(number):
             each = _held_for(layers, paid, kind, size, labels.way[label], is_over)
             least = np.inf
             for mode in range(ways):
                 least = min(least, layers.again[kind, size, mode] + layers.kept[kind, size, mode] * each)
-            cost[size * number + label] = least + own + labels.cost[label]
+            cost[size * number + label] = least + layer_cost + labels.cost[label]
             way[size * number + label] = back + labels.way[label]
     return sizes * number
 
 
 @inner
 def _held_for(layers: UnlikeLayers, paid: Paid, kind: int, size: int, way: float, is_over: bool) -> float:
-    """Return what it costs to keep a byte from the layer's forward, or the first backward, to its backward."""
+    """Return the cost of keeping a byte from the layer's forward, or the first backward, to its backward."""
     if is_over:
         return paid.price * way + paid.byte
     return paid.price * (layers.forward[kind, size] + way)
@@ -163,14 +166,14 @@ def _kept(
     cost: np.ndarray,
     way: np.ndarray,
     place: np.ndarray,
-    found: int,
+    candidates: int,
     target: OverTimeLabels,
 ) -> int:
-    """Write the new labels but those than which another one stays cheaper, by rising cost and falling way.
+    """Write the new labels without labels that another one undercuts for every way, by rising cost and falling way.
 
-    More than ``room`` are merged into the least of both. Return how many there are.
+    More than ``room`` labels are merged into the least of both. Return their number.
     """
-    left = _undominated(cost, way, place, found, most)
+    left = _undominated(cost, way, place, candidates, most)
     kind = layers.kind[layer]
     count = min(left, room)
     step = left / count
@@ -191,24 +194,24 @@ def _kept(
         for part in range(SPENT):
             target.spent[n, part] = labels.spent[label, part]
         if is_over:
-            target.spent[n, 0] += stash * labels.way[label] + layers.held_after[kind, size]
+            target.spent[n, 0] += stash * labels.way[label] + layers.area_after[kind, size]
             target.spent[n, 1] += layers.over[kind, size]
             target.spent[n, 2] += stash
             target.spent[n, 3] += layers.forward[kind, size]
         else:
-            target.spent[n, 0] += stash * (layers.forward[kind, size] + labels.way[label]) + layers.held[kind, size]
+            target.spent[n, 0] += stash * (layers.forward[kind, size] + labels.way[label]) + layers.area[kind, size]
     return count
 
 
 @inner
-def _undominated(cost: np.ndarray, way: np.ndarray, place: np.ndarray, found: int, most: float) -> int:
-    """Write the places of labels than which none stays cheaper; return how many there are."""
+def _undominated(cost: np.ndarray, way: np.ndarray, place: np.ndarray, candidates: int, most: float) -> int:
+    """Write the places of labels that no other label undercuts for every way; return their number."""
     first = 0
-    for n in range(1, found):
+    for n in range(1, candidates):
         if cost[n] < cost[first] or (cost[n] == cost[first] and way[n] < way[first]):
             first = n
     whole, shortest, number = cost[first] + most * way[first], way[first], 0
-    for n in range(found):
+    for n in range(candidates):
         if way[n] < shortest and cost[n] + most * way[n] < whole:
             place[1 + number] = n
             number += 1
@@ -227,7 +230,7 @@ def _undominated(cost: np.ndarray, way: np.ndarray, place: np.ndarray, found: in
 
 @inner
 def _sort(place: np.ndarray, number: int, cost: np.ndarray, way: np.ndarray) -> None:
-    """Sort ``number`` places from the second on by rising cost, those of one cost by way: a heap, emptied."""
+    """Sort ``number`` places from the second on by rising cost, equal costs by way: a heap, emptied."""
     for start in range(number // 2, 0, -1):
         _sink(place, start, number, cost, way)
     for end in range(number, 1, -1):
@@ -237,7 +240,7 @@ def _sort(place: np.ndarray, number: int, cost: np.ndarray, way: np.ndarray) -> 
 
 @inner
 def _sink(place: np.ndarray, at: int, number: int, cost: np.ndarray, way: np.ndarray) -> None:
-    """Let a place sink below those that come after it, in a heap of places 1 to ``number`` with the last on top."""
+    """Let a place sink below all places after it, in a heap of places 1 to ``number`` with the last on top."""
     moved = place[at]
     while 2 * at <= number:
         child = 2 * at

@@ -19,10 +19,10 @@ class Alternative(Protocol):
 
     @property
     def least_ns(self) -> int:
-        """The highest bound that is known."""
+        """The highest bound so far."""
 
     def raised(self, below_ns: float) -> Self | None:
-        """Return it with a higher bound, or with the same one if no higher one is known below a time.
+        """Return the alternative with a higher bound, or with the same bound if no higher one is known below a time.
 
         None: it has no results.
         """
@@ -34,7 +34,7 @@ A = TypeVar("A", bound=Alternative)
 class Race(Generic[A]):
     """Alternatives that were not evaluated yet.
 
-    ``order``: what is least of the next one; by default its bound. Of equal ones the first comes first.
+    ``order``: the key whose least comes next; by default the bound. Of equal alternatives the first comes first.
     """
 
     def __init__(self, alternatives: Iterable[A], order: Callable[[A], Any] = attrgetter("least_ns")) -> None:

@@ -2,8 +2,8 @@
 
 Scope ``schedule of this allocation``: the largest of
 
-* head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it,
-  has to do its work, and what it does last has to travel back; then reductions and updates follow;
+* head, work and tail of a device: it cannot begin before a first micro-batch has come through the stages before it. It
+  has to do its work, and the result of its last operation has to travel back. Then reductions and updates follow;
 * load of a link or channel, between the earliest start and the shortest rest of what it carries;
 * windows (``stage_windows.py``, ``split_windows.py``; BOUNDS section 2 and Part II): how long a stage, or a device with
   several, must idle during the first micro-batch's round trip, and under memory's limit on micro-batches in flight;
@@ -72,7 +72,7 @@ MEMORY = "memory: what is computed before the first backward is kept, or compute
 def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     """Return a bound that no plan of the request beats, under any update rule that it allows.
 
-    ``fits``: of the plans that fit into memory, else of all, those that exceed it as well.
+    ``fits``: whether the bound is on the plans that fit into memory only, else on plans that exceed it as well.
     """
     share = _least_share(problem) if "elastic_averaging" in problem.update_rules else Fraction(1)
     flushed = problem.update_rules <= {"synchronous"}
@@ -80,11 +80,11 @@ def request_bound(problem: Problem, *, fits: bool = True) -> Bound:
     load, path = load_ns(problem, share, heads), _path_ns(problem) if flushed else 0
     working = LOAD_OF_PINNED if problem.pins else LOAD
     method = working if load >= path else "fill: one slice through all layers"
-    found = class_bound(problem, every_plan(problem), max(load, path), method)
+    bound = class_bound(problem, every_plan(problem), max(load, path), method)
     if not (fits and flushed):
-        return found
+        return bound
     kept_ns = first_backward_ns(problem, first_slice_ns(problem))
-    return class_bound(problem, fitting(problem), kept_ns, MEMORY) if kept_ns > found.bound_ns else found
+    return class_bound(problem, fitting(problem), kept_ns, MEMORY) if kept_ns > bound.bound_ns else bound
 
 
 MOST_LABELLED = 256
@@ -100,9 +100,9 @@ def one_pipeline_bound(problem: Problem, *, split: bool = False, fits: bool = Tr
     number of micro-batches that the request allows. ``split``: backwards are whole or split. ``fits``: of the plans
     that fit into memory, else of all.
     """
-    known = max(load_ns(problem, Fraction(1), _around(problem, tails=not split)), _path_ns(problem))
+    known_ns = max(load_ns(problem, Fraction(1), _around(problem, tails=not split)), _path_ns(problem))
     search = TimeBisection(problem, split=split, fits=fits)
-    bound_ns, covers = search.bound_ns(known), one_pipeline(problem, split=split)
+    bound_ns, covers = search.bound_ns(known_ns), one_pipeline(problem, split=split)
     if search.priced:
         covers = replace(covers, memory=fitting(problem).memory)
     method = "label search over the devices' lowest layers"
@@ -112,8 +112,8 @@ def one_pipeline_bound(problem: Problem, *, split: bool = False, fits: bool = Tr
 def split_apart_bound(problem: Problem, stopped: Callable[[], bool] = lambda: False) -> Bound | None:
     """Return a bound on plans of one pipeline with stages apart whose backwards are whole or split.
 
-    It covers the numbers of micro-batches that planners try; ``stopped``: whether to leave it at what is proven. None:
-    there is no such plan, or there are too many devices to search.
+    It covers the numbers of micro-batches that planners try; ``stopped``: whether to end with the bound proven so far.
+    None: there is no such plan, or there are too many devices to search.
     """
     few = problem.num_devices <= MOST_SPLIT
     bound_ns = least_bound_ns(problem, SPLIT_EFFORT, split=True, stopped=stopped) if few else None
@@ -140,10 +140,11 @@ def _path_ns(problem: Problem) -> int:
 
 
 def _around(problem: Problem, *, tails: bool) -> Around:
-    """Return for each layer the cheapest slice through earlier layers; and, whole, back through them, and the update.
+    """Return for each layer the cheapest slice through earlier layers; if backwards are whole, also the time after it.
 
-    Nothing of a layer can begin in a flushed step before a first slice has come there. With whole backwards (``tails``)
-    a device's last operation for a layer after others is a backward, whose gradient travels back through those.
+    The time after it is the way back through earlier layers, and the update. In a flushed step no operation of a layer
+    can begin before a first slice has come there. With whole backwards (``tails``) a device's last operation for a
+    layer after others is a backward, whose gradient travels back through those.
     """
     forward, gradient, weight = _slices(problem)
     there = prefix_sums(_least_held(problem, forward))[:-1]
@@ -155,17 +156,17 @@ def _around(problem: Problem, *, tails: bool) -> Around:
 
 @per_problem
 def _slices(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (kinds, sizes, L) forward, input gradient and weight gradient times, of slices of which one is quickest.
+    """Return (kinds, sizes, L) forward, input gradient and weight gradient times of slices, one of which is quickest.
 
     A layer's times are piecewise linear in the rows of a slice, so they are smallest at one row or at a measured size;
-    the difference of two rounded times is above the difference of the exact ones less 1.
+    the difference of two rounded times is above the difference of the exact times less 1.
     """
     sizes = sorted({1, *(p.rows for points in problem.measured.values() for p in points)})
     kinds = sorted({device.kind for device in problem.devices})
     costs = [[problem.costs(kind, rows) for rows in sizes] for kind in kinds]
-    forward = [[np.diff(each.forward_ns) for each in own] for own in costs]
-    weight = [[np.diff(each.weight_ns) for each in own] for own in costs]
-    backward = [[np.diff(each.backward_ns) for each in own] for own in costs]
+    forward = [[np.diff(each.forward_ns) for each in costs_of_kind] for costs_of_kind in costs]
+    weight = [[np.diff(each.weight_ns) for each in costs_of_kind] for costs_of_kind in costs]
+    backward = [[np.diff(each.backward_ns) for each in costs_of_kind] for costs_of_kind in costs]
     gradient = np.maximum(0, np.asarray(backward) - np.asarray(weight) - 1)
     return np.asarray(forward), gradient, np.asarray(weight)
 
@@ -174,8 +175,10 @@ def _least_held(problem: Problem, times: np.ndarray) -> np.ndarray:
     """Return (L,) each layer's least time over all sizes, on the kinds of devices that may hold it."""
     kinds = sorted({device.kind for device in problem.devices})
     quickest = times.min(axis=1)
-    held = {own: sorted({kinds.index(problem.devices[d].kind) for d in own}) for own in set(holders(problem))}
-    return np.asarray([quickest[held[own], layer].min() for layer, own in enumerate(holders(problem))])
+    kinds_of = {
+        devices: sorted({kinds.index(problem.devices[d].kind) for d in devices}) for devices in set(holders(problem))
+    }
+    return np.asarray([quickest[kinds_of[devices], layer].min() for layer, devices in enumerate(holders(problem))])
 
 
 def _least_share(problem: Problem) -> Fraction:
@@ -235,11 +238,11 @@ def _unlike(allocation: Allocation) -> list[int]:
     for s, stage in enumerate(allocation.stages):
         for turn, device in enumerate(stage.devices):
             holds.setdefault(device, []).append((s, turn if stage.dispatch == "round_robin" else 0))
-    return list({tuple(held): device for device, held in holds.items()}.values())
+    return list({tuple(stages): device for device, stages in holds.items()}.values())
 
 
 def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> dict[str, int]:
-    """Return bounds on any order with the same number of micro-batches in flight, without a flush."""
+    """Bound every order without a flush that has the same number of micro-batches in flight."""
     steady = SteadyTimes(problem, allocation, pattern, rule)
     used = _unlike(allocation)
     bounds = {
@@ -252,7 +255,7 @@ def _steady_bounds(problem: Problem, allocation: Allocation, pattern: Pattern, r
 
 
 def _sharing_bounds(problem: Problem, allocation: Allocation) -> dict[str, int]:
-    """Return each device's processor time, and each pipeline's own work on it, over an iteration's global batches."""
+    """Return each device's processor time, and each pipeline's work on it, over an iteration's global batches."""
     graph = StepGraph(problem, allocation)
     processor: dict[int, int] = {}
     alone = 0

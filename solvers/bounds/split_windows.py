@@ -36,12 +36,12 @@ from penstock.solvers.costs.memory import free_bytes
 
 
 def split_bound_ns(times: StageTimes) -> int:
-    """Return the largest bound over all stages, which have devices of their own and split backwards, in ns."""
+    """Return the largest bound over all stages in ns; stages share no devices and have split backwards."""
     stages = range(len(times.forward))
     after: list[int] = []
     for s in stages:
-        own = times.weight[s] + times.exposed[s] + times.update_ns[s]
-        after.append(own if s == 0 else max(own, times.back[s] + times.backward[s - 1] + after[s - 1]))
+        local = times.weight[s] + times.exposed[s] + times.update_ns[s]
+        after.append(local if s == 0 else max(local, times.back[s] + times.backward[s - 1] + after[s - 1]))
     return max(_stage_bound_ns(times, s, after[s]) for s in stages)
 
 
@@ -49,21 +49,21 @@ def _stage_bound_ns(times: StageTimes, s: int, after: int) -> int:
     """Return the bound of one stage, in ns; ``after``: the time from the end of its last I to the step's end."""
     forward, gradient, weight, around = times.forward[s], times.backward[s], times.weight[s], times.rounds[s]
     batches = times.allocation.num_micro_batches
-    held = min(times.in_flight(s), batches)
+    most_held = min(times.in_flight(s), batches)
     finish = times.exposed[s] + times.update_ns[s]
     window, way = forward + around, forward + 2 * around + gradient
     earliest: list[int] = []
     best = 0
     for j in range(batches):
         start = times.heads[s] if j == 0 else earliest[j - 1] + forward
-        if j >= held:
-            start = max(start, earliest[j - held] + window + gradient + weight)
+        if j >= most_held:
+            start = max(start, earliest[j - most_held] + window + gradient + weight)
         earliest.append(start)
         n = batches - j
-        inside = min(held, n)
+        inside = min(most_held, n)
         idle = max(0, window - inside * forward)
         best = max(best, start + n * (forward + gradient + weight) + idle + finish)
-        done = max(0, n - held) * weight
+        done = max(0, n - most_held) * weight
         last = max(window + gradient, n * (forward + gradient) + idle + done)
         if last >= way:
             done = max(done, around + gradient - inside * gradient)
@@ -74,20 +74,20 @@ def _stage_bound_ns(times: StageTimes, s: int, after: int) -> int:
 
 def shared_device_ns(times: StageTimes, device: int) -> int:
     """Return head, idle time until the first backward, work and tail of a device with several stages; 0 for others."""
-    held = [s for s in times.allocation.held_stages[device] if times.stage_work(s, device) > 0]
-    if len(held) < 2:
+    stages = [s for s in times.allocation.held_stages[device] if times.stage_work(s, device) > 0]
+    if len(stages) < 2:
         return 0
-    head = min(times.heads[s] for s in held)
-    first = min(times.heads[s] + times.forward[s] + times.rounds[s] for s in held)
-    return times.device_ns(device) + max(0, first - head - _most_forwards_ns(times, device, held))
+    head = min(times.heads[s] for s in stages)
+    first = min(times.heads[s] + times.forward[s] + times.rounds[s] for s in stages)
+    return times.device_ns(device) + max(0, first - head - _most_forwards_ns(times, device, stages))
 
 
-def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
-    """Return the longest time of forwards of which none is released: a knapsack, filled with parts of micro-batches."""
+def _most_forwards_ns(times: StageTimes, device: int, stages: list[int]) -> int:
+    """Return the longest time of forwards before any release: a knapsack, filled with parts of micro-batches."""
     free = free_bytes(times.problem, (device,))
-    free -= sum(times.static[s].parameters + times.static[s].optimizer for s in held)
+    free -= sum(times.static[s].parameters + times.static[s].optimizer for s in stages)
     total, weighed = Fraction(0), []
-    for s in held:
+    for s in stages:
         count = sum(times.counts(s, device))
         longest = max(cost.forward_ns + cost.recompute_ns for cost in times.costs[s])
         size = times.forward_bytes(s)
@@ -96,7 +96,7 @@ def _most_forwards_ns(times: StageTimes, device: int, held: list[int]) -> int:
         else:
             weighed.append((Fraction(longest, size), size, count))
     for value, size, count in sorted(weighed, reverse=True):
-        taken = min(free, size * count)
-        free -= max(0, taken)
-        total += value * max(0, taken)
+        used = min(free, size * count)
+        free -= max(0, used)
+        total += value * max(0, used)
     return int(total)

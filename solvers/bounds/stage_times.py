@@ -51,14 +51,14 @@ class StageTimes(StepGraph):
     @cached_property
     def summed(self) -> list[int]:
         """The least time that each stage's devices wait for sums of ties, one after the other, before they step."""
-        found = []
+        waits_of_stages = []
         for stage in self.allocation.stages:
             waits = [sum(tie.duration_ns for tie in self.ties if d in tie.devices) for d in stage.devices]
-            found.append(min(waits))
-        return found
+            waits_of_stages.append(min(waits))
+        return waits_of_stages
 
     def _exposed(self, s: int, rows: int) -> int:
-        """Return what is left of all-reduces and sums of ties after the stage's last backward of ``rows``."""
+        """Return the part of all-reduces and sums of ties after the stage's last backward of ``rows``."""
         stage = self.allocation.stages[s]
         longest = 0
         for group, chain in self.reductions:
@@ -69,7 +69,7 @@ class StageTimes(StepGraph):
 
     @cached_property
     def stages_apart(self) -> bool:
-        """True if every stage has devices of its own that all compute every micro-batch, in one pipeline."""
+        """True if stages share no devices, a stage's devices compute every micro-batch, and there is one pipeline."""
         devices = [device for stage in self.allocation.stages for device in stage.devices]
         turns = any(stage.dispatch == "round_robin" and stage.replicas > 1 for stage in self.allocation.stages)
         return len(set(devices)) == len(devices) and not turns and len(self.allocation.pipelines) == 1
@@ -77,32 +77,32 @@ class StageTimes(StepGraph):
     @cached_property
     def heads(self) -> list[int]:
         """The earliest start of each stage's first forward."""
-        found: list[int] = []
+        heads: list[int] = []
         for s in range(len(self.allocation.stages)):
             before = self.allocation.previous(s)
-            found.append(0 if before is None else found[before] + self.forward[before] + self.out[before])
-        return found
+            heads.append(0 if before is None else heads[before] + self.forward[before] + self.out[before])
+        return heads
 
     @cached_property
     def rounds(self) -> list[int]:
         """The shortest time from the end of a micro-batch's forward to the start of its backward on each stage."""
-        found = [0] * len(self.allocation.stages)
+        rounds = [0] * len(self.allocation.stages)
         for s in reversed(range(len(self.allocation.stages))):
             after = self.allocation.next(s)
             if after is not None:
-                inside = self.forward[after] + found[after] + self.backward[after]
-                found[s] = self.out[s] + inside + self.back[after]
-        return found
+                inside = self.forward[after] + rounds[after] + self.backward[after]
+                rounds[s] = self.out[s] + inside + self.back[after]
+        return rounds
 
     @cached_property
     def tails(self) -> list[int]:
         """The time after a stage's last gradient: the way back to any earlier stage, and its remaining time."""
-        found: list[int] = []
+        tails: list[int] = []
         for s in range(len(self.allocation.stages)):
             rest = self.exposed[s] + self.update_ns[s]
             before = self.allocation.previous(s)
-            found.append(rest if before is None else max(rest, self.back[s] + self.backward[before] + found[before]))
-        return found
+            tails.append(rest if before is None else max(rest, self.back[s] + self.backward[before] + tails[before]))
+        return tails
 
     def work_ns(self, device: int) -> int:
         """Return the time that a device computes in a step, with its updates."""
@@ -118,14 +118,14 @@ class StageTimes(StepGraph):
 
         With split backwards the last operation may be a weight gradient, after which only the update has to follow.
         """
-        held = [s for s in self.allocation.held_stages[device] if self.stage_work(s, device) > 0]
-        if not held:
+        stages = [s for s in self.allocation.held_stages[device] if self.stage_work(s, device) > 0]
+        if not stages:
             return self.work_ns(device)
-        head = min(self.heads[s] for s in held)
+        head = min(self.heads[s] for s in stages)
         plain = head + self.work_ns(device)
-        weights = sum(self._weights_ns(s, device) for s in held) if self.split else 0
-        work = sum(self.stage_work(s, device) for s in held) - weights
-        return max(plain, head + work + min(self.tails[s] for s in held))
+        weights = sum(self._weights_ns(s, device) for s in stages) if self.split else 0
+        work = sum(self.stage_work(s, device) for s in stages) - weights
+        return max(plain, head + work + min(self.tails[s] for s in stages))
 
     def _weights_ns(self, s: int, device: int) -> int:
         """Return the most time of the stage's work in separate weight gradients and unattached recomputations."""
@@ -135,24 +135,24 @@ class StageTimes(StepGraph):
     @cached_property
     def resources(self) -> dict[int, list[Use]]:
         """The load of each link, port or private channel in a step."""
-        found: dict[int, list[Use]] = {}
+        uses: dict[int, list[Use]] = {}
         for s in range(len(self.allocation.stages)):
             for direction in (0, 1):
                 for c, (number, lag) in enumerate(zip(self.counts(s), self.lags_ns(s, direction), strict=True)):
                     for resource in self.channels(s, direction, c) if number > 0 else ():
-                        found.setdefault(resource, []).append(self._flow_use(s, direction, number * lag))
+                        uses.setdefault(resource, []).append(self._flow_use(s, direction, number * lag))
         for group, chain in self.reductions if self.problem.rules.shared else ():
             head = max(self.heads[s] for s in group.stages)
             update = max(self.update_ns[s] for s in group.stages)
             for bucket in chain:
                 for resource in bucket.resources:
-                    found.setdefault(resource, []).append(Use(bucket.duration_ns, head, update))
+                    uses.setdefault(resource, []).append(Use(bucket.duration_ns, head, update))
         for tie in self.ties:
             head = max(self.heads[s] for s in tie.stages)
             update = max(self.update_ns[s] for s in tie.stages)
             for resource in tie.resources:
-                found.setdefault(resource, []).append(Use(tie.duration_ns, head, update))
-        return found
+                uses.setdefault(resource, []).append(Use(tie.duration_ns, head, update))
+        return uses
 
     def _flow_use(self, s: int, direction: int, load: int) -> Use:
         ahead = self.heads[s] + self.forward[s]
@@ -166,7 +166,7 @@ class StageTimes(StepGraph):
         return Use(load, ahead + self.rounds[s] + self.backward[s], self.backward[before] + self.tails[before])
 
     def resource_ns(self, resource: int) -> int:
-        """Return a resource's load plus the earliest start and the shortest remaining time of what it carries."""
+        """Return a resource's load plus the earliest start of its flows and the shortest time after them."""
         uses = self.resources[resource]
         load = sum(use.load_ns for use in uses)
         return min(use.head_ns for use in uses) + load + min(use.tail_ns for use in uses)
@@ -174,8 +174,9 @@ class StageTimes(StepGraph):
     def in_flight(self, s: int) -> int:
         """Return the most micro-batches that a stage alone on its devices holds between F and B (split: W); at least 1.
 
-        When most are in flight, a backward (split: a W) ends one, and memory at its start has everything that the stage
-        holds for the step, each one's stash and received input, the gradient that it reads, and its workspace.
+        When most are in flight, a backward (split: a W) ends one. Memory at its start has everything that the stage
+        holds for the step, each one's stash and received input, the gradient that the backward reads, and its
+        workspace.
         """
         sizes = self.memory[s]
         free = free_bytes(self.problem, self.allocation.stages[s].devices) - self.static[s].total

@@ -32,7 +32,7 @@ def window_bound_ns(times: StageTimes) -> int:
 
 
 def effective_limits(times: StageTimes) -> list[int]:
-    """Return each stage's limit in flight: micro-batches in flight on a stage are in flight on those before it too."""
+    """Return each stage's limit in flight: micro-batches in flight on a stage are in flight on all stages before it."""
     limits: list[int] = []
     for s in range(len(times.forward)):
         limits.append(min(times.in_flight(s), times.allocation.num_micro_batches, *limits[-1:]))
@@ -46,7 +46,7 @@ def channel_kinds(times: StageTimes) -> list[int]:
 
 
 def channel_kind(rules: NetworkRules, out: Sequence[Transfer | None], back: Sequence[Transfer | None]) -> int:
-    """Return how the transfers of one edge exclude each other; ``out`` and ``back``: those of each micro-batch size."""
+    """Return how the transfers of one edge exclude each other; ``out`` and ``back``: one for each micro-batch size."""
     if not rules.shared:
         return {"half": SERIAL, "full": APART, "none": FREE}[rules.channel]
     ways = [set.intersection(*(set(move.resources if move else ()) for move in moves)) for moves in (out, back)]

@@ -3,11 +3,11 @@
 All stages have r replicas, each gets the same number of rows of a micro-batch, and p r devices are used. Each r and
 number of rows is bounded separately, and the least of these is the bound.
 
-*Stages on devices of their own* (1F1B, GPipe): a stage of layers [i, j) begins when the first micro-batch has come
-through the layers before, works through all M, and then its last gradient has to go back through them, or it reduces
-its gradients and updates. Counted from the last stage, the t-th one of 1F1B holds min(t, M) micro-batches when its
-first backward begins; where they do not fit, at least the necessary number of layers recompute. The cuts whose longest
-stage is shortest are found from the last layer on: U_t(i) = min over j of max(c_t(i, j), U_{t-1}(j)), O(p L^2).
+*Stages apart* (1F1B, GPipe): a stage of layers [i, j) begins when the first micro-batch has come through the layers
+before, works through all M, and then its last gradient has to go back through them, or it reduces its gradients and
+updates. Counted from the last stage, the t-th one of 1F1B holds min(t, M) micro-batches when its first backward begins;
+where they do not fit, at least the necessary number of layers recompute. The cuts whose longest stage is shortest are
+found from the last layer on: U_t(i) = min over j of max(c_t(i, j), U_{t-1}(j)), O(p L^2).
 
 *Several stages on a device*: all work, shared by all ranks, where their memory holds the parameters.
 """
@@ -36,11 +36,11 @@ from penstock.solvers.schedules.catalogue import schedule_row
 from penstock.solvers.schedules.trainer_orders import ONE_STAGE
 
 MOST_STEPS = 400_000_000
-"""The most steps of the search for the best cuts; above, a trainer's plans are bounded as all others are."""
+"""The most steps of the search for the best cuts; above, a trainer's plans have only the bounds of all other plans."""
 
 
 def within_bounds(problem: Problem) -> list[Bound]:
-    """Return bounds for each order with one stage per rank, and for all orders; none if there are too many cuts."""
+    """Return a bound for each order with one stage per rank, and for all orders; none if cuts are too many."""
     within = problem.within
     assert within is not None
     pairs = list(_pairs(problem))
@@ -49,16 +49,16 @@ def within_bounds(problem: Problem) -> list[Bound]:
     if steps > MOST_STEPS:
         return []
     tables = Tables(problem, within)
-    found = {}
+    bounds = {}
     for name in within.schedules:
         least = tables.one_stage_ns if name in ONE_STAGE else tables.shared_ns
-        found[name] = min((least(name, *pair) for pair in pairs), default=FAR_NS)
-    named = {name: value for name, value in found.items() if name in ONE_STAGE}
+        bounds[name] = min((least(name, *pair) for pair in pairs), default=FAR_NS)
+    named = {name: value for name, value in bounds.items() if name in ONE_STAGE}
     method = "best cuts into stages with equally many replicas"
     everything = target_plans(problem)
-    known = [(replace(everything, order=frozenset({name})), value) for name, value in named.items()]
-    known.append((everything, min(found.values())))
-    return [class_bound(problem, covers, value, method) for covers, value in known if value < FAR_NS]
+    classes = [(replace(everything, order=frozenset({name})), value) for name, value in named.items()]
+    classes.append((everything, min(bounds.values())))
+    return [class_bound(problem, covers, value, method) for covers, value in classes if value < FAR_NS]
 
 
 def _pairs(problem: Problem) -> Iterator[tuple[int, int]]:
@@ -115,15 +115,15 @@ class Tables:
         lasting = self._lasting_ns(number, replicas, rows)
         best = least = np.full(layers + 1, FAR_NS)
         best = np.where(np.arange(layers + 1) == layers, 0, best)
-        found = FAR_NS
+        least_ns = FAR_NS
         for stage in range(1, min(self.problem.num_devices // replicas, layers) + 1):
             flying = schedule_row(name).trained_in_flight(stage, number)[0]
             if stage <= number or stage == 1:
                 cost = lasting + self._again_ns(flying, number, replicas, rows)
             least = np.maximum(cost, best[None, :]).min(axis=1)
             best = np.where(self._begins, least, FAR_NS)
-            found = min(found, int(best[0]))
-        return found
+            least_ns = min(least_ns, int(best[0]))
+        return least_ns
 
     def _lasting_ns(self, number: int, replicas: int, rows: int) -> np.ndarray:
         """Return the least step time due to one stage that recomputes nothing, by its layers.
@@ -134,9 +134,9 @@ class Tables:
         there, back = prefix_sums(forward), prefix_sums(backward)
         work = number * between(there + back)
         batch = batch_of(self.problem, replicas * rows)
-        own = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
+        after_stage = np.min(Stages(self.problem, batch, self._links, replicas).after(), axis=0)
         first = np.where(np.arange(len(back)) > 0, least_update_ns(self.problem)[1], 0)
-        after = np.maximum(own, (back + first)[:, None])
+        after = np.maximum(after_stage, (back + first)[:, None])
         lasting = np.minimum(there[:, None] + work + after, FAR_NS)
         none = np.tri(len(there), dtype=bool) | (devices_allowed(self.problem) < replicas)
         return np.where(none, FAR_NS, lasting)

@@ -1,7 +1,7 @@
 """The windows of chains given as arrays, one plan or many (docs/theory/bounds.md, section 2).
 
-The work of a stage (its micro-batches of every size) counts in addition to the windows, which take each micro-batch for
-a small one.
+The work of a stage (its micro-batches of every size) counts in addition to the windows, in which each micro-batch
+counts as a small one.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -22,10 +22,10 @@ SERIAL, APART, FREE = 0, 1, 2
 
 @Fields.register
 class Chains(NamedTuple):
-    """(N, S) int64 each, times in ns; of N plans with S stages.
+    """N plans with S stages: arrays (N, S) int64, times in ns.
 
-    ``out`` goes from a stage to the next, ``back`` to the one before; ``channel`` is that after a stage; ``limit``
-    is how many micro-batches a stage can have in flight; ``work`` is all that it computes in a step.
+    ``out`` goes from a stage to the next, ``back`` to the one before. ``channel`` is the channel after a stage.
+    ``limit`` is how many micro-batches a stage can have in flight. ``work`` is all that it computes in a step.
     """
 
     forward: np.ndarray
@@ -102,7 +102,8 @@ def _end(
         forward, backward = chains.forward[n, q], chains.backward[n, q]
         longest = max(longest, forward)
         end = max(
-            end, head + own(forward, backward, around[q], limit[q], max(before, forward), slowest, batches) + rest
+            end,
+            head + window_span(forward, backward, around[q], limit[q], max(before, forward), slowest, batches) + rest,
         )
         rest += backward
         slowest = max(slowest, backward)
@@ -111,12 +112,12 @@ def _end(
         out, back, channel = chains.out[n, q], chains.back[n, q + 1], chains.channel[n, q]
         inside = chains.forward[n, q + 1] + around[q + 1] + chains.backward[n, q + 1]
         if channel == SERIAL:
-            taken = own(out, back, inside, batches, longest, slowest, batches)
+            span_ns = window_span(out, back, inside, batches, longest, slowest, batches)
         elif channel == APART:
-            taken = (batches - 1) * max(longest, out, slowest, back) + out + inside + back
+            span_ns = (batches - 1) * max(longest, out, slowest, back) + out + inside + back
         else:
-            taken = (batches - 1) * max(longest, slowest) + out + inside + back
-        end = max(end, head + forward + taken + rest)
+            span_ns = (batches - 1) * max(longest, slowest) + out + inside + back
+        end = max(end, head + forward + span_ns + rest)
         rest += back
         if channel != FREE:
             slowest = max(slowest, back)
@@ -127,7 +128,7 @@ def _end(
 
 
 @inner
-def own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
+def window_span(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
     """Return the time from the first possible start on a resource to the end of its last backward."""
     ahead, slowest = max(ahead, forward), max(slowest, backward)
     before, after = forward + around, around + backward

@@ -1,7 +1,7 @@
-"""A bound from what all stages together want of the cables around nodes, and around groups of nodes (BOUNDS section 3).
+"""A bound from the load of all stages on the cables around nodes, and around groups of nodes (BOUNDS section 3).
 
-For a time T, the least that these cables carry in any plan all of whose stages, and runs of stages in a group, may be
-part of a plan below T. Where they cannot carry as much, no plan takes less than T. The largest such T is looked for by
+For a time T, it is the least that these cables carry in any plan whose stages, and runs of stages in a group, may each
+be part of a plan below T. If the cables cannot carry as much, no plan takes less than T. The largest such T is found in
 a counted number of steps.
 """
 
@@ -30,16 +30,16 @@ from penstock.solvers.model.micro_batches import Batch, largest_slice, row_class
 from penstock.solvers.model.problem import Problem
 
 FINEST = 1024
-"""A time is tried a 1024th above the known one, then ever longer steps; in the end what is proven is as near."""
+"""Reciprocal of the first step above the known bound; later steps are longer, and the final precision is the same."""
 LONGEST = 64
-"""The bound is looked for up to this multiple of the known one."""
+"""Greatest multiple of the known bound up to which a larger bound is tried."""
 ROUNDING = 1e-12
 
 
 def carried_bound_ns(problem: Problem, batch: Batch, links: Links, pieces: Pieces, known_ns: int, below_ns: int) -> int:
     """Return a time in ns that no plan of a number of micro-batches is below.
 
-    It is at least ``known_ns``, which is known to be one, and at most ``below_ns``, which suffices.
+    It is at least ``known_ns``, which is such a time, and at most ``below_ns``, which suffices.
     """
     for border in links.borders:
         question = _Question(problem, batch, links, pieces, border)
@@ -49,7 +49,7 @@ def carried_bound_ns(problem: Problem, batch: Batch, links: Links, pieces: Piece
 
 
 class _Question:
-    """Can the cables around groups of devices carry what any plan needs?"""
+    """The question whether the cables around groups of devices can carry the transfers of every plan."""
 
     def __init__(self, problem: Problem, batch: Batch, links: Links, pieces: Pieces, border: Border) -> None:
         self.problem, self.pieces, self.border = problem, pieces, border
@@ -74,11 +74,12 @@ class _Question:
         widest = max(shares.room for shares in self.shares)
         alone, run, across, load = np.zeros((4, layers + 1, layers + 1), dtype=np.int64)
         self.room = Room(alone, run, across, load, np.zeros((layers + 1, widest + 1, 4), dtype=np.int64))
-        # What all cables carry in a ns, as a fraction of the widest group's; each direction apart if it has its own.
+        # The load that all cables carry in a ns, as a fraction of the widest group's; each direction apart if it has a
+        # separate one.
         self.capacity = Fraction(sum(border.widths) * (1 + border.full), border.widest)
 
     def may_prove(self, known_ns: int) -> bool:
-        """Return whether cables could be too narrow for any plan that is longer than what is known."""
+        """Return whether the cables could be too narrow for any plan that is longer than the known bound."""
         around, pieces = self.around, self.pieces
         both = around.out[0] + around.back[0]
         idle = int(pieces.least_forward[pieces.devices, -1] + pieces.least_backward[pieces.devices, -1])
@@ -95,7 +96,7 @@ class _Question:
             proven, step = open_ns, 2 * step
             open_ns = min(longest, proven + step)
         if proven == open_ns:
-            # Where there is no plan at all, others say so.
+            # Other bounds report that no plan exists.
             return known_ns if proven < below_ns and self._refuted(FAR_NS) else proven
         while open_ns - proven > proven // FINEST + 1:
             middle = (proven + open_ns) // 2
@@ -121,21 +122,24 @@ class _Question:
 
 
 def far_samples(classes: tuple[tuple[int, int], ...], size: int, most: int) -> list[int]:
-    """Return for runs of 1, 2, … devices of a group the samples that leave it for a stage across groups, at least."""
+    """Return for runs of 1, 2, … devices of a group the least samples that leave it for a stage across groups."""
     return [
         min(
             (
-                sum(count * max(0, rows - min(size - held, r - 1) * largest_slice(rows, r)) for rows, count in classes)
+                sum(
+                    count * max(0, rows - min(size - devices, r - 1) * largest_slice(rows, r))
+                    for rows, count in classes
+                )
                 for r in range(2, most + 1)
             ),
             default=0,
         )
-        for held in range(1, size + 1)
+        for devices in range(1, size + 1)
     ]
 
 
 def _carried_ns(samples: list[int], sent: np.ndarray, bytes_per_s: int) -> np.ndarray:
-    """Return (numbers of samples, L + 1) ns, rounded down, of each of these numbers over each cut."""
+    """Return (numbers of samples, L + 1) ns, rounded down, to carry each of these numbers over each cut."""
     each = [[number * size * 1_000_000_000 // bytes_per_s for size in sent.tolist()] for number in samples]
     return np.asarray(np.minimum(np.asarray(each, dtype=object), FAR_NS), dtype=np.int64)
 
@@ -143,26 +147,27 @@ def _carried_ns(samples: list[int], sent: np.ndarray, bytes_per_s: int) -> np.nd
 def _reduced(problem: Problem, links: Links, border: Border, groups: np.ndarray) -> np.ndarray:
     """Return (replicas + 1, L + 1, L + 1) ns of a stage's all-reduces on the cables around each of its groups."""
     size = np.zeros((problem.num_layers + 1, problem.num_layers + 1), dtype=np.int64)
-    for spans, held in bytes_of_spans(problem):
-        size = np.where(spans, np.maximum(0, held[None, :] - held[:, None]), size)
-    found = np.zeros((len(groups), *size.shape), dtype=np.int64)
+    for spans, sums in bytes_of_spans(problem):
+        size = np.where(spans, np.maximum(0, sums[None, :] - sums[:, None]), size)
+    table = np.zeros((len(groups), *size.shape), dtype=np.int64)
     for replicas in range(2, len(groups)):
         devices = replicas
         if problem.rules.all_reduce == "hierarchical":
             devices = max(int(groups[replicas]), -(-replicas // links.node_size))
         moved = 2 * (devices - 1) / devices * float(problem.memory.exchange) * size
-        # A measured one is known by its time, in which it keeps a lane busy at least.
+        # A measured all-reduce is known by its time, during which it keeps a channel busy.
         lane_ns = np.floor(moved * (1e9 / border.narrowest * (1 - ROUNDING))).astype(np.int64)
         measured = links.or_measured(lane_ns, size, replicas, True)
         moved = np.minimum(moved, np.where(measured < lane_ns, measured * (border.narrowest / 1e9), moved))
-        found[replicas] = np.minimum(FAR_NS, np.floor(moved * (1e9 / border.widest * (1 - ROUNDING))))
-    return found
+        table[replicas] = np.minimum(FAR_NS, np.floor(moved * (1e9 / border.widest * (1 - ROUNDING))))
+    return table
 
 
 def _shares(border: Border, most: int) -> Iterator[Shares]:
-    """Yield ways to count devices: each as one; where groups are of one size, also such that large runs take a group.
+    """Yield ways to count devices: each as one; if groups are of one size, also ways in which large runs take a whole
+    group.
 
-    Of runs that have more than a group less a part, each takes one whole, and those smaller than the part nothing.
+    A run of more devices than a group less a part takes one whole group, and a run smaller than the part takes nothing.
     """
     size, number = max(border.sizes), len(border.sizes)
     plain = np.arange(size + 1)
@@ -176,6 +181,8 @@ def _across(run: np.ndarray, number: int, most: int) -> np.ndarray:
     least = np.full((number + 1, most + 1), MANY, dtype=np.int64)
     least[0, 0] = 0
     for used in range(1, number + 1):
-        for held in range(1, min(most, len(run) - 1) + 1):
-            least[used, held:] = np.minimum(least[used, held:], least[used - 1, : most + 1 - held] + run[held])
+        for devices in range(1, min(most, len(run) - 1) + 1):
+            least[used, devices:] = np.minimum(
+                least[used, devices:], least[used - 1, : most + 1 - devices] + run[devices]
+            )
     return np.asarray(least[2:].min(axis=0))

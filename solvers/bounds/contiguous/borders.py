@@ -1,7 +1,7 @@
 """Groups of devices and the cables through which all passes that leaves or reaches them (BOUNDS section 3).
 
-A group is a node, or the nodes below a switch. What cables with several lanes, or several cables, carry together counts
-in bytes: whatever they are used for, in a time t they carry no more than t times their bandwidths.
+A group is a node, or the nodes below a switch. The load of cables with several channels, or of several cables together,
+counts in bytes: in a time t they carry no more than t times their bandwidths, for any use.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Border(NamedTuple):
     """All devices in groups: ``sizes``, and ``widths`` in bytes per second of the cables around each together.
 
-    ``full``: whether some of these cables carries both directions at once, each at its bandwidth; ``narrowest``: the
-    bytes per second of the narrowest lane; ``nodes``: whether the groups are the nodes.
+    ``full``: whether some of these cables carries both directions at once, each at its bandwidth. ``narrowest``: the
+    bytes per second of the narrowest channel. ``nodes``: whether the groups are the nodes.
     """
 
     sizes: tuple[int, ...]
@@ -37,12 +37,12 @@ class Border(NamedTuple):
 
 
 def borders_of(problem: Problem) -> list[Border]:
-    """Return the nodes, then the groups of nodes below switches, level by level; none where no cables are shared."""
+    """Return the nodes, then the groups of nodes below switches, level by level; empty if no cables are shared."""
     network = problem.network
     if not problem.rules.shared or network.matrix_bytes_per_s is not None:
         return []
-    found = [_border(network, groups, by_node) for groups, by_node in _partitions(network)]
-    return [border for border in found if border is not None]
+    borders = [_border(network, groups, by_node) for groups, by_node in _partitions(network)]
+    return [border for border in borders if border is not None]
 
 
 Groups = list[frozenset[str]]
@@ -50,15 +50,15 @@ Groups = list[frozenset[str]]
 
 def _partitions(network: Network) -> Iterator[tuple[Groups, bool]]:
     """Yield the places of each group's devices, where there are several groups, and whether these are the nodes."""
-    held: list[set[str]] = [set() for _ in network.node_names]
+    places_of_nodes: list[set[str]] = [set() for _ in network.node_names]
     for device, node in enumerate(network.node_of):
-        held[node].add(network.place(device))
-    by_node = [frozenset(each) for each in held if each]
+        places_of_nodes[node].add(network.place(device))
+    by_node = [frozenset(each) for each in places_of_nodes if each]
     if len(by_node) > 1:
         yield by_node, True
     branches = _branches(network)
     for depth in range(1, max(map(len, branches.values()), default=0)):
-        # A place that is less deep is a group of its own.
+        # A place that is less deep is a separate group.
         top = {place: way[: depth + 1] for place, way in branches.items()}
         in_order = sorted(top, key=lambda place: top[place])
         groups = [frozenset(members) for _way, members in groupby(in_order, key=lambda place: top[place])]
@@ -69,28 +69,28 @@ def _partitions(network: Network) -> Iterator[tuple[Groups, bool]]:
 
 
 def _branches(network: Network) -> dict[str, tuple[str, ...]]:
-    """Return the way to each place from the middle of its part of the tree, both ends included."""
+    """Return the path to each place from the middle of its part of the tree, both ends included."""
     import networkx as nx  # takes as long to load as a small request to be read
 
-    found: dict[str, tuple[str, ...]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for place in sorted(network.tree.nodes):
-        if place not in found:
+        if place not in paths:
             longest = _farthest(network.tree, _farthest(network.tree, place)[-1])
             middle = longest[len(longest) // 2]
             ways = nx.single_source_shortest_path(network.tree, middle)
-            found |= {end: tuple(way) for end, way in ways.items()}
-    return found
+            paths |= {end: tuple(way) for end, way in ways.items()}
+    return paths
 
 
 def _farthest(tree: nx.Graph, start: str) -> list[str]:
-    """Return the longest way from a place."""
+    """Return the longest path from a place."""
     import networkx as nx
 
     return max(nx.single_source_shortest_path(tree, start).values(), key=lambda way: (len(way), way))
 
 
 def _border(network: Network, groups: Groups, nodes: bool) -> Border | None:
-    """Return the border of groups of places; None if none of them has a cable."""
+    """Return the border of groups of places; None if no group has a cable."""
     number_of = {name: number for number, group in enumerate(groups) for name in group}
     sizes, widths = [0] * len(groups), [0] * len(groups)
     around: set[int] = set()

@@ -13,9 +13,10 @@ from penstock.solvers.model.problem import Problem
 
 
 def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterator[Allocation]:
-    """Yield the plan with stages across nodes where labels have them, with all packed, and with devices in their order.
+    """Yield the plan with stages across nodes where labels have them, then with all packed, then with devices in their
+    order.
 
-    Devices of each are exchanged where pins or unequal memories ask for it; plans that break pins are left out.
+    Devices of each plan are exchanged for pins or unequal memories; plans that break pins are left out.
     """
     seen = set()
     packed = (_packed(problem, path, spans=spans) for spans in (True, False))
@@ -36,7 +37,7 @@ def allocations(problem: Problem, path: Path, num_micro_batches: int) -> Iterato
 def _packed(problem: Problem, path: Path, *, spans: bool) -> list[int]:
     """Return devices in the order of the stages: the longest runs first, each in the node that they fill best.
 
-    ``spans``: whether a stage across nodes has a device of each in turn even where a node could hold it.
+    ``spans``: whether a stage across nodes has a device of each in turn even if a node could hold it.
     """
     runs: list[list[int]] = []
     for number in range(len(path)):
@@ -45,15 +46,15 @@ def _packed(problem: Problem, path: Path, *, spans: bool) -> list[int]:
         else:
             runs.append([number])
     free = [list(node) for node in problem.nodes()]
-    held: dict[int, list[int]] = {}
+    devices_of_stage: dict[int, list[int]] = {}
     for run in sorted(runs, key=lambda each: -sum(path[n].replicas for n in each)):
         needed = sum(path[n].replicas for n in run)
         across = spans and not path[run[0]].in_node
         fitting = [] if across else [node for node in free if len(node) >= needed]
         home = min(fitting, key=len) if fitting else []
         for number in run:
-            held[number] = []
-            while len(held[number]) < path[number].replicas:
+            devices_of_stage[number] = []
+            while len(devices_of_stage[number]) < path[number].replicas:
                 node = home or max(free, key=len)
-                held[number].append(node.pop(0))
-    return [device for number in range(len(path)) for device in sorted(held[number])]
+                devices_of_stage[number].append(node.pop(0))
+    return [device for number in range(len(path)) for device in sorted(devices_of_stage[number])]

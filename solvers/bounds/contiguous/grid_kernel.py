@@ -1,7 +1,7 @@
-"""What is known of the stages and channels before a label: rates that they have at least, limits at most.
+"""A grid of bounds on the stages and channels before a label: the least rates, and the largest limits.
 
-A plan's own rates grow from stage to stage while the limit in flight shrinks. A grid point stands for what it says or
-anything stricter; a label holds one number per point, so what is between points counts as the laxer one.
+A plan's rates grow from stage to stage while the limit in flight shrinks. A grid point stands for its values and
+anything stricter; a label holds one number per point, so that values between points count as the laxer point.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -16,9 +16,9 @@ from penstock.solvers.compiled.decorators import inner, loop
 
 
 class Grid(NamedTuple):
-    """Points in rising order of forward and backward step (ns), falling of the limit; the first knows nothing.
+    """Points in rising order of forward and backward step (ns), falling of the limit; the first has no knowledge.
 
-    ``early_forward`` and ``early_limit``: for what precedes an all-reduce, which backwards before it do not delay.
+    ``early_forward`` and ``early_limit``: for operations before an all-reduce, which earlier backwards do not delay.
     """
 
     forward: np.ndarray
@@ -29,9 +29,9 @@ class Grid(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Of each point, the strictest that holds after a stage or channel, too.
+    """The strictest point, for each point, that holds after a further stage or channel.
 
-    ``whole``: by point; by early point ``joined``, with the stage's own backward alone, and ``early``.
+    ``whole``: by point; by early point ``joined``, with the stage's backward alone, and ``early``.
     """
 
     whole: np.ndarray
@@ -43,7 +43,7 @@ Point = tuple[int, int, int]
 
 
 def make_grid(points: list[Point], batches: int) -> Grid:
-    """The grid of (forward, backward, limit), with the point that knows nothing."""
+    """Make the grid of (forward, backward, limit), with the point that has no knowledge."""
     whole = sorted({(0, 0, -batches), *((f, b, -k) for f, b, k in points)})
     early = sorted({(0, -batches), *((f, -k) for f, _b, k in points)})
     columns = np.asarray(whole, dtype=np.int64).T
@@ -52,7 +52,7 @@ def make_grid(points: list[Point], batches: int) -> Grid:
 
 
 def make_reach(grid: Grid) -> Reach:
-    """Room for it."""
+    """Make empty arrays for the points that hold after a stage or channel."""
     few = grid.early_forward.size
     return Reach(np.zeros(grid.forward.size, np.int64), np.zeros(few, np.int64), np.zeros(few, np.int64))
 
@@ -75,7 +75,7 @@ def _early_point(grid: Grid, forward: int, limit: int) -> int:
 
 @loop
 def fill_after(grid: Grid, forward: int, backward: int, limit: int, reach: Reach) -> None:
-    """Fill in what holds after a stage or channel with these steps and this limit."""
+    """Fill in the points that hold after a stage or channel with these steps and this limit."""
     for j in range(grid.forward.size):
         reach.whole[j] = _point(
             grid, max(grid.forward[j], forward), max(grid.backward[j], backward), min(grid.limit[j], limit)

@@ -2,15 +2,15 @@
 
 A label stands for the stages from a layer on, in so many devices; ``q`` of its state are the devices of the first
 stage's *node run*, neighbouring stages placed in one node (0: the stage spans nodes). It holds, for each point j of a
-grid of what is known of the stages and channels before it (``request_grid``),
+grid of bounds on the stages and channels before it (``grid_kernel``),
 
 * P[j], the end of the backward work, counted from when the first micro-batch can come in;
 * Q[j], the same with only forward rates from before (what counts before an all-reduce);
 * V[j], the end with all-reduces and updates;
 
-and R, the way round of one micro-batch, and E, one micro-batch's way to the latest end of an all-reduce. Each is a
-lower bound for the stages that the label stands for, so a label none of whose numbers is larger than another's
-replaces it, and two labels may be merged into their minima: what is found bounds every plan.
+and R, the round trip of one micro-batch, and E, one micro-batch's time to the latest end of an all-reduce. Each is a
+lower bound for the stages that the label stands for. So a label replaces another if none of its numbers is larger, and
+two labels may be merged into their minima: every value of the search bounds every plan.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -42,15 +42,18 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 VALUE, PARENT, STOP, REPLICAS, PLACE, VARIANT = range(6)
-"""Columns of the best plans: the value or the limit, 1 + the label after the first stage (-1 without a plan), and what
-made that stage (4)."""
+"""Columns of the best plans.
+
+The value or the limit, 1 + the label after the first stage (-1 without a plan), the first stage's columns (4).
+"""
 LIMIT, CUT = range(2)
-"""Of a search: what its plans are below; whether that has left anything out."""
+"""Columns of a search's state: the limit that its plans are below; whether that has left anything out."""
 
 
 @Fields.register
 class Work(NamedTuple):
-    """What a search writes: labels of stages by their first layer, labels after the channels to one layer, the best.
+    """Arrays that a search writes: labels of stages by first layer, labels after the channels to one layer, the best
+    plans.
 
     ``best`` (plans, 6): by rising value; ``state`` (2,): LIMIT and CUT. ``fresh`` is room for a label.
     """
@@ -65,10 +68,10 @@ class Work(NamedTuple):
 
 @loop
 def advance(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, most_steps: int) -> tuple[int, int]:
-    """Go on from layer ``at`` backwards, layer by layer, for so many steps or a little more.
+    """Continue from layer ``at`` backwards, layer by layer, for ``most_steps`` steps or a little more.
 
-    (The layer to go on from, 0 at the end; the steps made, -1 where labels have no room.) ``cap``: labels of a state;
-    more are merged. A step is a point of a label.
+    Return the layer to continue from, 0 at the end, and the number of steps, -1 where labels have no room. ``cap``:
+    labels of a state; more are merged. A step is a point of a label.
     """
     layers, steps = pieces.sent.shape[1] - 1, 0
     while at > 0 and steps < most_steps:
@@ -92,7 +95,7 @@ def _state(pieces: Pieces, used: int, replicas: int, run: int) -> int:
 
 @loop
 def _begin(pieces: Pieces, work: Work, cap: int) -> int:
-    """Behind the last stage there is nothing."""
+    """Begin with an empty label behind the last stage."""
     work.fresh[:] = 0
     for r in range(1, pieces.limit.shape[1]):
         if r <= pieces.node_size:
@@ -104,7 +107,7 @@ def _begin(pieces: Pieces, work: Work, cap: int) -> int:
 
 @inner
 def _way(pieces: Pieces, placed: int, source: int, in_node: bool) -> int:
-    """How a stage of so many replicas, placed so, lies to the one after; -1 where it cannot be placed so."""
+    """Return how a stage of ``placed`` lies to the stage after it; -1 if it cannot be placed so."""
     if placed == SPANNING:
         if source <= pieces.node_size and (not pieces.spans or source == 1):
             return -1
@@ -118,7 +121,7 @@ def _way(pieces: Pieces, placed: int, source: int, in_node: bool) -> int:
 
 @loop
 def _send(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
-    """From the stages that begin at a layer to all stages that may end there; -1 where labels have no room."""
+    """Send labels from the stages that begin at a layer to all stages that may end there; -1 without room."""
     most, steps = pieces.limit.shape[1] - 1, 0
     for r in range(1, most + 1):
         for source in range(1, min(most, pieces.devices - r) + 1):
@@ -147,10 +150,10 @@ def _send_one_way(
     in_node: int,
     way: int,
 ) -> int:
-    """From the stages of ``r`` replicas to those of ``source``; -1 where labels have no room.
+    """Send labels from the stages of ``r`` replicas to the stages of ``source``; -1 where labels have no room.
 
-    Devices of a stage across nodes, if they are in the other one's node, count with its run: how many decides what the
-    node's link carries.
+    If devices of a stage across nodes are in the other stage's node, they count with its run: their number decides the
+    load of the node's link.
     """
     low, high = (r, pieces.node_size) if in_node == 1 else (0, 0)
     steps = 0
@@ -176,9 +179,9 @@ def _send_one_way(
 
 
 @inner
-def _is_quicker(pieces: Pieces, held: int, spread: int, near: int) -> bool:
-    """Whether one more device in the other's node spares time."""
-    return pieces.spread_rate[near, held, spread] < pieces.spread_rate[near - 1, held, spread]
+def _is_quicker(pieces: Pieces, replicas: int, spread: int, near: int) -> bool:
+    """Return whether one more device in the other's node saves time."""
+    return pieces.spread_rate[near, replicas, spread] < pieces.spread_rate[near - 1, replicas, spread]
 
 
 @loop
@@ -196,7 +199,7 @@ def _send_one_run(
     way: int,
     near: int,
 ) -> int:
-    """From stages whose node run has ``q`` devices to those whose run has ``run``; -1 where labels have no room."""
+    """Send labels from stages whose node run has ``q`` devices to stages whose run has ``run``; -1 without room."""
     out, back, channel = times_of_hop(pieces, at, way, source, r, near)
     if channel == FREE:
         fill_after(grid, 0, 0, pieces.batches, work.reach)
@@ -226,7 +229,7 @@ def _send_one_run(
 
 @loop
 def _stage(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
-    """All stages that end before a layer, put before the labels after it; -1 where labels have no room."""
+    """Put all stages that end before a layer before the labels after it; -1 where labels have no room."""
     steps = 0
     for r in range(1, pieces.limit.shape[1]):
         for first in range(at - 1, -1, -1):
@@ -245,7 +248,7 @@ def _stage(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int) -> int:
 
 @loop
 def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int, first: int, variant: int) -> int:
-    """One stage, put before every label that it may stand before; -1 where labels have no room."""
+    """Put one stage before every label that it may precede; -1 where labels have no room."""
     total, best, points = pieces.devices, work.best, work.fresh.size
     layer = first * (total + 1) * pieces.shapes
     of = (variant, r, first, at)
@@ -266,7 +269,7 @@ def _stage_of(pieces: Pieces, grid: Grid, work: Work, cap: int, at: int, r: int,
                 after, left, below = work.hops.label[label], total - used, best[-1, VALUE]
                 if put(pieces, grid, work.reach, after, first, at, r, variant, where, left, below, work.fresh):
                     steps += points
-                    parent, placed = work.hops.parent[label], work.hops.made[label, PLACED]
+                    parent, placed = work.hops.parent[label], work.hops.origin[label, PLACED]
                     if first == 0:
                         value = work.fresh[grid.forward.size + grid.early_forward.size]
                         row = _place_for(best, value)

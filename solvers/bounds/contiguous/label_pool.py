@@ -1,4 +1,4 @@
-"""Labels of the request's label search: for each state a list of those that none dominates, the nearest merged."""
+"""Labels of the request's label search: for each state a list of undominated labels, the nearest merged."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -11,30 +11,31 @@ import numpy as np
 from penstock.solvers.compiled.decorators import inner, loop
 
 STOP, REPLICAS, PLACED, VARIANT = range(4)
-"""Columns of what made a label: the stage's end, its devices, where they are, its variant."""
+"""Columns of a label's origin: the stage's end, its devices, their place, its variant."""
 
 JOINED, ALONE, SPANNING = range(3)
-"""Where: in the node of the next stage, in a node, in several."""
+"""Places of a stage: in the node of the next stage, in a node, in several."""
 
 
 class Pool(NamedTuple):
-    """Labels in lists: ``head`` and ``held``, how many there are, by state, ``next`` by label.
+    """Labels in lists: ``head`` and ``lengths`` by state; ``next`` by label.
 
-    ``free`` (2,): the first label never used, the last one freed. ``ends``: the column of a label's value.
+    ``free`` (2,): the first label never used, the last one freed. ``origin``: the columns above. ``ends``: the column
+    of a label's value.
     """
 
     label: np.ndarray
     parent: np.ndarray
-    made: np.ndarray
+    origin: np.ndarray
     next: np.ndarray
     head: np.ndarray
-    held: np.ndarray
+    lengths: np.ndarray
     free: np.ndarray
     ends: int
 
 
 def make_pool(most_labels: int, width: int, states: int, ends: int) -> Pool:
-    """Empty lists, and room for labels of so many numbers."""
+    """Make empty lists, and room for labels of ``width`` numbers."""
     return Pool(
         np.empty((most_labels, width), np.int64),
         np.empty(most_labels, np.int32),
@@ -51,7 +52,7 @@ def make_pool(most_labels: int, width: int, states: int, ends: int) -> Pool:
 def clear(pool: Pool) -> None:
     """Forget all labels."""
     pool.head[:] = -1
-    pool.held[:] = 0
+    pool.lengths[:] = 0
     pool.free[0], pool.free[1] = 0, -1
 
 
@@ -91,11 +92,11 @@ def add(
                 pool.next[before] = after
             pool.next[label] = pool.free[1]
             pool.free[1] = label
-            pool.held[state] -= 1
+            pool.lengths[state] -= 1
         else:
             before = label
         label = after
-    if pool.held[state] >= cap:
+    if pool.lengths[state] >= cap:
         _merge(pool, state, fresh, parent, stop, replicas, placed, variant)
         return True
     label = pool.free[1]
@@ -111,22 +112,22 @@ def add(
     _sign(pool, label, parent, stop, replicas, placed, variant)
     pool.next[label] = pool.head[state]
     pool.head[state] = label
-    pool.held[state] += 1
+    pool.lengths[state] += 1
     return True
 
 
 @inner
 def _sign(pool: Pool, label: int, parent: int, stop: int, replicas: int, placed: int, variant: int) -> None:
     pool.parent[label] = parent
-    pool.made[label, STOP], pool.made[label, REPLICAS] = stop, replicas
-    pool.made[label, PLACED], pool.made[label, VARIANT] = placed, variant
+    pool.origin[label, STOP], pool.origin[label, REPLICAS] = stop, replicas
+    pool.origin[label, PLACED], pool.origin[label, VARIANT] = placed, variant
 
 
 @loop
 def _merge(
     pool: Pool, state: int, fresh: np.ndarray, parent: int, stop: int, replicas: int, placed: int, variant: int
 ) -> None:
-    """Lower the nearest label of a full list to the minima of both; the plan is that of the one that ends sooner."""
+    """Lower the nearest label of a full list to the minima of both; its plan is the plan that ends sooner."""
     width = fresh.size
     nearest, least = -1, 0
     label = pool.head[state]

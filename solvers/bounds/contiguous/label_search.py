@@ -1,7 +1,8 @@
 """Search for the bound of one number of micro-batches, step by step (BOUNDS section 3: adaptive grid, deepening).
 
-A step looks for a plan whose bound is below a limit. If there is none, the limit is a bound of every plan. If there is
-one, its value is the bound; the plan's own rates are then added to the grid, until the value is its exact bound.
+A step looks for a plan whose bound is below a limit. If there is no such plan, the limit is a bound of every plan.
+Otherwise the plan's value is the bound; the plan's rates are then added to the grid, until the value is its exact
+bound.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.solvers.model.micro_batches import Batch
 from penstock.solvers.model.problem import Problem
 
 MOST_OF_A_STATE, LEAST_OF_A_STATE = 64, 4
-"""When a search exceeds its effort, the next one keeps a quarter of the labels per state."""
+"""Most and fewest labels per state; when a search exceeds its effort, the next search keeps a quarter of them."""
 MOST_LABELS = 1 << 18
 """The most labels on up to ``PLAIN`` devices; proportionally more on more devices."""
 EFFORT = 20_000_000
@@ -43,7 +44,7 @@ PLAIN = 16
 PIECE = 2_000_000
 """Points of labels between two moments at which a search can be left."""
 MOST_POINTS = 24
-"""The most points of the grid, in addition to the one that represents an unknown rate."""
+"""The most points of the grid, in addition to the point that represents an unknown rate."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ Path = tuple[LabelledStage, ...]
 class BatchSearch:
     """The search over plans of one number of micro-batches. No plan takes less than ``bound_ns``, or ``carried_ns``.
 
-    ``carried_ns``: with what all stages want of the same cables, -1 until ``carry`` was called.
-    ``split``: backwards may be split into input and weight gradients, so that work may wait for its turn.
-    ``closed``: the bound will not rise any more. ``empty``: there is no plan at all.
-    ``cap``: labels of a state before they are merged. ``own_bound_ns``: the exact bound of the plan found last.
+    ``carried_ns``: with the load of all stages on the same cables, -1 until ``carry`` was called. ``split``: backwards
+    may be split into input and weight gradients, so that work may wait for its turn. ``closed``: the bound will not
+    rise any more. ``empty``: there is no plan at all. ``cap``: labels of a state before they are merged.
+    ``own_bound_ns``: the exact bound of the last plan.
     """
 
     problem: Problem
@@ -94,13 +95,13 @@ class BatchSearch:
 
     @property
     def proven_ns(self) -> int:
-        """No plan takes less."""
+        """The largest proven time: no plan takes less."""
         return max(self.bound_ns, self.carried_ns)
 
     def carry(self, below_ns: int) -> None:
-        """Raise what is proven, at most to ``below_ns``, by what cables around nodes and groups of them carry."""
-        known = self.bound_ns
-        self.carried_ns = carried_bound_ns(self.problem, self.batch, self.links, self.pieces, known, below_ns)
+        """Raise the proven time, at most to ``below_ns``, by the load of cables around nodes and groups of nodes."""
+        bound_ns = self.bound_ns
+        self.carried_ns = carried_bound_ns(self.problem, self.batch, self.links, self.pieces, bound_ns, below_ns)
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -130,11 +131,11 @@ class BatchSearch:
         value = int(search.work.best[0, VALUE])
         self.bound_ns = max(self.bound_ns, value)
         chains = chains_of(self.pieces, path, below_ns)
-        known = list(self._points)
+        points = list(self._points)
         self.own_bound_ns = plan_bound_ns(chains, self.pieces.batches)
         if self.own_bound_ns > value:
-            self._points = _refined(known, _rates(chains, self.pieces.batches))
-        self.closed = self._points == known
+            self._points = _refined(points, _rates(chains, self.pieces.batches))
+        self.closed = self._points == points
         return path
 
     def paths(self, below_ns: int, most: int) -> Generator[None, None, list[Path]]:
@@ -182,11 +183,11 @@ class _LabelSearch:
         """Yield the plans below the limit, the best first, each from the first stage on."""
         stages = self.work.stages
         for best in self.work.best[self.work.best[:, PARENT] >= 0].tolist():
-            made, at = [best[STOP:]], best[PARENT] - 1
+            stages_of_plan, at = [best[STOP:]], best[PARENT] - 1
             while at >= 0:
-                made.append(stages.made[at].tolist())
+                stages_of_plan.append(stages.origin[at].tolist())
                 at = int(stages.parent[at])
-            yield _path(made)
+            yield _path(stages_of_plan)
 
 
 def _path(stages: list[list[int]]) -> Path:
@@ -201,7 +202,7 @@ def _path(stages: list[list[int]]) -> Path:
 def chains_of(pieces: Pieces, path: Path, limit_ns: int = 0) -> Chains:
     """Return the plan as the arrays that the bound of a single plan takes (``kernels.windows``).
 
-    ``limit_ns``: of the search that it is from, which decides how closely transfers are looked at.
+    ``limit_ns``: of the search that it is from, which decides how exactly transfers are computed.
     """
     columns: list[list[int]] = [[] for _ in Chains._fields]
     for part, following, run in [
@@ -220,7 +221,7 @@ def chains_of(pieces: Pieces, path: Path, limit_ns: int = 0) -> Chains:
 
 
 def _runs_of(path: Path) -> list[int]:
-    """Return, for each pair of neighbours, the devices of the node run that the one in a node belongs to, if one is."""
+    """Return, for each pair of neighbours, the devices of the node run of the stage in a node; 0 without one."""
     runs: list[int] = []
     for number in range(len(path)):
         joined = number > 0 and path[number - 1].placed == JOINED
@@ -241,8 +242,8 @@ def hop(
 ) -> tuple[int, int, int]:
     """Return the transfer times out and back between two stages, and how they exclude each other.
 
-    ``run``: the devices of the node run of the one that is in a node, which are those of the stage at least;
-    ``limit_ns``: as in ``chains_of``.
+    ``run``: the devices of the node run of the stage that is in a node, at least the stage's; ``limit_ns``: as in
+    ``chains_of``.
     """
     r, to = source.replicas, target.replicas
     if source.placed == JOINED:
@@ -257,14 +258,14 @@ def hop(
         way = home = AMONG_SPANNING
     rates = pieces.rate[way, r, to], pieces.rate[home, to, r]
     if way != home:
-        held, spread = (r, to) if way == TO_SPANNING else (to, r)
-        apart = pieces.spread_rate[0, held, spread]
+        inside, spread = (r, to) if way == TO_SPANNING else (to, r)
+        apart = pieces.spread_rate[0, inside, spread]
         slowest = sum(math.ceil(sent * apart) for sent in pieces.sent[:, source.stop].tolist())
         slowest += int(pieces.latency_ns[TO_SPANNING]) * int(np.count_nonzero(pieces.sent[:, source.stop]))
         if way == TO_SPANNING and GOOD_PART * pieces.batches * slowest < limit_ns:
-            run = held
-        near = max(0, min(spread - 1, pieces.node_size - max(run, held), len(pieces.spread_rate) - 1))
-        rates = (pieces.spread_rate[near, held, spread],) * 2
+            run = inside
+        near = max(0, min(spread - 1, pieces.node_size - max(run, inside), len(pieces.spread_rate) - 1))
+        rates = (pieces.spread_rate[near, inside, spread],) * 2
     times = []
     for sent, rate, there in zip(pieces.sent[:, source.stop], rates, (way, home), strict=True):
         times.append(math.ceil(sent * rate) + int(pieces.latency_ns[there]) if sent > 0 else 0)
@@ -281,18 +282,18 @@ def plan_bound_ns(chains: Chains, batches: int) -> int:
 
 def _rates(chains: Chains, batches: int) -> list[Point]:
     """Return the longest step and the smallest limit up to and including each stage and channel of a plan."""
-    found, forward, backward, limit = [], 0, 0, batches
+    rates, forward, backward, limit = [], 0, 0, batches
     out, back = chains.out[0], np.append(chains.back[0][1:], 0)
     for s in range(chains.forward.shape[1]):
         forward, backward = max(forward, int(chains.forward[0, s])), max(backward, int(chains.backward[0, s]))
         limit = min(limit, int(chains.limit[0, s]))
-        found.append((forward, backward, limit))
+        rates.append((forward, backward, limit))
         if chains.channel[0, s] != FREE:
             forward, backward = max(forward, int(out[s])), max(backward, int(back[s]))
-            found.append((forward, backward, limit))
-    return found
+            rates.append((forward, backward, limit))
+    return rates
 
 
-def _refined(known: list[Point], rates: list[Point]) -> list[Point]:
-    """Return the plan's rates and the known points, the newest first, at most ``MOST_POINTS``."""
-    return list(dict.fromkeys([*rates, *known]))[:MOST_POINTS]
+def _refined(points: list[Point], rates: list[Point]) -> list[Point]:
+    """Return the plan's rates and the earlier points, the newest first, at most ``MOST_POINTS``."""
+    return list(dict.fromkeys([*rates, *points]))[:MOST_POINTS]

@@ -9,36 +9,35 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.solvers.bounds.contiguous.grid_kernel import Grid, Reach
-from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, own
+from penstock.solvers.bounds.windows_kernel import APART, FREE, SERIAL, window_span
 from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 
 SAME_RUN, TO_OTHER_NODE, TO_SPANNING, FROM_SPANNING, AMONG_SPANNING = range(5)
-"""How the stage before lies to the one after: in one node, each in a node of its own, or one of them in several."""
+"""Positions of a stage and the next: in one node, each in a different node, or one of them in several."""
 
 GOOD_PART = 8
-"""The limit divided by the least time that a step's transfers take over a cut, for them to be looked at in detail."""
+"""Reciprocal of the part of the limit from which a step's transfers over a cut are computed in detail."""
 
 
 @Fields.register
 class Pieces(NamedTuple):
     """Stages by [variant, replicas, first layer, layer after], int64 ns; each the least over all placements.
 
-    ``limit``: micro-batches in flight, at most the number that there are; 0 where there is no such stage. ``after``
-    [in one node or spanning, replicas, first, after]: what of the all-reduce is left after the last backward, and the
-    update. ``sent`` (2, L + 1): bytes of a sample before each layer, forward and backward; ``rate`` [way, sender's
-    replicas, receiver's]: ns per such byte; ``spread_rate`` [near, one's replicas, other's]: the same of a stage in a
-    node and one across nodes, with ``near`` devices in that node; ``latency_ns`` and ``channel`` by way.
-    ``least_forward`` and ``least_backward`` [devices, layers]: the layers before, once through, with so many devices;
-    ``least_work`` (L + 1,) their ns times devices. ``shape`` [replicas, devices of the node run]: numbers below
-    ``shapes`` of the pairs that there are, else -1. ``spans``: whether stages that a node could hold count apart when
-    they span nodes.
+    ``limit``: micro-batches in flight, at most all of them; 0 where there is no such stage. ``after`` [in one node or
+    spanning, replicas, first, after]: the part of the all-reduce after the last backward, and the update. ``sent`` (2,
+    L + 1): bytes of a sample before each layer, forward and backward. ``rate`` [way, sender's replicas, receiver's]: ns
+    per such byte. ``spread_rate`` [near, one's replicas, other's]: the same for a stage in a node and one across nodes,
+    with ``near`` devices in that node. ``latency_ns`` and ``channel``: by way. ``least_forward`` and ``least_backward``
+    [devices, layers]: one pass through the layers before, with that many devices; ``least_work`` (L + 1,): their ns
+    times devices. ``shape`` [replicas, devices of the node run]: numbers below ``shapes`` of the possible pairs, else
+    -1. ``spans``: whether stages that a node could hold count apart when they span nodes.
 
-    Where backwards may be split, ``backward`` is the input gradient's time, ``weight`` the least of a weight gradient,
-    which may run later, and ``work`` what has to be done before a stage's last input gradient ends, of all that it
-    does: ``whole_work``. Where they are whole, ``weight`` is 0 and both are the same.
-    ``carried`` [replicas, first, after]: ns from when a stage can begin until all is through that its devices' own
-    links carry for it, at least; 0 where links are not known to be a device's own.
+    If backwards may be split, ``backward`` is the input gradient's time, ``weight`` the least of a weight gradient,
+    which may run later, and ``work`` the part of ``whole_work`` that is due before a stage's last input gradient ends.
+    If backwards are whole, ``weight`` is 0 and both are the same. ``carried`` [replicas, first, after]: the least ns
+    from a stage's possible begin until its devices' links have carried all of its transfers; 0 where links may not
+    belong to one device.
     """
 
     forward: np.ndarray
@@ -80,7 +79,7 @@ def put(
     below_ns: int,
     fresh: np.ndarray,
 ) -> bool:
-    """The label with a stage before it, and ``left`` devices for the layers before; False where it is too long."""
+    """Put a stage before a label, with ``left`` devices for the layers before; return False where it takes too long."""
     points, few, batches = grid.forward.size, grid.early_forward.size, pieces.batches
     forward = pieces.forward[variant, replicas, first, stop]
     backward = pieces.backward[variant, replicas, first, stop]
@@ -98,20 +97,20 @@ def put(
     fresh[gone], fresh[gone + 1] = turn, trip
     for j in range(points):
         most = min(limit, grid.limit[j])
-        end = max(own(forward, backward, around, most, grid.forward[j], grid.backward[j], batches), work)
+        end = max(window_span(forward, backward, around, most, grid.forward[j], grid.backward[j], batches), work)
         fresh[j] = max(end, forward + backward + label[reach.whole[j]])
         if j == 0 and fresh[0] + pieces.least_forward[left, first] + pieces.least_backward[left, first] >= below_ns:
             return False
     for j in range(few):
         most = min(limit, grid.early_limit[j])
-        end = max(own(forward, backward, around, most, grid.early_forward[j], 0, batches), work)
+        end = max(window_span(forward, backward, around, most, grid.early_forward[j], 0, batches), work)
         following = max(label[points + reach.early[j]], label[reach.joined[j]])
         fresh[points + j] = max(end, forward + backward + following)
         last = (batches - 1) * max(grid.early_forward[j], forward)
         if most < batches:
             last = max(last, (batches - 1) // most * turn + (batches - 1) % most * forward)
-        # Before the first backward there are only forwards, of the micro-batches that may be in flight: of the
-        # quicker size, as is what comes with them.
+        # Before the first backward there are only forwards, of the micro-batches that may be in flight. They count with
+        # the quicker size, as do their transfers.
         idle = max(0, forward + around - most * forward)
         end = max(fresh[points + j] + after, done, carried, batches * (forward + backward) + idle + later)
         fresh[ends + j] = max(end, forward + label[ends + reach.early[j]], last + trip)
@@ -122,10 +121,10 @@ def put(
 
 @inner
 def may_be_below(pieces: Pieces, grid: Grid, label: np.ndarray, first: int, left: int, below_ns: int) -> bool:
-    """Whether the layers before may be added, at their quickest on so many devices, without reaching the limit.
+    """Return whether the layers before may be added, at their quickest on ``left`` devices, without reaching the limit.
 
-    Some stage of theirs has at least an even share of the work; its forwards end a way round before its last backward,
-    its first forward a way round before its backwards: half its work and the way round are within the end.
+    One of their stages has at least an even share of the work. Its forwards end a round trip before its last backward,
+    and its first forward a round trip before its backwards: half its work and the round trip are within the end.
     """
     points, few = grid.forward.size, grid.early_forward.size
     ahead = pieces.least_forward[left, first]
@@ -139,7 +138,10 @@ def may_be_below(pieces: Pieces, grid: Grid, label: np.ndarray, first: int, left
 
 @inner
 def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int, near: int) -> tuple[int, int, int]:
-    """Out, back, and how they exclude each other; ``near``: devices of the one across nodes, in the other's node."""
+    """Return the times out and back, and how they exclude each other.
+
+    ``near``: devices of the stage across nodes that are in the other's node.
+    """
     home = way
     there, here = pieces.rate[way, source, target], pieces.rate[way, target, source]
     if way == TO_SPANNING:
@@ -160,17 +162,17 @@ def times_of_hop(pieces: Pieces, at: int, way: int, source: int, target: int, ne
 
 @inner
 def most_near(pieces: Pieces, spread: int, run: int) -> int:
-    """The most devices of a stage of ``spread`` across nodes that are in a node with ``run`` others."""
+    """Return the most devices of a stage of ``spread`` across nodes that are in a node with ``run`` others."""
     return max(0, min(spread - 1, pieces.node_size - run, pieces.spread_rate.shape[0] - 1))
 
 
 @inner
-def near_matters(pieces: Pieces, at: int, held: int, spread: int, limit_ns: int) -> bool:
-    """Whether the transfers of a step to a stage across nodes may take a good part of the limit.
+def near_matters(pieces: Pieces, at: int, inside: int, spread: int, limit_ns: int) -> bool:
+    """Return whether the transfers of a step to a stage across nodes may take a good part of the limit.
 
-    Else all of its devices that there is room for count as near, and labels do not differ by how many are.
+    If not, as many of its devices count as near as there is room for, and labels do not distinguish their number.
     """
-    out, back, _channel = times_of_hop(pieces, at, TO_SPANNING, held, spread, 0)
+    out, back, _channel = times_of_hop(pieces, at, TO_SPANNING, inside, spread, 0)
     return GOOD_PART * pieces.batches * (out + back) >= limit_ns
 
 
@@ -185,30 +187,30 @@ def hop(
     channel: int,
     fresh: np.ndarray,
 ) -> None:
-    """The label with the channel before it."""
+    """Put a channel before a label."""
     points, few, batches = grid.forward.size, grid.early_forward.size, pieces.batches
     ends, gone = points + few, points + 2 * few
     inside = label[gone]
     trip = out + label[gone + 1]
-    taken = out + inside + back
-    fresh[gone], fresh[gone + 1] = taken, trip
+    trip_ns = out + inside + back
+    fresh[gone], fresh[gone + 1] = trip_ns, trip
     for j in range(points):
         ahead, following = grid.forward[j], grid.backward[j]
         if channel == SERIAL:
-            end = own(out, back, inside, batches, ahead, following, batches)
+            end = window_span(out, back, inside, batches, ahead, following, batches)
         else:
             if channel == APART:
                 ahead, following = max(ahead, out), max(following, back)
-            end = (batches - 1) * max(ahead, following) + taken
+            end = (batches - 1) * max(ahead, following) + trip_ns
         fresh[j] = max(end, out + back + label[reach.whole[j]])
     for j in range(few):
         ahead, following = grid.early_forward[j], 0
         if channel == SERIAL:
-            end = own(out, back, inside, batches, ahead, 0, batches)
+            end = window_span(out, back, inside, batches, ahead, 0, batches)
         else:
             if channel == APART:
                 following = back
-            end = (batches - 1) * max(ahead, following, out if channel == APART else 0) + taken
+            end = (batches - 1) * max(ahead, following, out if channel == APART else 0) + trip_ns
         if channel != FREE:
             ahead = max(ahead, out)
         after_it = max(label[points + reach.early[j]], label[reach.joined[j]])

@@ -1,6 +1,6 @@
 """The label search as a bound alone: no plan of it is judged (BOUNDS section 3, deepening).
 
-The number of micro-batches whose bound is lowest is looked into next, until its bound is that of its own plan, or the
+The number of micro-batches whose bound is lowest is searched next, until that bound is its plan's exact bound, or the
 counted effort is spent. ``planners/contiguous_bound`` searches in the same way and judges the plans that it meets.
 """
 
@@ -15,7 +15,7 @@ from penstock.solvers.model.micro_batches import batches_tried
 from penstock.solvers.model.problem import Problem
 
 FURTHER, SLOWER = 4, 8
-"""A search goes up to 1/4 above the bound that is known; with more devices than 32, up to ``SLOWER`` / devices."""
+"""A search goes up to 1/4 above the known bound; with more devices than 32, up to ``SLOWER`` / devices."""
 
 
 def further_ns(problem: Problem, bound_ns: int) -> int:
@@ -28,8 +28,8 @@ def least_bound_ns(
 ) -> int | None:
     """Return the least bound of any plan with stages apart, for the numbers of micro-batches that planners try, in ns.
 
-    ``effort``: points of labels of all searches together; ``split``: whether backwards may be split; ``stopped``:
-    whether to leave it at what is proven. None: no plan.
+    ``effort``: points of labels of all searches together. ``split``: whether backwards may be split. ``stopped``:
+    whether to end with the bound proven so far. None: no plan.
     """
     links = Links(problem)
     searches = [BatchSearch(problem, batch, links, split=split) for batch in batches_tried(problem)]

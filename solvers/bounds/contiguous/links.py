@@ -1,9 +1,9 @@
 """The least times of transfers and ring all-reduces over all placements, by the number of devices that they join.
 
-A stage is *in a node* or spans several. Between two stages in one node bytes go at most as fast as inside any node;
-where some pair of their devices is in different nodes, a mode that counts the narrowest pair goes at most as fast as
-between any two nodes. In mode ``nic`` what crosses into or out of a node is counted. Where a node has several cards, a
-pair of devices has one of them, and ``whole`` is what they do together.
+A stage is *in a node* or spans several. Between two stages in one node, bytes go at most as fast as inside any node. If
+some pair of their devices is in different nodes, a mode that counts the narrowest pair goes at most as fast as between
+any two nodes. In mode ``nic`` the bytes that cross into or out of a node are counted. If a node has several cards, a
+pair of devices uses one of them, and ``whole`` is the bandwidth of all together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.solvers.model.problem import Problem
 
 WAYS = 5
 MOST_NEAR = 16
-"""The most devices of a node for which it counts how many of them a neighbouring stage that spans nodes has there."""
+"""The largest node for which the devices of a neighbouring stage across nodes that are in this node are counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +56,17 @@ class Links:
 
     @cached_property
     def inside(self) -> tuple[int, int]:
-        """The largest bandwidth and least latency between two devices of a node; bandwidth 0 where there are none."""
+        """The largest bandwidth and least latency between two devices of a node; bandwidth 0 without such a pair."""
         return self._best(True)
 
     @cached_property
     def between(self) -> tuple[int, int]:
-        """The same for two devices in different nodes."""
+        """The largest bandwidth and least latency between two devices in different nodes."""
         return self._best(False)
 
     @cached_property
     def whole(self) -> float:
-        """The largest bandwidth between two nodes that lanes have together; infinite where devices have own cables."""
+        """The largest bandwidth of all channels between two nodes; infinite where devices have separate cables."""
         network = self.problem.network
         if not network.has_cards:
             return self.between[0]
@@ -78,7 +78,7 @@ class Links:
 
     @cached_property
     def card(self) -> float:
-        """The largest bandwidth of one card: the lane of a cable, or a cable."""
+        """The largest bandwidth of one card: the channel of a cable, or a cable."""
         network = self.problem.network
         return max(cable.lane_bytes_per_s for cable in network.cables) if network.has_cards else self.between[0]
 
@@ -99,12 +99,12 @@ class Links:
 
     @cached_property
     def borders(self) -> list[Border]:
-        """The groups of devices around whose cables is counted what passes."""
+        """The groups of devices for which the load of the cables around them is counted."""
         return borders_of(self.problem)
 
     @cached_property
     def leaf_nodes(self) -> bool:
-        """True if all traffic that leaves a node uses one cable of the node's own."""
+        """True if all traffic that leaves a node uses one cable, which belongs to the node."""
         network = self.problem.network
         ends = [end for cable in network.cables for end in (cable.a, cable.b)]
         plain = network.matrix_bytes_per_s is None and not any(network.has_own_nic)
@@ -112,7 +112,7 @@ class Links:
 
     @cached_property
     def own_cables(self) -> bool:
-        """True if each node has one device, and one cable of one lane that all of the device's traffic uses."""
+        """True if each node has one device, and one cable of one channel that all of the device's traffic uses."""
         network = self.problem.network
         plain = all(cable.lanes == 1 for cable in network.cables) and not network.has_cards
         return self.problem.rules.shared and self.node_size == 1 and self.leaf_nodes and plain and self.between[0] > 0
@@ -137,8 +137,8 @@ class Links:
             fastest = (self.inside if way == SAME_RUN else self.between)[0]
             if fastest == 0:
                 continue
-            found = self._by_link(way, rows, most) if self.nic else self._by_pair(way, min(rows) / fastest, r, to)
-            table[way, 1:, 1:] = 1e9 * np.where((way == SAME_RUN) & (r + to > self.node_size), np.inf, found)
+            rates = self._by_link(way, rows, most) if self.nic else self._by_pair(way, min(rows) / fastest, r, to)
+            table[way, 1:, 1:] = 1e9 * np.where((way == SAME_RUN) & (r + to > self.node_size), np.inf, rates)
         return table * (1 - 1e-12)
 
     def _by_pair(self, way: int, whole: float, r: np.ndarray, to: np.ndarray) -> np.ndarray:
@@ -149,11 +149,11 @@ class Links:
         return np.asarray(np.broadcast_to(whole / parts, (r.size, to.size)))
 
     def _by_link(self, way: int, rows: tuple[int, ...], most: int) -> np.ndarray:
-        found = np.full((most, most), np.inf)
+        rates = np.full((most, most), np.inf)
         for r, to in product(range(1, most + 1), repeat=2):
             if way != SAME_RUN or r + to <= self.node_size:
-                found[r - 1, to - 1] = min(self._nic_rows_per_bandwidth(way, r, to, size) for size in rows)
-        return found
+                rates[r - 1, to - 1] = min(self._nic_rows_per_bandwidth(way, r, to, size) for size in rows)
+        return rates
 
     def _nic_rows_per_bandwidth(self, way: int, r: int, to: int, rows: int) -> float:
         pair = _widest_pair(r, to, rows)
@@ -165,19 +165,19 @@ class Links:
             whole = max(whole, largest_slice(rows, r) / self.card, largest_slice(rows, to) / self.card)
         fastest = between if way == TO_OTHER_NODE else max(inside, between)
         if way in (TO_SPANNING, FROM_SPANNING) and self.leaf_nodes:
-            held, spread = (r, to) if way == TO_SPANNING else (to, r)
-            near = max(0, min(spread - 1, self.node_size - held))
+            in_node, spread = (r, to) if way == TO_SPANNING else (to, r)
+            near = max(0, min(spread - 1, self.node_size - in_node))
             whole = max(0, rows - near * largest_slice(rows, spread)) / self._widest_cable
         if self.leaf_nodes and self.node_size == 1:
-            # All that a device sends or receives passes its own node's cable.
+            # All that a device sends or receives passes its node's cable.
             whole = max(whole, largest_slice(rows, min(r, to)) / self._widest_cable)
         return max(pair / fastest, whole)
 
     def spread_rates(self, rates: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
         """Return (near, node + 1, most + 1) ns per byte of a sample between a stage in a node and one across nodes.
 
-        By how many devices of the latter are in that node at most, and by the devices of both; in either direction.
-        One row where that makes no difference. ``rates``, ``rows``: what ``rates`` returns, and of which sizes.
+        Indexed by the most devices of the latter in that node, and by the devices of both; in either direction. One row
+        if that makes no difference. ``rates``, ``rows``: the result of ``rates``, and its sizes.
         """
         most = rates.shape[-1] - 1
         plain = rates[TO_SPANNING, : min(self.node_size, most) + 1][None]
@@ -185,7 +185,7 @@ class Links:
         if not counts:
             return plain
         spread, fastest = np.arange(1, most + 1), max(self.inside[0], self.between[0])
-        found = np.full((self.node_size, *plain.shape[1:]), np.inf)
+        table = np.full((self.node_size, *plain.shape[1:]), np.inf)
         for r in range(1, plain.shape[1]):
             for near in range(self.node_size):
                 there = np.minimum(near, spread - 1)
@@ -194,11 +194,11 @@ class Links:
                     slices = -(-size // spread)
                     pairs = np.asarray([_widest_pair(r, to, size) for to in spread.tolist()])
                     each.append(np.maximum(pairs / fastest, np.maximum(0, size - there * slices) / self._widest_cable))
-                found[near, r, 1:] = 1e9 * np.min(each, axis=0)
-        return found * (1 - 1e-12)
+                table[near, r, 1:] = 1e9 * np.min(each, axis=0)
+        return table * (1 - 1e-12)
 
     def _nodes_for(self, devices: int) -> list[int]:
-        return [node for node, held in enumerate(self.problem.nodes()) if len(held) >= devices]
+        return [node for node, members in enumerate(self.problem.nodes()) if len(members) >= devices]
 
     def _rows_inside(self, node: int, r: int, to: int, rows: int, pair: int) -> float:
         inside = self.problem.network.insides[node]
@@ -227,14 +227,14 @@ class Links:
         ]
         far = [APART if cable.full_duplex else SERIAL for cable in network.cables]
         either = APART if APART in near + far else SERIAL
-        found = {SAME_RUN: APART if APART in near else SERIAL, TO_OTHER_NODE: APART if APART in far else SERIAL}
-        return np.asarray([found.get(way, either) for way in range(AMONG_SPANNING + 1)])
+        kinds = {SAME_RUN: APART if APART in near else SERIAL, TO_OTHER_NODE: APART if APART in far else SERIAL}
+        return np.asarray([kinds.get(way, either) for way in range(AMONG_SPANNING + 1)])
 
     def or_measured(self, computed_ns: np.ndarray, sizes: np.ndarray, replicas: int, spanning: bool) -> np.ndarray:
-        """Return what all-reduces of these sizes take at least, where ``computed_ns`` is at most a ring's time.
+        """Return the least time of all-reduces of these sizes, where ``computed_ns`` is at most a ring's time.
 
-        What was measured counts for all groups in one node. Across nodes, and of cells, there are groups that it does
-        not cover, so that the ring's time counts as well where it is less.
+        A measurement holds for all groups in one node. Across nodes, and of cells, some groups were not measured, so
+        that the ring's time counts as well where it is less.
         """
         sure = not spanning and self.problem.real is None
         moved = np.floor(sizes * float(self.problem.memory.exchange))
@@ -242,12 +242,12 @@ class Links:
             if span.devices_per_node * span.nodes != replicas or (span.nodes > 1) != spanning:
                 continue
             for curves in (curves for operation, curves in operations if operation == "all_reduce"):
-                known = np.where(sizes > 0, np.sum([curve.least_ns(moved) for curve in curves], axis=0), 0)
-                computed_ns = known if sure else np.minimum(computed_ns, known)
+                measured_ns = np.where(sizes > 0, np.sum([curve.least_ns(moved) for curve in curves], axis=0), 0)
+                computed_ns = measured_ns if sure else np.minimum(computed_ns, measured_ns)
         return computed_ns
 
     def ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """Return (ns per byte of parameters, ns) of what ``replicas`` devices exchange on a ring; inf: none.
+        """Return (ns per byte of parameters, ns) of an exchange of ``replicas`` devices on a ring; inf: impossible.
 
         They are in one node or across nodes.
         """
@@ -255,7 +255,7 @@ class Links:
         return rate * float(self.problem.memory.exchange), latency_ns
 
     def _ring(self, replicas: int, spanning: bool) -> tuple[float, int]:
-        """Return the same of an all-reduce, per byte of it."""
+        """Return (ns per byte, ns) of an all-reduce of ``replicas`` devices on a ring."""
         k, mode = replicas, self.problem.rules.all_reduce
         if k == 1:
             return 0.0, 0
@@ -269,7 +269,7 @@ class Links:
             return (flat[0] / (k // 2), 0) if mode == "dapple" else flat
         if mode != "hierarchical":
             return flat
-        found = [flat] if k <= len(self.problem.nodes()) else []
+        costs = [flat] if k <= len(self.problem.nodes()) else []
         for nodes in range(fewest, min(k - 1, len(self.problem.nodes())) + 1):
             most = -(-k // nodes)
             rate = 2e9 * (nodes - 1) / (nodes * self._across(k, nodes))
@@ -277,11 +277,11 @@ class Links:
             if self.inside[0]:
                 rate += 2e9 * (most - 1) / (most * self.inside[0])
                 wait += 2 * (most - 1) * self.inside[1]
-            found.append((rate, wait))
-        return min(rate for rate, _ in found), min(wait for _, wait in found)
+            costs.append((rate, wait))
+        return min(rate for rate, _ in costs), min(wait for _, wait in costs)
 
     def _across(self, replicas: int, nodes: int) -> float:
-        """Return the most bytes per second from node to node: that of the cards in the node with the fewest devices."""
+        """Return the most bytes per second from node to node: of the cards in the node with the fewest devices."""
         return min(self.whole, self.card * (replicas // nodes)) if self.problem.network.has_cards else self.between[0]
 
 

@@ -1,8 +1,8 @@
 """All stages of one number of micro-batches, for the label search: the least cost of each over all placements.
 
-With micro-batches of two sizes, single steps count with the quicker one, work with those that there are
-(``StageTimes``). Where devices differ, a stage on r of them is at least as slow as the r-th fastest for its layers, and
-has at most the r-th largest memory. A stage that may recompute has a second variant, but only where the first cannot
+With micro-batches of two sizes, single steps count with the quicker size, work with the actual sizes
+(``StageTimes``). If devices differ, a stage on r of them is at least as slow as the r-th fastest for its layers, and
+has at most the r-th largest memory. A stage that may recompute has a second variant, but only if the first cannot
 hold all micro-batches, because otherwise recomputation gains nothing.
 """
 
@@ -104,7 +104,7 @@ class Stages:
             [StageTable(problem, (kind,), largest_slice(rows, replicas), self.places, replicas) for rows, _ in classes]
             for kind in kinds
         ]
-        self.held = [sum(device.kind == kind for device in problem.devices) for kind in kinds]
+        self.devices_of_kind = [sum(device.kind == kind for device in problem.devices) for kind in kinds]
 
     def table(self, recompute: bool = False) -> np.ndarray:
         """Return (4, L + 1, L + 1): forward, backward, work and limit; limit 0 where there is no such stage.
@@ -116,21 +116,21 @@ class Stages:
             return np.triu(np.stack([forward, backward, work, self._limit(recompute, backward)]))
         weight = self._ranked([np.min([table.weight_ns for table in tables], axis=0) for tables in self.tables])
         limit = self._limit(recompute, weight)
-        # The most that wait for their weight gradients when the last input gradient ends.
+        # The most micro-batches that wait for their weight gradients when the last input gradient ends.
         first = self._before_last_input(recompute) + np.maximum(0, self.batches - limit) * weight
         return np.triu(np.stack([forward, self._input_gradients(recompute), first, limit, work, weight]))
 
     def _input_gradients(self, recompute: bool) -> np.ndarray:
-        """Return the least time of an input gradient, with what it recomputes, on any kind of device.
+        """Return the least time of an input gradient, with its recomputation, on any kind of device.
 
-        On several kinds a stage's is the longest backward less the longest weight gradient: that kind's or more.
+        On several kinds, a stage's time is the longest backward less the longest weight gradient: at least one kind's.
         """
-        found = [
+        gradients = [
             table.backward_ns - table.weight_ns + (table.forward_ns if recompute else 0)
             for tables in self.tables
             for table in tables
         ]
-        return np.asarray(np.maximum(0, np.min(found, axis=0)))
+        return np.asarray(np.maximum(0, np.min(gradients, axis=0)))
 
     def _before_last_input(self, recompute: bool) -> np.ndarray:
         """Return the least work of all micro-batches without their weight gradients, on any kind of device."""
@@ -151,17 +151,19 @@ class Stages:
 
     def _times(self, which: int, recompute: bool) -> list[np.ndarray]:
         """Return one table for each device kind."""
-        found = []
+        tables_of_kinds = []
         for tables in self.tables:
             if which == 0:
-                found.append(np.min([table.forward_ns for table in tables], axis=0))
+                tables_of_kinds.append(np.min([table.forward_ns for table in tables], axis=0))
             elif which == 1:
                 again = [table.forward_ns if recompute else 0 for table in tables]
-                found.append(np.min([table.backward_ns + a for table, a in zip(tables, again, strict=True)], axis=0))
+                tables_of_kinds.append(
+                    np.min([table.backward_ns + a for table, a in zip(tables, again, strict=True)], axis=0)
+                )
             else:
                 steps = zip(self.counts, tables, strict=True)
-                found.append(np.sum([count * table.work_ns(recompute) for count, table in steps], axis=0))
-        return found
+                tables_of_kinds.append(np.sum([count * table.work_ns(recompute) for count, table in steps], axis=0))
+        return tables_of_kinds
 
     def _ranked(self, tables: list[np.ndarray]) -> np.ndarray:
         """Return the table of the r-th fastest device, from the tables by kind."""
@@ -169,7 +171,7 @@ class Stages:
             return tables[0]
         stacked = np.stack(tables)
         order = np.argsort(stacked, axis=0, kind="stable")
-        reached = np.cumsum(np.asarray(self.held)[order], axis=0) >= self.replicas
+        reached = np.cumsum(np.asarray(self.devices_of_kind)[order], axis=0) >= self.replicas
         place = np.argmax(reached, axis=0)
         kind = np.take_along_axis(order, place[None], axis=0)
         return np.asarray(np.take_along_axis(stacked, kind, axis=0)[0])
@@ -177,7 +179,7 @@ class Stages:
     def _limit(self, recompute: bool, last: np.ndarray) -> np.ndarray:
         """Return the limit of ``StageTimes.in_flight``, at most M; 0 where no micro-batch fits (``shortage_of``).
 
-        ``last``: the time of what ends a micro-batch on the stage, which needs a workspace if it takes any.
+        ``last``: the time of the operation that ends a micro-batch on the stage; it needs a workspace if it takes any.
         """
         problem, sent = self.problem, [crossing_bytes(self.problem, way, self.share) for way in (0, 1)]
         each = [table for tables in self.tables for table in tables]
@@ -198,7 +200,7 @@ class Stages:
         return np.where(fits, number, 0)
 
     def _legal(self) -> np.ndarray:
-        """Return where stages may begin and end, and where pins allow that number of devices all of their layers."""
+        """Return where stages may begin and end, and where pins allow that number of devices to hold all layers."""
         cut = np.concatenate(([True], self.problem.cuttable, [True]))
         legal = cut[:, None] & cut[None, :] & (devices_allowed(self.problem) >= self.replicas)
         return np.asarray(np.triu(legal, 1))
@@ -222,11 +224,11 @@ class Stages:
         if problem.rules.overlap_all_reduce:
             each = [np.diagonal(table.backward_ns, 1) for tables in self.tables for table in tables]
             lead = prefix_sums(np.max(each, axis=0))
-        for spans, held in bytes_of_spans(problem):
-            own = np.zeros_like(table)
-            sizes = np.maximum(0, held[None, :] - held[:, None])
-            taken = np.where(sizes > 0, np.ceil(sizes * (rate * (1 - 1e-12))).astype(np.int64) + latency, 0)
-            taken = self.links.or_measured(taken, sizes, self.replicas, spanning)
-            exposures(np.array(held), lead, problem.rules.bucket_bytes, taken, own)
-            table = np.where(spans, own, table)
+        for spans, sums in bytes_of_spans(problem):
+            exposed = np.zeros_like(table)
+            sizes = np.maximum(0, sums[None, :] - sums[:, None])
+            times = np.where(sizes > 0, np.ceil(sizes * (rate * (1 - 1e-12))).astype(np.int64) + latency, 0)
+            times = self.links.or_measured(times, sizes, self.replicas, spanning)
+            exposures(np.array(sums), lead, problem.rules.bucket_bytes, times, exposed)
+            table = np.where(spans, exposed, table)
         return table

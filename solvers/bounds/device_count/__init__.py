@@ -1,4 +1,4 @@
-"""A bound for many devices: pipelines whose stages have devices of their own need more devices than there are.
+"""A bound for many devices: pipelines whose stages share no devices need more devices than the problem has.
 
 May import: `solvers.model`, `solvers.costs`, `solvers.bounds`.
 Start reading at `bound.py`.

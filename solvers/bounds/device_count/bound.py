@@ -13,7 +13,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Bound
 
 FIRST, FINEST = 16, 512
-"""A proof is tried for a 16th above the proven time, then for ever smaller steps down to a 512th.
+"""Reciprocals of the first and of the smallest step above the proven time at which a proof is tried.
 
 With n classes of devices a proof takes n times as long, and the smallest step is n 512ths.
 """
@@ -22,11 +22,11 @@ DOUBTED = 4
 
 
 def bounds(problem: Problem, known_ns: int, on_better: Callable[[Bound], None]) -> Bound:
-    """Return the largest proven time, at least ``known_ns``; ``on_better`` is called with every better one.
+    """Return the largest proven time, at least ``known_ns``; ``on_better`` is called with every better time.
 
-    It covers the class ``coverage.stages_apart``: flushed plans of one pipeline, each stage on devices of its own,
-    replicas by rows, whole backwards, each stage recomputing whole or not at all. If there is no such plan, the result
-    is what was known or proven before that was found.
+    It covers the class ``coverage.stages_apart``: flushed plans of one pipeline whose stages share no devices, replicas
+    by rows, whole backwards, each stage recomputing whole or not at all. If there is no such plan, the result is the
+    largest time that was known or proven before that was certain.
     """
     proven = dict.fromkeys(batches_tried(problem), known_ns)
     steps = dict.fromkeys(proven, FIRST)

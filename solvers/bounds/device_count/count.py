@@ -1,12 +1,12 @@
 """The least price of devices with which pipelines of stages apart may keep to a time, by the time before each stage.
 
 A stage's *head* is a micro-batch's round trip through all stages before it, its *rest* the round trip through all
-stages after it, transfers included. Within less than T a stage can do its work only if head + work < T; and what it
-holds at most, which no stage before it may fall short of, lets it idle in the first and the last round trip and spaces
-its micro-batches (BOUNDS section 12). Ways are rounded down to a grid, so that head + way + rest of all stages is one
-number, the *whole*; wholes are searched in ranges, in which the rest is at least the range's start minus head and way.
-Each class of devices has a price. If for every whole each plan costs more than all devices together, no plan takes less
-than T.
+stages after it, transfers included. Within less than T a stage can do its work only if head + work < T. The most
+micro-batches that it holds, which no stage before it may fall short of, let it idle in the first and the last round
+trip and space its micro-batches (BOUNDS section 12). Ways are rounded down to a grid, so that head + way + rest of all
+stages is one number, the *whole*. Wholes are searched in ranges, in which the rest is at least the range's start minus
+head and way. Each class of devices has a price. If for every whole each plan costs more than all devices together, no
+plan takes less than T.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from penstock.solvers.model.problem import Problem
 GRID = 2**13
 """The number of parts of T to which ways are rounded."""
 RATIO, FINEST = 1.12, 1.01
-"""The ratio of the two ends of a range of wholes, and that from which a range is not halved any more."""
+"""Ratio of the two ends of a range of wholes, and the ratio from which a range is not halved any more."""
 CLASSES = 1.25
 """The ratio of the limits in flight that a class of states has."""
 
 
 class Ended(NamedTuple):
-    """The prices that a count ended with, and the whole, in ns, that it could not exclude last: -1 if none."""
+    """The final prices of a count, and the whole, in ns, that it could not exclude last: -1 if it excluded all."""
 
     prices: np.ndarray
     whole_ns: int
 
 
 class Count:
-    """The count for one number of micro-batches and a time ``time_ns``; ``last``: where another one ended.
+    """The count for one number of micro-batches and a time ``time_ns``; ``last``: the end of another count.
 
-    ``ended`` is where this one did: the next one begins with these prices and this whole.
+    ``ended`` is the end of this count: the next count begins with its prices and its whole.
     """
 
     def __init__(self, problem: Problem, batch: Batch, time_ns: int, last: Ended | None = None) -> None:
@@ -76,7 +76,7 @@ class Count:
         return not np.array_equal(before, self.ended.prices) and self._every_one_refuted(ranges, alone, joined)
 
     def _every_one_refuted(self, ranges: list[tuple[int, int]], alone: Counts, joined: Counts) -> bool:
-        """Return True if all devices are worth less than the cheapest plan of each range."""
+        """Return True if all devices cost less than the cheapest plan of each range."""
         doubted = self.ended.whole_ns // self._unit_ns
         left = sorted(ranges, key=lambda each: (each[0] <= doubted < each[1], -each[0]))
         while left:
@@ -94,19 +94,20 @@ class Count:
     def _best_prices(self, ranges: list[tuple[int, int]], counts: Counts) -> np.ndarray:
         """Return the prices at which the cheapest plan costs most, the same for all ranges.
 
-        A range may not have its own: which class a stage counts as, and so how long its way is, depends on the prices.
+        A range may not have separate prices: which class a stage counts as, and so how long its way is, depends on the
+        prices.
         """
         prices = self.ended.prices
         if prices.size == 1:
             return prices
         order = ranges[:]
 
-        def least_share(prices: np.ndarray, known: float) -> float:
+        def least_share(prices: np.ndarray, best: float) -> float:
             self._pay(prices)
             least = np.inf
             for at, each in enumerate(order):
                 least = min(least, self._share(*each, counts))
-                if least <= known:
+                if least <= best:
                     order.insert(0, order.pop(at))
                     break
             return least
@@ -114,18 +115,18 @@ class Count:
         return highest(least_share, prices)
 
     def _share(self, low: int, high: int, counts: Counts) -> float:
-        """Return what the cheapest plan with a whole in [low, high) units costs, as a share of what all devices do."""
-        asked = CountQuestion(self._time_ns, self._batches, self._worth, self._unit_ns, low, high)
-        return int(least_price(self._runs, asked, counts, self._rest)) / self._worth
+        """Return the price of the cheapest plan with a whole in [low, high) units, as a share of all devices' price."""
+        question = CountQuestion(self._time_ns, self._batches, self._worth, self._unit_ns, low, high)
+        return int(least_price(self._runs, question, counts, self._rest)) / self._worth
 
     def _pay(self, prices: np.ndarray) -> None:
-        """Write what all runs cost at these prices, and what the stages from each layer on cost at least."""
+        """Write the prices of all runs, and the least price of the stages from each layer on."""
         self.ended, self._worth = self.ended._replace(prices=prices), int(prices @ self._devices)
         np.multiply(self._runs.replicas, prices[self._runs.of], out=self._runs.price)
         rests(self._runs, self._unit_ns, self._rest)
 
     def _room(self, heads: int, least: int) -> Counts:
-        """Return room for that many heads and for classes of limits from M down to ``least``."""
+        """Return empty arrays for that many heads and for classes of limits from M down to ``least``."""
         limits = [self._batches]
         while limits[-1] > least:
             limits.append(max(least, min(limits[-1] - 1, int(limits[-1] / CLASSES))))

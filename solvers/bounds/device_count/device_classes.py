@@ -1,4 +1,4 @@
-"""The devices of a problem in few classes: those of a kind that have about as much memory."""
+"""The devices of a problem in few classes: devices of one kind with about as much memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 4
 
 
 class DeviceClass(NamedTuple):
-    """A number of devices of one of ``kinds``; none has more than ``free_bytes`` for stages."""
+    """A number of devices, each of one of ``kinds``, each with at most ``free_bytes`` for stages."""
 
     kinds: tuple[str, ...]
     free_bytes: int
@@ -35,7 +35,7 @@ def device_classes(problem: Problem) -> list[DeviceClass]:
 
 
 def _lost(larger: DeviceClass, smaller: DeviceClass) -> tuple[bool, int]:
-    """Return how much is lost where two neighbours are joined: whether it is a difference in kind, and bytes."""
+    """Return the loss where two neighbours are joined: whether their kinds differ, and the difference in bytes."""
     return larger.kinds != smaller.kinds, (larger.free_bytes - smaller.free_bytes) * smaller.devices
 
 

@@ -24,13 +24,17 @@ from penstock.solvers.model.problem import Problem, prefix_sums
 
 @Fields.register
 class Runs(NamedTuple):
-    """The stages that there may be, arrays (N,) by first layer; those from layer i on are ``begin[i]`` to ``[i + 1]``.
+    """The possible stages, arrays (N,) by first layer; the stages from layer i on are ``begin[i]`` to ``begin[i + 1]``.
 
-    ``layers``, ``replicas``; ``of``: the class of devices; ``price`` of all replicas, each at 1 until they are priced;
-    ``forward_ns``, ``backward_ns``: of a micro-batch of the quicker size; ``sent_ns``: its round trip over the cut
-    after the stage; ``again_ns``: its recomputation, 0 for a stage that does not recompute; ``work_ns``: of a step,
-    both sizes, recomputation included; ``limit``: the most micro-batches in flight, at most M. Bytes: ``room`` for
-    these, ``taken`` by each of a stage that recomputes, ``rebuilt``: more by one whose activations are computed again.
+    * ``layers``, ``replicas``; ``of``: the class of devices.
+    * ``price`` of all replicas, each at 1 until they are priced.
+    * ``forward_ns``, ``backward_ns``: of a micro-batch of the quicker size.
+    * ``sent_ns``: its round trip over the cut after the stage.
+    * ``again_ns``: its recomputation, 0 for a stage that does not recompute.
+    * ``work_ns``: of a step, both sizes, recomputation included.
+    * ``limit``: the most micro-batches in flight, at most M.
+    * ``room``: bytes for micro-batches in flight. ``flight_bytes``: bytes of each on a stage that recomputes.
+      ``rebuilt``: further bytes of a micro-batch whose activations are computed again.
     """
 
     begin: np.ndarray
@@ -45,7 +49,7 @@ class Runs(NamedTuple):
     work_ns: np.ndarray
     limit: np.ndarray
     room: np.ndarray
-    taken: np.ndarray
+    flight_bytes: np.ndarray
     rebuilt: np.ndarray
 
 
@@ -53,12 +57,12 @@ def runs_within(problem: Problem, batch: Batch, time_ns: int, classes: Sequence[
     """Return all stages whose work per step takes less than ``time_ns`` and that hold a micro-batch."""
     numbers = _replica_numbers(problem, batch)
     most = [*(number - 1 for number in numbers[1:]), problem.num_devices]
-    found = [
+    parts = [
         _on(problem, batch, *each, time_ns, number, devices)
         for number, devices in enumerate(classes)
         for each in zip(numbers, most, strict=True)
     ]
-    rows = np.concatenate(found, axis=1)
+    rows = np.concatenate(parts, axis=1)
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     return Runs(np.searchsorted(rows[0], np.arange(problem.num_layers + 1)), *np.ascontiguousarray(rows[1:]))
 
@@ -66,11 +70,11 @@ def runs_within(problem: Problem, batch: Batch, time_ns: int, classes: Sequence[
 def _replica_numbers(problem: Problem, batch: Batch) -> list[int]:
     """Return the fewest replicas for each size of the slices, over every size of micro-batches."""
     counts = np.arange(1, min(problem.num_devices, batch.most_rows) + 1)
-    found: set[int] = set()
+    numbers: set[int] = set()
     for rows in {batch.most_rows, batch.least_rows}:
         _slices, first = np.unique(-(-rows // counts), return_index=True)
-        found.update(counts[first].tolist())
-    return sorted(found)
+        numbers.update(counts[first].tolist())
+    return sorted(numbers)
 
 
 def _on(
@@ -103,16 +107,16 @@ def _on(
     room = devices.free_bytes - _static(problem, most, starts, ends)
     rebuilt = np.where(of(np.max(backward, axis=0)) > 0, kept, 0)
     once = of(np.min(forward, axis=0))
-    own, of_class = np.full_like(ends, replicas), np.full_like(ends, number)
-    stage = np.broadcast_to(starts, ends.shape), ends - starts, own, of_class, own
+    of_stage, of_class = np.full_like(ends, replicas), np.full_like(ends, number)
+    stage = np.broadcast_to(starts, ends.shape), ends - starts, of_stage, of_class, of_stage
     sent = transfers_of(problem).round_trip_ns(batch, replicas, most)[ends]
-    ways = []  # how stages recompute: what it takes, the work of a step, and the most micro-batches in flight
+    ways = []  # how stages recompute: its time, the work of a step, and the most micro-batches in flight
     if problem.recompute != "always":
         limit = _fitting(room, kept + inputs * problem.memory.count_buffers)
         ways.append((np.zeros_like(once), of(plain), limit))
     if problem.recompute != "never":
         limit = _fitting(room - rebuilt, inputs)
-        for _again, _work, plain_limit in ways:  # what holds all micro-batches need not recompute
+        for _again, _work, plain_limit in ways:  # a stage that holds all micro-batches need not recompute
             limit = np.where(plain_limit < batch.num_micro_batches, limit, 0)
         ways.append((once, of(plain + _weighted(forward, counts)), limit))
     chosen = []
@@ -144,8 +148,8 @@ def _begins_at_cut(problem: Problem) -> np.ndarray:
 def _static(problem: Problem, replicas: int, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the bytes of parameters, gradients and optimizer states on each device."""
     weights = static_sums(problem)
-    held = (weights.parameters, weights.trainable, weights.owned)
-    parameters, trainable, owned = (each[ends] - each[starts] for each in held)
+    sums = (weights.parameters, weights.trainable, weights.owned)
+    parameters, trainable, owned = (each[ends] - each[starts] for each in sums)
     gradients, states = training_bytes(problem, trainable, owned, replicas)
     return np.asarray(parameters + gradients + states)
 

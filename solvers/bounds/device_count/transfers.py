@@ -1,9 +1,9 @@
 """The least round trip of a micro-batch over each cut, wherever the stages on both sides are (BOUNDS section 12).
 
 Neighbouring stages have no device in common, so each device of a stage sends its slice to others. In modes that count
-links the slice leaves it by its links inside the node and out of the node, at most as fast as all of them together;
-where a network is not made of nodes with one cable each, one row over one link counts. In modes of a paper all rows go
-over the quickest link, as often in parallel as the mode has it.
+links, the slice leaves it by its links inside the node and out of the node, at most as fast as all of them together.
+In a network other than nodes with one cable each, one row over one link counts. In modes of a paper all rows go over
+the quickest link, as often in parallel as the mode has it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SURE = 1 - 1e-12
 
 @per_problem
 def transfers_of(problem: Problem) -> Transfers:
-    """Return the transfers of a problem, its network looked through once."""
+    """Return the transfers of a problem, from one pass over its network."""
     return Transfers(problem)
 
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """The transfers of a problem; those of a number of micro-batches are of its smallest size."""
+    """The transfers of a problem; for a number of micro-batches, of the smallest size."""
 
     problem: Problem
 
@@ -48,8 +48,10 @@ class Transfers:
         if self._counts_links:
             rate = 1 / self._fastest if self._egress == 0 else largest_slice(rows, replicas) / self._egress
             return 1e9 * rate, 1e9 * rate
-        own = min(most, fed)
-        parts = {"madpipe": (1, 1), "dapple": (own, fed)}.get(self.problem.rules.transfer, (own * fed, own * fed))
+        senders = min(most, fed)
+        parts = {"madpipe": (1, 1), "dapple": (senders, fed)}.get(
+            self.problem.rules.transfer, (senders * fed, senders * fed)
+        )
         out, back = (1e9 * rows / (self._fastest * each) for each in parts)
         return out, back
 
@@ -68,7 +70,7 @@ class Transfers:
 
     @cached_property
     def _latency_ns(self) -> int:
-        """Return the least latency of a route, where it counts and is not of a matrix."""
+        """Return the least latency of a route, if it counts and no matrix states it."""
         network = self.problem.network
         if not self._counts_links or network.matrix_bytes_per_s is not None:
             return 0
@@ -77,14 +79,14 @@ class Transfers:
 
     @cached_property
     def _egress(self) -> int:
-        """Return the most bytes per second that a device sends, or receives, in all; 0 where that is not known."""
+        """Return the most bytes per second that a device sends, or receives, in all; 0 if unknown."""
         network = self.problem.network
         if not Links(self.problem).leaf_nodes:
             return 0
         nodes, out = set(network.node_names), 0
         for cable in network.cables:
             ends = len(nodes & {cable.a, cable.b})
-            # A lane is the device's own, but on a cable from node to node it may be the other device's.
+            # A channel belongs to the device, but on a cable from node to node it may be the other device's.
             out = max(out, (0, cable.lane_bytes_per_s, cable.bandwidth_bytes_per_s)[ends])
         inside = 0
         for fabric, devices in zip(network.insides, self.problem.nodes(), strict=True):

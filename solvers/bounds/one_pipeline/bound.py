@@ -38,18 +38,18 @@ NEAR = 5, 4
 WEIGHTS = ((2, 0), (1, 1), (0, 2))
 """Weights of the time after a device's last backward, and of its updates; see ``Terms``."""
 SPLIT_WEIGHTS = ((0, 2), (2, 0), (1, 1))
-"""The same where backwards may be split: weight gradients, too, count with the updates, or by what memory holds."""
+"""The same weights if backwards may be split: weight gradients, too, count with the updates, or by their memory."""
 Way = tuple[float, tuple[int, int]]
-"""A price of what is held, and two such weights."""
+"""A price of held bytes, and two such weights."""
 LITTLE = 0, 64, 16
-"""Layers in front that have no more than such a part of all work may be left out: any device may begin with them."""
+"""Parts of all work; layers in front with no more work may be left out, as any device may begin with them."""
 
 
 BY_LAYER = (
     *("forward", "gradient", "work", "after", "update", "cuttable"),
     *("out", "back", "out_same", "back_same", "closed", "closed_same"),
 )
-"""The terms of which each layer has its own."""
+"""The fields of ``Terms`` that are arrays by layer."""
 
 
 class Piece:
@@ -68,11 +68,11 @@ class Piece:
         self._least = least
         self._least_work_ns = int(least.work.sum())
         self._filled_ns = max(int(around[-1]), _filled_ns(least, self._devices, split))
-        found = crossings(holding, numbers)
-        self._busy = tuple(np.where(busy > 0, busy + around[:-1], 0) for busy in (found.busy, found.busy_same))
-        self._terms = _terms(holding, self._options, times, found, split)
-        self._held = held_bytes(holding.problem, self._options, least, split=split) if fits else None
-        price = 0.0 if self._held is None else self._held.best_price(self._least_work_ns, self._devices)
+        transfers = crossings(holding, numbers)
+        self._busy = tuple(np.where(busy > 0, busy + around[:-1], 0) for busy in (transfers.busy, transfers.busy_same))
+        self._terms = _terms(holding, self._options, times, transfers, split)
+        self._memory = held_bytes(holding.problem, self._options, least, split=split) if fits else None
+        price = 0.0 if self._memory is None else self._memory.best_price(self._least_work_ns, self._devices)
         self._waiting = deferred_weights(holding.problem, self._options, times, fits=fits) if split else None
         self.priced = price > 0 or (self._waiting is not None and self._waiting.price > 0)
         prices = (0.0, price) if price > 0 else (0.0,)
@@ -114,21 +114,21 @@ class Piece:
         return every._replace(**{**of_layers, "work": work}, head=head, tail=tail)
 
     def _weighted(self, terms: Terms, way: Way, time_ns: int, first: int) -> Terms:
-        """Return the terms with weights: what samples and copies hold costs a price for each byte and ns."""
+        """Return the terms with weights; the bytes that samples and copies hold cost a price for each byte and ns."""
         price, (rest, update) = way
         work = terms.work
         if self._waiting is not None and rest > 0:
             work = self._waiting.work(work, rest)
-        if price > 0 and self._held is not None:
-            work = work + self._held.priced(price, time_ns)
+        if price > 0 and self._memory is not None:
+            work = work + self._memory.priced(price, time_ns)
         return terms._replace(work=np.ascontiguousarray(work[:, first:]), rest_weight=rest, update_weight=update)
 
     def _refuted(self, terms: dict[Way, Terms], devices: int, time_ns: int) -> bool:
-        """Return True if plans on ``devices`` devices take at least ``time_ns``; what succeeds comes first next."""
+        """Return True if plans on ``devices`` devices take at least ``time_ns``; try weights that proved it first."""
         for at, way in enumerate(self._ways):
             price, (rest, _update) = way
-            held = self._held.most_ns(price, time_ns - 1) if price > 0 and self._held is not None else 0
-            most = 2 * (devices * (time_ns - 1) + held)
+            held_ns = self._memory.most_ns(price, time_ns - 1) if price > 0 and self._memory is not None else 0
+            most = 2 * (devices * (time_ns - 1) + held_ns)
             if self._waiting is not None:
                 most += rest * self._waiting.most_ns(devices)
             if least_cost(terms[way], _room(devices, len(self._options)), devices, most + 1) > most:
@@ -140,11 +140,11 @@ class Piece:
 class TimeBisection:
     """Bisect on the step time: find the times that no plan reaches, for any number of micro-batches of a request.
 
-    ``split`` and ``fits``: as of ``Piece``; where layers may recompute single modules memory does not count.
+    ``split`` and ``fits``: as for ``Piece``; if layers may recompute single modules, memory does not count.
     """
 
     def __init__(self, problem: Problem, *, split: bool = False, fits: bool = False) -> None:
-        # what a layer keeps whose modules are computed again by themselves lies between all and nothing
+        # a layer whose modules are recomputed singly keeps between all and nothing
         is_priced = problem.recompute == "never" or not problem.modules
         self._problem, self._split, self._fits = problem, split, fits and is_priced
         self._holding = Holding(problem)
@@ -180,7 +180,7 @@ class TimeBisection:
 
     @property
     def priced(self) -> bool:
-        """True if memory counted: what is proven holds of plans that fit."""
+        """True if memory counted: the proof then holds for plans that fit."""
         return any(piece.priced for piece in self._pieces.values())
 
     def _piece(self, numbers: Numbers) -> Piece:
@@ -203,7 +203,7 @@ def _filled_ns(least: LeastTimes, devices: int, split: bool) -> int:
 
 
 def _terms(
-    holding: Holding, options: list[DeviceRange], times: list[LeastTimes], found: Crossings, split: bool
+    holding: Holding, options: list[DeviceRange], times: list[LeastTimes], transfers: Crossings, split: bool
 ) -> Terms:
     return Terms(
         least=np.asarray([option.least for option in options]),
@@ -214,12 +214,12 @@ def _terms(
         after=holding.after_ns,
         update=holding.update_ns,
         cuttable=np.concatenate(([True], holding.problem.cuttable)),
-        out=found.out,
-        back=found.back,
-        out_same=found.out_same,
-        back_same=found.back_same,
-        closed=np.zeros_like(found.out, dtype=np.bool_),
-        closed_same=np.zeros_like(found.out, dtype=np.bool_),
+        out=transfers.out,
+        back=transfers.back,
+        out_same=transfers.out_same,
+        back_same=transfers.back_same,
+        closed=np.zeros_like(transfers.out, dtype=np.bool_),
+        closed_same=np.zeros_like(transfers.out, dtype=np.bool_),
         head=0,
         tail=0,
         rest_weight=2,
@@ -229,7 +229,7 @@ def _terms(
 
 def _possible(holding: Holding, option: DeviceRange, work: np.ndarray) -> np.ndarray:
     """Return a layer's work when held by that many devices, ``FAR_NS`` where the pins allow it fewer."""
-    most = np.asarray([len(own) for own in holders(holding.problem)])
+    most = np.asarray([len(devices) for devices in holders(holding.problem)])
     return np.asarray(np.where(most < option.least, FAR_NS, work))
 
 

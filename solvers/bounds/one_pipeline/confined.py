@@ -29,26 +29,29 @@ class Confined(NamedTuple):
 
 @per_problem
 def holders(problem: Problem) -> tuple[Devices, ...]:
-    """Return for each layer the devices that may hold it; all if a pinned block has none, as there is no plan then."""
+    """Return for each layer the devices that may hold it; all devices if a block has no such device."""
     everywhere = frozenset(range(problem.num_devices))
     if not problem.pins:
         return (everywhere,) * problem.num_layers
     edges = [0, *(int(at) + 1 for at in np.flatnonzero(problem.cuttable)), problem.num_layers]
-    found: list[Devices] = []
+    allowed: list[Devices] = []
     for first, stop in pairwise(edges):
-        found += [allowed_devices(problem, first, stop - 1)] * (stop - first)
-    return tuple(found) if all(found) else (everywhere,) * problem.num_layers
+        allowed += [allowed_devices(problem, first, stop - 1)] * (stop - first)
+    return tuple(allowed) if all(allowed) else (everywhere,) * problem.num_layers
 
 
 @per_problem
 def confined(problem: Problem) -> tuple[Confined, ...]:
     """Return all devices with all layers first, then unions of the pins' sets, with the layers confined to each."""
-    own = holders(problem)
+    holders_of_layer = holders(problem)
     unions: dict[Devices, None] = {}
-    for devices in sorted(set(own), key=lambda each: (len(each), sorted(each))):
+    for devices in sorted(set(holders_of_layer), key=lambda each: (len(each), sorted(each))):
         for union in (devices, *(devices | other for other in unions)):
             if len(unions) < MOST_SETS:
                 unions.setdefault(union)
     everywhere = frozenset(range(problem.num_devices))
     sets = (everywhere, *(union for union in unions if union != everywhere))
-    return tuple(Confined(each, tuple(at for at, held in enumerate(own) if held <= each)) for each in sets)
+    return tuple(
+        Confined(each, tuple(at for at, layer_holders in enumerate(holders_of_layer) if layer_holders <= each))
+        for each in sets
+    )

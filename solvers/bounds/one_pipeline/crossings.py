@@ -2,8 +2,8 @@
 
 Where a device has its lowest layer, its pipeline has a stage boundary, and the stage before is on other devices: a
 transfer for every micro-batch of the pipeline. There is a transfer also where the numbers of devices differ. In modes
-that count links (``nic``) it takes at least the time of what the new device itself receives, or of what must move to
-another device, shared by all senders or receivers.
+that count links (``nic``) it takes at least the time of the bytes that the new device itself receives, or of the bytes
+that must move to another device, shared by all senders or receivers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Cut:
 
     @property
     def carried(self) -> np.ndarray:
-        """Return the bytes of a sample that keep the cut's channel, or a device's link, busy; 0 where none is known."""
+        """Return the bytes of a sample that keep the cut's channel, or a device's link, busy; 0 if unknown."""
         rules, problem = self.problem.rules, self.problem
         alone = self.links.leaf_nodes and self.links.node_size == 1
         if not alone if rules.shared else rules.channel == "none":
@@ -85,7 +85,7 @@ class _Cut:
         return self.least // after.most * (self.numbers.least if whole_step else 1)
 
     def _displaced(self, before: DeviceRange, after: DeviceRange, whole_step: bool) -> int:
-        """Return the rows that cannot stay where they are: a device keeps at most its smaller slice."""
+        """Return the rows that must move to another device: a device keeps at most its smaller slice."""
         kept = min(before.most, after.most) * -(-self.most // max(before.least, after.least))
         if whole_step:
             return max(0, self.problem.global_batch_size - self.numbers.most * kept)
@@ -93,13 +93,13 @@ class _Cut:
 
     def transfers(self, sent: np.ndarray, rows: np.ndarray, *, delayed: bool) -> np.ndarray:
         """Return the time of ``rows`` of ``sent`` bytes each, within a node or between two, whichever is quicker."""
-        found = np.full((*rows.shape, len(sent)), FAR_NS, dtype=np.int64)
+        least_ns = np.full((*rows.shape, len(sent)), FAR_NS, dtype=np.int64)
         for near, (fastest, delay) in ((True, self.links.inside), (False, self.links.between)):
             if fastest:
                 speed = np.asarray([[self._speed(fastest, *pair, near) for pair in row] for row in self.pairs])
-                taken = floored(sent * (rows * 1e9 / speed)[:, :, None])
-                found = np.minimum(found, taken + (delay if delayed and self.links.nic else 0))
-        return np.where((sent > 0) & (rows > 0)[:, :, None], found, 0)
+                sent_ns = floored(sent * (rows * 1e9 / speed)[:, :, None])
+                least_ns = np.minimum(least_ns, sent_ns + (delay if delayed and self.links.nic else 0))
+        return np.where((sent > 0) & (rows > 0)[:, :, None], least_ns, 0)
 
     def _speed(self, fastest: int, before: DeviceRange, after: DeviceRange, near: bool) -> float:
         """Return the most bytes per second that one device, or one transfer, gets."""

@@ -19,7 +19,7 @@ from penstock.solvers.model.problem import Problem
 
 LESS = 1 - 1e-12
 SINGLE = 4
-"""Numbers of devices up to this have ranges of their own; above, there are two ranges to each doubling."""
+"""Largest number of devices with a separate range; above, there are two ranges to each doubling."""
 
 
 class Numbers(NamedTuple):
@@ -45,8 +45,8 @@ def numbers_of(problem: Problem) -> list[Numbers]:
     batch = problem.global_batch_size
     if not problem.micro_batch_sizes:
         return [Numbers(1, max(1, batch // problem.min_slice))]
-    found = sorted({num_micro_batches(batch, size) for size in problem.micro_batch_sizes})
-    fed = [number for number in found if batch // number >= problem.min_slice] or found
+    numbers = sorted({num_micro_batches(batch, size) for size in problem.micro_batch_sizes})
+    fed = [number for number in numbers if batch // number >= problem.min_slice] or numbers
     return [Numbers(number, number) for number in fed]
 
 
@@ -73,11 +73,11 @@ class Holding:
         """Return each layer's least times."""
         batch = self.problem.global_batch_size
         least_rows, most_rows = numbers.rows(batch)
-        found = []
+        times = []
         for k in range(option.least, option.most + 1):
             least, most = -(-least_rows // k), -(-most_rows // k)
-            found.append(self.slices.times(least, most, max(batch, numbers.least * k * least)))
-        return least_of(found)
+            times.append(self.slices.times(least, most, max(batch, numbers.least * k * least)))
+        return least_of(times)
 
     @cached_property
     def update_ns(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class Holding:
 
     @cached_property
     def after_ns(self) -> np.ndarray:
-        """(devices + 1, L): the all-reduce of a layer's own bytes over n devices or more, and its update, in ns.
+        """The all-reduce of a layer's bytes over n devices or more, and its update, in ns: (devices + 1, L).
 
         The bucket that holds a layer's last bytes ends with it or with a lower layer, so it is not ready before the
         layer's last gradient.

@@ -20,9 +20,9 @@ def possible_work(
 ) -> np.ndarray:
     """Return ``work`` [option, L], with ``LOST_NS`` where no run of the layer is short enough.
 
-    ``closed`` [option before, option, L] and ``cuts`` [L] say where stages cannot begin, and where they may.
+    ``closed`` [option before, option, L] and ``cuts`` [L]: where stages cannot begin, and where they may.
     """
-    found = work.copy()
+    possible = work.copy()
     layers = work.shape[1]
     for o, option in enumerate(options):
         begins = cuts & ~closed[:, o].all(axis=0)
@@ -31,5 +31,5 @@ def possible_work(
         before = np.maximum.accumulate(np.where(begins, np.arange(layers), 0))
         after = np.minimum.accumulate(np.where(ends, np.arange(layers + 1), layers)[::-1])[::-1][1:]
         total = np.concatenate(([0], np.cumsum(work[o])))
-        found[o, total[after] - total[before] > option.most * time_ns] = LOST_NS
-    return found
+        possible[o, total[after] - total[before] > option.most * time_ns] = LOST_NS
+    return possible

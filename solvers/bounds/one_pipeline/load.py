@@ -25,14 +25,15 @@ Source = tuple[str, float]
 
 
 class Around(NamedTuple):
-    """For each layer the least time of a flushed step before it, and after the last backward of its device."""
+    """The least time of a flushed step before each layer, and after the last backward of its device."""
 
     head_ns: Sequence[int]
     tail_ns: Sequence[int]
 
 
 def load_ns(problem: Problem, share: Fraction, around: Around | None = None) -> int:
-    """Return the larger ``ceil(work / devices)`` of all layers and of those that pins confine to some devices, in ns.
+    """Return the larger ``ceil(work / devices)`` of all layers and of the layers that pins confine to some devices, in
+    ns.
 
     ``share``: the least share of a processor that an operation takes. Updates need all of it. ``around``: the time
     before and after the work on each layer; None where steps overlap.
@@ -53,39 +54,40 @@ class _Work:
             for kind, times in zip(kinds_of(problem), _cheapest(problem), strict=True)
         }
         self._sources = [problem.kind_source[device.kind] for device in problem.devices]
-        sources = {own: {self._sources[device] for device in own} for own in set(self._holders)}
+        sources = {allowed: {self._sources[device] for device in allowed} for allowed in set(self._holders)}
         self._quickest = [
-            min(self._times[source][layer] for source in sources[own]) for layer, own in enumerate(self._holders)
+            min(self._times[source][layer] for source in sources[allowed])
+            for layer, allowed in enumerate(self._holders)
         ]
 
-    def of(self, own: Confined, around: Around | None) -> int:
+    def of(self, part: Confined, around: Around | None) -> int:
         """Return the least time of the work on the confined layers, including the time around it."""
         problem = self.problem
-        work = sum((self._quickest[layer] for layer in own.layers), Fraction(0))
-        updates = sum(int(problem.update_ns[layer + 1] - problem.update_ns[layer]) for layer in own.layers)
-        alike = -int(-(work + updates) // len(own.devices))
-        computing = -int(-work // self._worth(own))
+        work = sum((self._quickest[layer] for layer in part.layers), Fraction(0))
+        updates = sum(int(problem.update_ns[layer + 1] - problem.update_ns[layer]) for layer in part.layers)
+        alike = -int(-(work + updates) // len(part.devices))
+        computing = -int(-work // self._worth(part))
         if around is None:
             return max(alike, computing)
-        first = own.layers[0]
+        first = part.layers[0]
         return around.head_ns[first] + max(alike, computing + around.tail_ns[first])
 
-    def _worth(self, own: Confined) -> Fraction:
+    def _worth(self, part: Confined) -> Fraction:
         """Return the number of quickest devices that these are worth at best."""
-        known: dict[tuple[Source, tuple[bool, ...]], Fraction] = {}
+        worth_of: dict[tuple[Source, tuple[bool, ...]], Fraction] = {}
         total = Fraction(0)
-        for device in own.devices:
+        for device in part.devices:
             alike = self._sources[device], tuple(device in pin.devices for pin in self.problem.pins)
-            if alike not in known:
-                known[alike] = self._part(device, own.layers)
-            total += known[alike]
+            if alike not in worth_of:
+                worth_of[alike] = self._part(device, part.layers)
+            total += worth_of[alike]
         return total
 
     def _part(self, device: int, layers: Sequence[int]) -> Fraction:
         """Return a device's largest ratio to a quickest one, over the layers that the device may hold."""
         times = self._times[self._sources[device]]
-        held = (layer for layer in layers if device in self._holders[layer])
-        return max((self._quickest[at] / times[at] for at in held if times[at]), default=Fraction(1))
+        allowed = (layer for layer in layers if device in self._holders[layer])
+        return max((self._quickest[at] / times[at] for at in allowed if times[at]), default=Fraction(1))
 
 
 def kinds_of(problem: Problem) -> list[Source]:
@@ -104,28 +106,28 @@ def _cheapest(problem: Problem) -> list[list[Fraction]]:
 def least_per_sample(problem: Problem, kind: Source, value: Callable[[Measured], np.ndarray]) -> list[Fraction]:
     """Return each layer's least value per sample, over all sizes of a slice, as measured on the source of a kind.
 
-    Of layers with the same values it is computed once.
+    For layers with the same values it is computed once.
     """
     numbers = numbers_of(problem)
     whole = Numbers(numbers[0].least, numbers[-1].most)
     _least, most = whole.rows(problem.global_batch_size)
     measured = problem.measured[kind[0]]
     sizes = [point.rows for point in measured]
-    known: dict[tuple[int, ...], Fraction] = {}
-    found = []
+    least: dict[tuple[int, ...], Fraction] = {}
+    per_layer = []
     for values in zip(*(value(point).tolist() for point in measured), strict=True):
-        if values not in known:
-            known[values] = _per_sample(list(zip(sizes, values, strict=True)), most, problem.linear)
-        found.append(known[values])
-    return found
+        if values not in least:
+            least[values] = _per_sample(list(zip(sizes, values, strict=True)), most, problem.linear)
+        per_layer.append(least[values])
+    return per_layer
 
 
 def _per_sample(points: list[tuple[int, int]], most: int, linear: bool) -> Fraction:
-    found = [Fraction(value, rows) for rows, value in points if rows <= most]
+    ratios = [Fraction(value, rows) for rows, value in points if rows <= most]
     above = [(rows, value) for rows, value in points if rows > most]
     if above and not any(rows == most for rows, _value in points):
-        found.append(_between(points, above[0], most, linear))
-    return min(found)
+        ratios.append(_between(points, above[0], most, linear))
+    return min(ratios)
 
 
 def _between(points: list[tuple[int, int]], above: tuple[int, int], most: int, linear: bool) -> Fraction:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.solvers.model.problem import Problem
 
 ROUNDED_NS = 2
-"""An upper limit of what rounding up adds: once for rows, once for the speed of a kind."""
+"""An upper limit of the time that rounding up adds: once for rows, once for the speed of a kind."""
 
 
 class LeastTimes(NamedTuple):
@@ -44,7 +44,7 @@ class Slices:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._found: dict[tuple[int, int, int], LeastTimes] = {}
+        self._cache: dict[tuple[int, int, int], LeastTimes] = {}
         self._exact: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
 
     @cached_property
@@ -68,23 +68,23 @@ class Slices:
     def times(self, least: int, most: int, rows: int) -> LeastTimes:
         """Return times for slices of ``least`` to ``most`` rows; ``rows``: how many are computed in a step."""
         key = (least, most, rows)
-        if key not in self._found:
-            self._found[key] = self._times(*key)
-        return self._found[key]
+        if key not in self._cache:
+            self._cache[key] = self._times(*key)
+        return self._cache[key]
 
     def _times(self, least: int, most: int, rows: int) -> LeastTimes:
         sizes = sorted({least, most, *(size for size in self._steps if least < size < most)})
         slack = 0 if least == most else ROUNDED_NS
-        found = []
+        least_of_kinds = []
         for size in sizes:
             for forward, backward, weight in self._at(size):
                 work = np.maximum(0, forward + backward - 2 * slack) * rows // size
                 back = np.maximum(0, backward - slack) * rows // size
                 gradient = np.maximum(0, backward - weight - 2 * slack)
-                # What rounding adds to the weights' part of a slice counts at the smallest size.
+                # The rounding of the weights' part of a slice counts at the smallest size.
                 before = np.maximum(0, forward + backward - weight - 2 * slack) * rows // size - slack * rows // least
-                found.append((forward, backward, gradient, work, back, np.maximum(0, before)))
-        return least_of([LeastTimes(*each) for each in found])
+                least_of_kinds.append((forward, backward, gradient, work, back, np.maximum(0, before)))
+        return least_of([LeastTimes(*each) for each in least_of_kinds])
 
     def _at(self, size: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Return forward, backward and weight-gradient times of every layer, for each kind."""

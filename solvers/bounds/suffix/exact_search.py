@@ -1,8 +1,8 @@
 """The shortest schedule of a line, suffix by suffix from the last stage up: BOUNDS Part II, 1.5 and 1.6.
 
-What is proven for a suffix prunes the searches on the longer ones: few states of a level are left. Each search looks
-for a schedule below a value a little above the known bound; if there is none, that value is the new bound, and the
-next search goes further. A search that exhausts its share proves nothing: the bound stays as it was.
+The bounds proven for a suffix prune the searches on longer suffixes, so that few states of a level are left. Each
+search looks for a schedule below a value a little above the known bound. If there is no such schedule, that value is
+the new bound, and the next search goes further. A search that exhausts its share proves nothing: the bound stays.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 
 from penstock.solvers.bounds.suffix.search_kernel import (
     BEST,
-    FOUND,
     LEVELS,
     NONE,
     OUTCOME,
     SPENT,
     STOPPED,
+    SUCCESS,
     VALUE,
     States,
     search,
@@ -35,10 +35,10 @@ ROOM_BYTES = 1 << 28
 """Memory for the states of two levels: on long lines with many micro-batches in flight fewer fit."""
 
 WORDS = 128
-"""The number of times in a state that counts as one state more."""
+"""Number of times in a state that counts as one more state."""
 
 EVERY = 16
-"""Up to this number of micro-batches every number is searched, then each an eighth above the one before."""
+"""Largest number of micro-batches up to which every number is searched; then each is an eighth above the one before."""
 
 FINEST = 1000
 """A search goes at least one part in ``FINEST`` beyond the known bound, and twice as far each time."""
@@ -49,9 +49,10 @@ NEAR = 100
 
 
 class Proof(NamedTuple):
-    """No schedule is shorter than ``bound_ns``; ``actions`` of the best one found (``kernels.suffix_states.apply``).
+    """A proof that no schedule is shorter than ``bound_ns``, with the ``actions`` of the best schedule.
 
-    ``proven``: the bound is the optimum, or no schedule is within the given limit.
+    ``actions``: as in ``state_kernel.apply``. ``proven``: the bound is the optimum, or no schedule is within the given
+    limit.
     """
 
     bound_ns: int
@@ -87,19 +88,20 @@ class SuffixSearch:
         for s in range(self.line.forward.size - 2, 0, -1):
             close_row(self.line, s, 1)
             share = self.left // (2 * s)
-            known = [(0, 0)]
+            values = [(0, 0)]
             for n in _numbers(batches):
                 if self.bound_ns > at_most_ns or share < 2 * n:
                     break
-                if not self._raise(s, n, known, share):
+                if not self._raise(s, n, values, share):
                     share //= 4
-                known.append((n, int(self.line.phi[s, n])))
+                values.append((n, int(self.line.phi[s, n])))
                 close_row(self.line, s, n)
         close_row(self.line, 0, 1)
         return self._whole(self.line, self.bound_ns, at_most_ns)
 
     def run_as_judged(self, at_most_ns: int) -> Proof:
-        """Do the same under the judge's rules: first any order of the channels, then the judge's, with the effort left.
+        """Run the search under the judge's rules: first any order of the channels, then the judge's, with the effort
+        left.
 
         If that effort is too little, the actions are the best ones of the first search.
         """
@@ -110,15 +112,14 @@ class SuffixSearch:
         judged = self._whole(self.line._replace(lane=lane), free.bound_ns, at_most_ns)
         return judged if judged.proven else judged._replace(actions=free.actions)
 
-    def _raise(self, s: int, n: int, known: list[tuple[int, int]], share: int) -> bool:
-        """Find phi[s, n]; return True if the effort sufficed. ``known``: values of fewer micro-batches, to begin
-        from."""
+    def _raise(self, s: int, n: int, values: list[tuple[int, int]], share: int) -> bool:
+        """Find phi[s, n]; return True if the effort sufficed. ``values``: of fewer micro-batches, to begin from."""
         line, low = suffix_line(self.line, s), int(self.line.phi[s, n])
-        guess, step = _continued(known, n), 1 + low // FINEST
+        guess, step = _continued(values, n), 1 + low // FINEST
         below = max(low, guess) + 1
         while self.left > 0:
             outcome = self._ask(line, n, below, share)
-            if outcome == FOUND:
+            if outcome == SUCCESS:
                 self.line.phi[s, n] = self._states.result[VALUE]
                 return True
             if outcome == STOPPED:
@@ -134,7 +135,7 @@ class SuffixSearch:
         while bound <= at_most_ns and self.left > 0 and step > 0:
             below = min(bound + step, at_most_ns + 1)
             outcome = self._ask(line, batches, below, 1 + self.left // 2)
-            if outcome == FOUND:
+            if outcome == SUCCESS:
                 return Proof(int(self._states.result[VALUE]), self._actions(), True, self.effort - self.left)
             if outcome == NONE:
                 bound, step = below, 2 * step
@@ -155,27 +156,27 @@ class SuffixSearch:
 
     def _actions(self) -> tuple[int, ...]:
         states, at = self._states, int(self._states.result[BEST])
-        found = []
+        actions = []
         for level in range(int(states.result[LEVELS]) - 1, -1, -1):
             place = int(states.begin[level + 1]) + at
-            found.append(int(states.action[place]))
+            actions.append(int(states.action[place]))
             at = int(states.parent[place]) - int(states.begin[level])
-        return tuple(reversed(found))
+        return tuple(reversed(actions))
 
 
 def _numbers(batches: int) -> list[int]:
     """Return the numbers of micro-batches for which the suffixes are searched."""
-    found = list(range(1, min(batches, EVERY) + 1))
-    while found[-1] < batches:
-        found.append(min(batches, found[-1] + max(1, found[-1] // 8)))
-    return found
+    numbers = list(range(1, min(batches, EVERY) + 1))
+    while numbers[-1] < batches:
+        numbers.append(min(batches, numbers[-1] + max(1, numbers[-1] // 8)))
+    return numbers
 
 
-def _continued(known: list[tuple[int, int]], n: int) -> int:
-    """Return the time of n micro-batches if they go on as the last ones did, one after another or one in two."""
-    last, value = known[-1]
+def _continued(values: list[tuple[int, int]], n: int) -> int:
+    """Return the time of n micro-batches if they continue as the last ones did, one after another or one in two."""
+    last, value = values[-1]
     best = value
-    for before, less in known[-3:-1]:
+    for before, less in values[-3:-1]:
         best = max(best, value - (less - value) * (n - last) // (last - before))
     return best
 

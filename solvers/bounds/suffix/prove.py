@@ -1,4 +1,4 @@
-"""A proof of how short a given allocation's step can be: the exact suffix search of BOUNDS Part II."""
+"""A proof of the shortest step of a given allocation: the exact suffix search of BOUNDS Part II."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ EFFORT = 4_000_000
 
 
 class SuffixAnswer(NamedTuple):
-    """No step takes less than ``bound_ns``. ``orders``: the best orders of the model within the given limit.
+    """A proof that no step takes less than ``bound_ns``; ``orders``: the best orders of the model within the given
+    limit.
 
     ``proven``: the bound is the optimum of the model, or no step is within the limit. ``spent``: states made.
     """
@@ -31,7 +32,7 @@ class SuffixAnswer(NamedTuple):
 
 
 def takes(times: StageTimes) -> bool:
-    """Return True if the model covers the step: one pipeline, stages on devices of their own, whole backwards.
+    """Return True if the model covers the step: one pipeline, no device in two stages, whole backwards.
 
     A separate recomputation may run while its gradient is awaited, so the way back is shorter than the model's.
     """
@@ -46,13 +47,14 @@ def judgeable(times: StageTimes) -> bool:
 def prove(
     problem: Problem, allocation: Allocation, at_most_ns: int, effort: int = EFFORT, *, as_judged: bool = False
 ) -> SuffixAnswer:
-    """Search for a step of at most ``at_most_ns``, with whole backwards in any order, and bound how short one can be.
+    """Search for a step of at most ``at_most_ns``, with whole backwards in any order; return a bound on all such steps.
 
-    Channels carry in any order in the model, micro-batches of two sizes count as small ones, and transfers of different
-    edges do not meet (``line_of`` proves the relaxation): the orders have to be simulated. ``as_judged``: channels
-    carry first what is ready first and nothing waits on purpose, micro-batches in index order; if that is proven, the
-    bound is the judge's time of ``orders``. ``effort`` counts states; the answer is the same on every machine. Raises
-    UnsupportedRequest where ``takes`` is false, or with ``as_judged`` where ``judgeable`` is.
+    In the model, channels carry in any order, micro-batches of two sizes count as small ones, and transfers of
+    different edges do not meet (``line_of`` proves the relaxation), so that the orders have to be simulated.
+    ``as_judged``: channels carry first the transfer that is ready first and nothing waits on purpose, micro-batches in
+    index order. If that is proven, the bound is the judge's time of ``orders``. ``effort`` counts states; the answer is
+    the same on every machine. Raises UnsupportedRequest where ``takes`` is false, or with ``as_judged`` where
+    ``judgeable`` is.
     """
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
     if not takes(times):
@@ -67,9 +69,9 @@ def prove(
             remedy="ask without as_judged, for a bound on every order",
         )
     search = SuffixSearch(line_of(times), effort)
-    found = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
-    orders = None if found.actions is None else _orders(allocation, found.actions)
-    return SuffixAnswer(found.bound_ns, orders, found.proven, found.spent)
+    proof = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)
+    orders = None if proof.actions is None else _orders(allocation, proof.actions)
+    return SuffixAnswer(proof.bound_ns, orders, proof.proven, proof.spent)
 
 
 def _orders(allocation: Allocation, actions: tuple[int, ...]) -> Orders:

@@ -1,12 +1,13 @@
 """The exact search on a suffix of a pipeline: levels of partial schedules, only undominated ones kept (BOUNDS II, 1.5).
 
-Giffler and Thompson's branching: of all operations that could come next, one that would end first names the stage or
-channel; on it goes either that one or another that could start before that end. After so many operations each, of two
-states with the same counts one is dropped when none of its times is earlier; and so is each that cannot end below the
-value asked for. Complete unless it runs out of room: then nothing is said.
+Giffler and Thompson's branching: of all operations that could come next, the one that would end first names the stage
+or channel; next on it comes either that operation or another that could start before that end. After equally many
+operations, of two states with the same counts one is dropped when none of its times is earlier. A state that cannot end
+below the requested value is dropped too. The search is complete unless it runs out of room, and then proves nothing.
 
-As judged, a channel carries first what is ready first, so its next transfer is given; but a stage may have to wait for
-the other kind although one is ready (``_decide``), because what starts sooner may delay something else.
+In the judge's model, a channel carries first the transfer that is ready first, so its next transfer is given. But a
+stage may have to wait for the other kind although one is ready (``_decide``), because an earlier start may delay
+something else.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -36,17 +37,18 @@ from penstock.solvers.compiled.decorators import inner, loop
 from penstock.solvers.compiled.fields import Fields
 from penstock.solvers.costs.infinity import NEVER_NS
 
-NONE, FOUND, STOPPED = 0, 1, 2
+NONE, SUCCESS, STOPPED = 0, 1, 2
 OUTCOME, VALUE, SPENT, BEST, LEVELS = range(5)
 
 
 @Fields.register
 class States(NamedTuple):
-    """Two levels of up to W states, and where every state came from.
+    """Two levels of up to W states, and the origin of every state.
 
-    ``counts`` (2 W, 5 S) and ``times`` (2 W, 3 S + ring); of a new level ``dead``, ``key`` (a hash of the counts) and
-    ``link`` (2 W,) in a table ``head``, ``stamp``; ``parent``, ``action`` (H,) of all states in the order of making,
-    ``begin`` (levels + 1,) where levels begin among them.
+    * ``counts`` (2 W, 5 S) and ``times`` (2 W, 3 S + ring).
+    * Of a new level: ``dead``, ``key`` (a hash of the counts) and ``link`` (2 W,) in a table ``head``, ``stamp``.
+    * ``parent``, ``action`` (H,) of all states in the order of making; ``begin`` (levels + 1,): where levels begin in
+      them.
     """
 
     counts: np.ndarray
@@ -64,7 +66,7 @@ class States(NamedTuple):
 
 @loop
 def search(line: Line, states: States, scratch: Scratch, n: int, below: int, most: int) -> None:
-    """The least end of n micro-batches on the line, if it is below ``below``; to ``states.result``.
+    """Find the least end of n micro-batches on the line, if it is below ``below``; write it to ``states.result``.
 
     ``most``: how many states may be made. The outcome NONE is a proof that no schedule ends below ``below``.
     """
@@ -89,7 +91,7 @@ def search(line: Line, states: States, scratch: Scratch, n: int, below: int, mos
         old, new = (level % 2) * width, (1 - level % 2) * width
         if judged:
             size = _decide(line, states, scratch, old, size, level, n, below, most)
-        made = 0
+        number = 0
         states.begin[level + 1] = states.begin[level] + size
         if size == 0:
             result[OUTCOME] = STOPPED
@@ -105,7 +107,7 @@ def search(line: Line, states: States, scratch: Scratch, n: int, below: int, mos
                 start = _start(line, counts, times, r, action, n, mask)
                 if other == 1 and (start < 0 or start >= until):
                     break
-                child = new + made
+                child = new + number
                 _copy(states, r, child)
                 apply(line, counts, times, child, action, start, mask)
                 if settle(line, counts, times, child, scratch, n, mask) >= below:
@@ -113,14 +115,14 @@ def search(line: Line, states: States, scratch: Scratch, n: int, below: int, mos
                 result[SPENT] += 1
                 if _dominated(states, child, level, judged):
                     continue
-                at = states.begin[level + 1] + made
-                if made + 1 >= width or result[SPENT] >= most or at >= states.parent.size:
+                at = states.begin[level + 1] + number
+                if number + 1 >= width or result[SPENT] >= most or at >= states.parent.size:
                     result[OUTCOME] = STOPPED
                     return
                 states.parent[at] = states.begin[level] + r - old
                 states.action[at] = action
-                made += 1
-        size = made
+                number += 1
+        size = number
         if size == 0:
             result[OUTCOME] = NONE
             return
@@ -141,9 +143,9 @@ def _copy(states: States, r: int, child: int) -> None:
 def _decide(
     line: Line, states: States, scratch: Scratch, old: int, size: int, level: int, n: int, below: int, most: int
 ) -> int:
-    """Beside each state whose next operation is a stage's, the one in which that stage waits for its other kind.
+    """Add beside each state whose next operation is a stage's the state in which that stage waits for its other kind.
 
-    They belong to the same level; its size with them, 0 when there is no room.
+    They belong to the same level. Return its size with them, 0 when there is no room.
     """
     counts, times, result = states.counts, states.times, states.result
     stages = line.forward.size
@@ -173,7 +175,7 @@ def _decide(
 
 @inner
 def _soonest(line: Line, counts: np.ndarray, times: np.ndarray, r: int, n: int, mask: int) -> tuple[int, int]:
-    """The operation that would end first, and when; ties by stage, forwards before backwards before transfers."""
+    """Return the operation that would end first, and its end; ties by stage, then forward, backward, transfer."""
     stages = line.forward.size
     chosen, least = -1, NEVER_NS
     for s in range(stages):
@@ -199,7 +201,7 @@ def _soonest(line: Line, counts: np.ndarray, times: np.ndarray, r: int, n: int, 
 
 @inner
 def _rival(line: Line, action: int) -> int:
-    """The other operation of the same stage or channel."""
+    """Return the other operation of the same stage or channel."""
     stages = line.forward.size
     what, s = action // stages, action % stages
     return (what ^ 1) * stages + s
@@ -218,9 +220,10 @@ def _start(line: Line, counts: np.ndarray, times: np.ndarray, r: int, action: in
 
 @inner
 def _dominated(states: States, child: int, level: int, judged: bool) -> bool:
-    """Whether a state of the level with the child's counts is nowhere later; those nowhere earlier are dropped.
+    """Return whether a state of the level with the child's counts is nowhere later; drop states that are nowhere
+    earlier.
 
-    Under the judge's rules only equal states are alike: what comes sooner may keep a channel from something better.
+    Under the judge's rules only equal states are alike: an earlier transfer may keep a channel from a better one.
     """
     counts, times = states.counts, states.times
     key = np.uint64(0)
@@ -266,9 +269,9 @@ def _same_counts(counts: np.ndarray, a: int, b: int) -> bool:
 
 @inner
 def _best(line: Line, states: States, old: int, size: int) -> None:
-    """Of the last level, the state that ends first, the lowest among equals."""
+    """Find the state of the last level that ends first, the lowest among equals."""
     result = states.result
-    result[OUTCOME], result[VALUE] = FOUND, NEVER_NS
+    result[OUTCOME], result[VALUE] = SUCCESS, NEVER_NS
     for r in range(old, old + size):
         if states.dead[r]:
             continue

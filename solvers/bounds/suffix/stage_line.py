@@ -11,7 +11,7 @@ from penstock.solvers.bounds.windows_kernel import APART, SERIAL
 
 
 def line_of(times: StageTimes) -> Line:
-    """Return the line of an allocation whose stages have devices of their own; every micro-batch counts as a small one.
+    """Return the line of an allocation whose stages share no devices; every micro-batch counts as a small one.
 
     No schedule of the allocation is shorter than the best one of its line:
 
@@ -19,13 +19,13 @@ def line_of(times: StageTimes) -> Line:
     * two transfers of an edge exclude each other if they share a channel, or in a shared network a link: a transfer
       holds all its links for its whole duration, whatever else they carry. Traffic of other edges and all-reduces over
       the same links is left out, which only allows more;
-    * no more micro-batches are in flight than memory holds on the stage and on each before it
-      (``effective_limits``): a micro-batch in flight on a stage is in flight on the one before;
+    * no more micro-batches are in flight than memory holds on the stage and on each before it (``effective_limits``): a
+      micro-batch in flight on a stage is in flight on the one before;
     * identical micro-batches can go in index order everywhere: call the k-th operation of each kind k. So the limit K
       is a precedence: forward m + K of a stage after its backward m.
 
-    The line leaves out that the judge's channels carry first what is ready first, larger micro-batches, and contention
-    of all-reduces.
+    The line leaves out that the judge's channels carry first the transfer that is ready first, larger micro-batches,
+    and contention of all-reduces.
     """
     stages = len(times.forward)
     after = [exposed + update for exposed, update in zip(times.exposed, times.update_ns, strict=True)]

@@ -1,13 +1,13 @@
-"""Partial schedules of a suffix of a pipeline: which operation may come next, and what it does (BOUNDS Part II, 1.5).
+"""Partial schedules of a suffix of a pipeline: the possible next operations, and their effects (BOUNDS Part II, 1.5).
 
 The suffix problem: n equal micro-batches go down the stages of a suffix and back, at most ``limit[s]`` of them between
 the start of their forward and the end of their backward on stage s. A state is a row of counts (micro-batches forward
-on s, backward on s, sent down edge e, sent up edge e; edge e lies after stage e; then what s has decided to run next,
-as the judge runs rows) and a row of times: when each stage is free, when each edge is (shared by both directions, or
-down), when it is upwards, and for each micro-batch on its way when it is ready for what comes next. Equal micro-batches
-go in index order (exchange two).
+on s, backward on s, sent down edge e, sent up edge e; edge e lies after stage e; then the kind that s has decided to
+run next, as the judge runs rows) and a row of times: when each stage is free, when each edge is (shared by both
+directions, or down), when it is upwards, and for each micro-batch on its way when it is ready for its next operation.
+Equal micro-batches go in index order (exchange two).
 
-Times are raised to what they must be at least, so that states compare better; every number stays a lower bound.
+Times are raised to their least possible values, so that states compare better; every number stays a lower bound.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -22,20 +22,23 @@ from penstock.solvers.compiled.decorators import inner
 from penstock.solvers.compiled.fields import Fields
 
 DELAY, QUEUE, SHARED, JUDGED = 0, 1, 2, 3
-"""What carries the micro-batches of an edge in one direction: time alone, a channel of its own, or one for both ways,
-which carries in any order or, as the judge's, first what is ready first, and of two that are ready at once the forward.
+"""Kinds of an edge's channel in one direction: time alone, a separate channel, or one channel for both directions.
+
+The shared channel carries in any order or, as the judge's, first the micro-batch that is ready first, and of two that
+are ready at once the forward.
 """
 
 EITHER, FORWARD_NEXT, BACKWARD_NEXT = 0, 1, 2
-"""What a stage runs next where that is decided."""
+"""Kinds of the next operation of a stage, where that is decided."""
 
 
 @Fields.register
 class Line(NamedTuple):
     """A pipeline as kernels need it: (S,) int64, times in ns; edge e from stage e to e + 1 (the last one unused).
 
-    ``tail`` is what follows the end of a stage's last backward at least, ``after`` what follows it on the stage itself.
-    ``phi[s, n]``: n consecutive micro-batches take at least so long on the suffix from s, first start to last end.
+    ``tail`` is the least time after the end of a stage's last backward, ``after`` the time after it on the stage
+    itself. ``phi[s, n]``: n consecutive micro-batches take at least so long on the suffix from s, first start to last
+    end.
     """
 
     forward: np.ndarray
@@ -59,7 +62,7 @@ class Scratch(NamedTuple):
 
 @inner
 def ready_forward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s: int, n: int, mask: int) -> int:
-    """When stage s could begin its next forward; -1: not before something else is scheduled."""
+    """Return when stage s could begin its next forward; -1: not before another operation is scheduled."""
     stages = line.forward.size
     m = counts[r, s]
     if m >= n or m - counts[r, stages + s] >= line.limit[s] or counts[r, 4 * stages + s] == BACKWARD_NEXT:
@@ -73,18 +76,18 @@ def ready_forward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s: 
 
 @inner
 def ready_backward(line: Line, counts: np.ndarray, times: np.ndarray, r: int, s: int, n: int, mask: int) -> int:
-    """When stage s could begin its next backward; -1: not before something else is scheduled."""
+    """Return when stage s could begin its next backward; -1: not before another operation is scheduled."""
     stages = line.forward.size
     m = counts[r, stages + s]
-    made = counts[r, s] if s == stages - 1 else counts[r, 3 * stages + s]
-    if m >= n or m >= made or counts[r, 4 * stages + s] == FORWARD_NEXT:
+    arrived = counts[r, s] if s == stages - 1 else counts[r, 3 * stages + s]
+    if m >= n or m >= arrived or counts[r, 4 * stages + s] == FORWARD_NEXT:
         return -1
     return max(times[r, s], times[r, 3 * stages + (m & mask)])
 
 
 @inner
 def ready_out(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int, mask: int) -> int:
-    """When the shared channel after stage e could begin to send down; -1: nothing waits."""
+    """Return when the shared channel after stage e could begin to send down; -1: nothing waits."""
     stages = line.forward.size
     m = counts[r, 2 * stages + e]
     if m >= counts[r, e]:
@@ -94,7 +97,7 @@ def ready_out(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int,
 
 @inner
 def ready_home(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int, mask: int) -> int:
-    """When the shared channel after stage e could begin to send up; -1: nothing waits."""
+    """Return when the shared channel after stage e could begin to send up; -1: nothing waits."""
     stages = line.forward.size
     m = counts[r, 3 * stages + e]
     if m >= counts[r, stages + e + 1]:
@@ -104,7 +107,7 @@ def ready_home(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e: int
 
 @inner
 def apply(line: Line, counts: np.ndarray, times: np.ndarray, r: int, action: int, start: int, mask: int) -> None:
-    """Run operation ``action`` (class x S + stage or edge) at ``start``; channels of their own carry at once."""
+    """Run operation ``action`` (class x S + stage or edge) at ``start``; separate channels carry at once."""
     stages = line.forward.size
     what, s = action // stages, action % stages
     m = counts[r, action]
@@ -142,7 +145,7 @@ def apply(line: Line, counts: np.ndarray, times: np.ndarray, r: int, action: int
 
 @inner
 def settle(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: Scratch, n: int, mask: int) -> int:
-    """Raise the state's times to what they must be at least; the least that any completion of it takes."""
+    """Raise the state's times to their least possible values; return the least time of any completion of it."""
     _next_ends(line, counts, times, r, scratch, n, mask)
     stages, bound = line.forward.size, 0
     for s in range(stages):
@@ -183,7 +186,7 @@ def settle(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: S
 
 @inner
 def _after_backward(line: Line, s: int, begin: int, m: int, n: int) -> int:
-    """Stage s cannot end before this, when its backward of micro-batch m begins at ``begin`` at the earliest."""
+    """Return the earliest end of stage s when its backward of micro-batch m begins at ``begin`` at the earliest."""
     rest = (n - m) * line.backward[s]
     after = n - m - line.limit[s]
     if after > 0:
@@ -221,7 +224,7 @@ def _settle_channel(line: Line, counts: np.ndarray, times: np.ndarray, r: int, e
 
 @inner
 def _next_ends(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratch: Scratch, n: int, mask: int) -> None:
-    """Earliest ends of each stage's next forward and backward, along the ways of their micro-batches.
+    """Write the earliest ends of each stage's next forward and backward, along the ways of their micro-batches.
 
     Down first without the limits in flight, then up, then down with them: a stage that is full waits for a backward.
     """
@@ -234,8 +237,8 @@ def _next_ends(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratc
             if counts[r, 2 * stages + s - 1] > m:
                 start = max(start, times[r, 3 * stages + (m & mask)])
             else:
-                made = times[r, 3 * stages + (m & mask)] if counts[r, s - 1] > m else ends[s - 1]
-                start = max(start, max(made, times[r, stages + s - 1]) + line.out[s - 1])
+                ready = times[r, 3 * stages + (m & mask)] if counts[r, s - 1] > m else ends[s - 1]
+                start = max(start, max(ready, times[r, stages + s - 1]) + line.out[s - 1])
         ends[s] = start + line.forward[s]
     for s in range(stages - 1, -1, -1):
         m = counts[r, stages + s]
@@ -246,9 +249,9 @@ def _next_ends(line: Line, counts: np.ndarray, times: np.ndarray, r: int, scratc
             elif counts[r, 3 * stages + s] > m:
                 start = max(start, times[r, 3 * stages + (m & mask)])
             else:
-                made = times[r, 3 * stages + (m & mask)] if counts[r, stages + s + 1] > m else back_ends[s + 1]
+                ready = times[r, 3 * stages + (m & mask)] if counts[r, stages + s + 1] > m else back_ends[s + 1]
                 free = times[r, stages + s] if line.lane[s] >= SHARED else times[r, 2 * stages + s]
-                start = max(start, max(made, free) + line.home[s])
+                start = max(start, max(ready, free) + line.home[s])
             if counts[r, 4 * stages + s] == FORWARD_NEXT:
                 start = max(start, ends[s])
         back_ends[s] = start + line.backward[s]

@@ -25,7 +25,7 @@ def whole_bound_ns(line: Line) -> int:
 
 
 def suffix_bound_ns(times: StageTimes) -> int:
-    """Return a bound on steps with whole backwards on stages apart; windows joined by the rules of suffixes."""
+    """Return a bound on steps with whole backwards on stages apart: windows joined by the rules of suffixes."""
     line = line_of(times)
     fill_table(line)
     return whole_bound_ns(line)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.solvers.bounds.suffix.state_kernel import DELAY, SHARED, Line
-from penstock.solvers.bounds.windows_kernel import own
+from penstock.solvers.bounds.windows_kernel import window_span
 from penstock.solvers.compiled.decorators import inner, loop
 
 EVERY, PARTS = 256, 64
-"""Beyond so many micro-batches windows count for all of them only; the smaller of two parts has at most so many."""
+"""Most micro-batches up to which windows are computed for every number of them, and most of the smaller of two parts.
+"""
 
 
 @loop
@@ -39,7 +40,7 @@ def fill(line: Line, around: np.ndarray) -> None:
 
 @loop
 def close_row(line: Line, s: int, low: int) -> None:
-    """Carry what is known of the row before, and of this row, to all n from ``low`` on."""
+    """Carry the bounds of the row before, and of this row, to all n from ``low`` on."""
     phi, most, limit = line.phi, line.phi.shape[1] - 1, line.limit[s]
     step = max(line.forward[s], line.backward[s])
     for n in range(low, most + 1):
@@ -55,7 +56,7 @@ def close_row(line: Line, s: int, low: int) -> None:
 
 @inner
 def _windows(line: Line, around: np.ndarray, s: int, n: int) -> int:
-    """Head, windows and rest of every stage and channel from s on, for n micro-batches."""
+    """Return head, windows and rest of every stage and channel from s on, for n micro-batches."""
     stages = line.forward.size
     end, head, rest, slowest = 0, 0, 0, 0
     before = line.forward[s]
@@ -63,8 +64,8 @@ def _windows(line: Line, around: np.ndarray, s: int, n: int) -> int:
     for q in range(s, stages):
         forward, backward = line.forward[q], line.backward[q]
         longest = max(longest, forward)
-        taken = own(forward, backward, around[q], min(line.limit[q], n), max(before, forward), slowest, n)
-        end = max(end, head + taken + rest)
+        span_ns = window_span(forward, backward, around[q], min(line.limit[q], n), max(before, forward), slowest, n)
+        end = max(end, head + span_ns + rest)
         rest += backward
         slowest = max(slowest, backward)
         if q == stages - 1:
@@ -72,12 +73,12 @@ def _windows(line: Line, around: np.ndarray, s: int, n: int) -> int:
         out, home = line.out[q], line.home[q]
         inside = line.forward[q + 1] + around[q + 1] + line.backward[q + 1]
         if line.lane[q] >= SHARED:
-            taken = own(out, home, inside, n, longest, slowest, n)
+            span_ns = window_span(out, home, inside, n, longest, slowest, n)
         elif line.lane[q] == DELAY:
-            taken = (n - 1) * max(longest, slowest) + out + inside + home
+            span_ns = (n - 1) * max(longest, slowest) + out + inside + home
         else:
-            taken = (n - 1) * max(longest, out, slowest, home) + out + inside + home
-        end = max(end, head + forward + taken + rest)
+            span_ns = (n - 1) * max(longest, out, slowest, home) + out + inside + home
+        end = max(end, head + forward + span_ns + rest)
         rest += home
         if line.lane[q] != DELAY:
             slowest = max(slowest, home)

@@ -6,14 +6,14 @@ from functools import cache
 from itertools import product
 
 from penstock.solvers.bounds.suffix.state_kernel import QUEUE, SHARED, Line
-from penstock.solvers.bounds.windows_kernel import own
+from penstock.solvers.bounds.windows_kernel import window_span
 from penstock.solvers.compiled.decorators import compiled
 
 
 @compiled
 def _own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
-    """``own`` is a part of kernels, which Python reaches through one."""
-    return own(forward, backward, around, limit, ahead, slowest, batches)
+    """``window_span`` is a part of kernels, which Python reaches through one."""
+    return window_span(forward, backward, around, limit, ahead, slowest, batches)
 
 
 def plain_optimum(line: Line, batches: int) -> int:
