@@ -1,4 +1,4 @@
-"""How numba compiles our kernels and passes what they read, and the heap that several of them share.
+"""The compilation of our kernels by numba, the passing of their arguments, and the heap that several of them share.
 
 May import: nothing of `solvers`.
 Start reading at `decorators.py`.

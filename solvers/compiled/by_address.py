@@ -1,9 +1,9 @@
 """Named tuples that kernels receive by their address, since a kernel with hundreds of parameters is slow to compile.
 
 Numba passes a named tuple of arrays as seven words for each of them, copies all of them at every call, and spells their
-types out in every instruction about any. Of a class that ``Fields`` knows, the tuple is unpacked once, and what calls
-hand on is one pointer. The fields do not change while a kernel runs, which the loads say: they are hoisted out of
-loops as if they were locals. A tuple that a kernel itself makes is passed by value as ever.
+types out in every instruction about any. A tuple of a class that ``Fields`` knows is unpacked once, and calls pass one
+pointer. The fields do not change while a kernel runs, and the loads are marked so: they are hoisted out of loops as if
+they were locals. A tuple that a kernel itself makes is passed by value as usual.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
@@ -42,7 +42,7 @@ class ByAddress(types.Type):
 
     @property
     def key(self) -> tuple[Any, tuple[Any, ...]]:
-        """What makes two of them the same."""
+        """The key that makes two of them the same type."""
         return self.made_of, self.fields
 
 
@@ -65,10 +65,10 @@ class _Fields(AttributeTemplate):
         return value.fields[names.index(attr)] if attr in names else None
 
 
-def _places(own: ByAddress) -> list[int]:
+def _places(kind: ByAddress) -> list[int]:
     """Return where each field begins, and where the last one ends, in words."""
     ends = [0]
-    for field in own.fields:
+    for field in kind.fields:
         ends.append(ends[-1] + _words(field))
     return ends
 
@@ -81,19 +81,19 @@ def _words(field: Any) -> int:
 
 
 @lower_getattr_generic(ByAddress)
-def _load(context: Any, builder: Any, own: ByAddress, address: Any, name: str) -> Any:
-    number = own.made_of._fields.index(name)
-    field, offset = own.fields[number], _places(own)[number] * WORD
+def _load(context: Any, builder: Any, kind: ByAddress, address: Any, name: str) -> Any:
+    number = kind.made_of._fields.index(name)
+    field, offset = kind.fields[number], _places(kind)[number] * WORD
     place = cgutils.pointer_add(builder, address, offset, context.get_value_type(field).as_pointer())
     if isinstance(field, types.Array):
-        found = _load_array(context, builder, field, place)
+        loaded = _load_array(context, builder, field, place)
     else:
-        found = _invariant(builder, place)
-    return impl_ret_borrowed(context, builder, field, found)
+        loaded = _invariant(builder, place)
+    return impl_ret_borrowed(context, builder, field, loaded)
 
 
 def _load_array(context: Any, builder: Any, field: Any, place: Any) -> Any:
-    """Load its members one by one; without reference counts those about its owner are not needed."""
+    """Load the members of an array one by one; without reference counts, the members about its owner are not needed."""
     array = context.make_array(field)(context, builder)
     for number, member in enumerate(context.data_model_manager[field]._fields):
         if member == "itemsize":
@@ -114,13 +114,13 @@ def _invariant(builder: Any, place: Any) -> Any:
 
 
 @unbox(ByAddress)
-def _unpack(own: ByAddress, value: Any, c: Any) -> NativeValue:
-    ends = _places(own)
+def _unpack(kind: ByAddress, value: Any, c: Any) -> NativeValue:
+    ends = _places(kind)
     room = cgutils.alloca_once(c.builder, ir.ArrayType(ir.IntType(8 * WORD), ends[-1]))
     address = c.builder.bitcast(room, cgutils.voidptr_t)
     failed = cgutils.false_bit
     kept = []
-    for number, field in enumerate(own.fields):
+    for number, field in enumerate(kind.fields):
         native = c.unbox(field, c.pyapi.tuple_getitem(value, number))
         place = cgutils.pointer_add(c.builder, address, ends[number] * WORD, native.value.type.as_pointer())
         c.builder.store(native.value, place)

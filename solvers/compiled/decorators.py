@@ -1,9 +1,9 @@
-"""How the kernels are compiled: cached on disk, and without reference counts where nothing is allocated.
+"""The compilation of kernels: cached on disk, and without reference counts where nothing is allocated.
 
 A process may interpret them instead (``interpreted``).
 
-Numba counts references at every access of an array in a tuple, which costs more than the kernels' own work.
-Functions that neither allocate nor return arrays are compiled without (``_nrt``); the small ones are inlined.
+Numba counts references at every access of an array in a tuple, which costs more than the kernels' own work. Functions
+that neither allocate nor return arrays are compiled without (``_nrt``); the small ones are inlined.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -36,9 +36,9 @@ _unliteral: Any = types.unliteral
 
 
 def _decorator(*, keep: bool = False, **options: Any) -> Any:
-    """``numba.njit`` with these options, for any constant arguments the same code; ``keep`` it on disk.
+    """Return ``numba.njit`` with these options, compiling one version for all constant arguments; ``keep`` it on disk.
 
-    Else numba compiles a kernel again for each constant that another kernel passes to it, and all that it calls too.
+    By default numba compiles a kernel again for each constant that another kernel passes to it, and its callees too.
     """
     if interpreting():
         return interpreted
@@ -63,14 +63,14 @@ def _decorator(*, keep: bool = False, **options: Any) -> Any:
 
 
 def _kept(kernel: Any) -> Any:
-    """The kernel, which is looked up on disk and written there."""
+    """Return the kernel, which is looked up on disk and written there."""
     kernel._cache = OnDisk(kernel.py_func)
     return kernel
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking through all that the compiler makes, a sixth of its time."""
+    """Keep the garbage collector from scanning all objects that the compiler makes, which takes a sixth of its time."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def _part(function: Callable[..., Any]) -> Any:
 
 
 compiled: Any = _decorator(keep=True)
-"""May allocate; keeps arrays in local names where it loops."""
+"""A kernel that may allocate; it keeps arrays in local names where it loops."""
 
 loop: Any = _decorator(keep=True, _nrt=False)
 """A long loop over arrays that its caller has allocated."""
@@ -102,7 +102,7 @@ inner: Any = _part
 """A step of such a loop: compiled as a part of each kernel that takes it, never called from Python."""
 
 threaded: Any = _decorator(keep=True, nogil=True)
-"""May allocate, and runs in several threads at once: for batches of plans that do not depend on each other."""
+"""A kernel that may allocate, and runs in several threads at once: for batches of independent plans."""
 
 
 def plain(function: Callable[..., Any]) -> Any:

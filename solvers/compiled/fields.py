@@ -1,4 +1,4 @@
-"""Which named tuples kernels receive by their address."""
+"""A mark of the named tuples that kernels receive by their address."""
 
 from __future__ import annotations
 

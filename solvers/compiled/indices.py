@@ -1,7 +1,7 @@
-"""Kernels whose indices are never negative, so that numba need not look at each whether it counts from the end.
+"""Kernels whose indices are never negative, so that numba need not check each for counting from the end.
 
-That takes five instructions at every access, which is a fifth to a third of what a clock or a merge does.
-A module that calls ``never_negative(__name__)`` promises it for all its kernels: what they index counts from the front,
+The check takes five instructions at every access, which is a fifth to a third of the time of a clock or a merge. A
+module that calls ``never_negative(__name__)`` promises for all its kernels that every index counts from the front,
 ``a[a.size - 1]`` instead of ``a[-1]``. ``scripts/check-indices`` has numba raise IndexError where the promise is
 broken.
 """
@@ -27,7 +27,7 @@ _unpacked: Any = cgutils.unpack_tuple
 
 
 def never_negative(module: str) -> None:
-    """Compile all kernels of ``module`` without looking for negative indices."""
+    """Compile all kernels of ``module`` without checks for negative indices."""
     _promised.add("_ZN" + "".join(f"{len(part)}{part}" for part in module.split(".")))
 
 

@@ -1,7 +1,7 @@
 """Kernels as the Python functions that they are written as, for a process that must not wait for the compiler.
 
-A kernel that Python calls reads its arrays' elements as Python's integers, which are as exact as those of 64 bits that
-compiled kernels compute with; numpy's own of 32 bits would not be. They are one to three hundred times slower.
+A kernel that Python calls reads its arrays' elements as Python's integers, which are as exact as the 64-bit integers of
+compiled kernels; numpy's scalars of 32 bits would not be. Interpreted kernels are one to three hundred times slower.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _Exact(np.ndarray):
     """An array whose elements are read as Python's numbers."""
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return found.item() if isinstance(found, np.generic) else found
+        element = super().__getitem__(index)
+        return element.item() if isinstance(element, np.generic) else element
 
 
 def _inside(value: Any) -> Any:

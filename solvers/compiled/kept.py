@@ -1,8 +1,8 @@
-"""Where compiled kernels lie on disk, and whether all of them do. Numba is not imported for that.
+"""The place of compiled kernels on disk, and a check whether all are there. Numba is not imported for that.
 
-``PENSTOCK_KERNELS`` of the environment names the place. Without it there is one per version of ours in the user's
-cache; all installations of that version share it. What a program sets for other functions (``NUMBA_CACHE_DIR``, its
-locators) moves none of ours.
+``PENSTOCK_KERNELS`` of the environment names the place. By default there is one per version of ours in the user's
+cache; all installations of that version share it. Settings for other functions (``NUMBA_CACHE_DIR``, its locators) do
+not move our kernels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COMPILES = (b"from penstock.solvers.compiled.decorators ", b"from numba", b"imp
 _IMPORTS = re.compile(rb"^from penstock\.([\w.]+) import", re.MULTILINE)
 _DECLARES = re.compile(rb"^@(?:compiled|loop|threaded|plain)$", re.MULTILINE)
 COMPLETE = "complete-"
-"""The file that says of a processor that every kernel is compiled for it."""
+"""Prefix of the file that marks every kernel as compiled for a processor."""
 
 
 def place() -> Path:
     """Return the directory that kernels are read from, and kept in where it can be written."""
-    if given := os.environ.get("PENSTOCK_KERNELS"):
-        return Path(given)
+    if configured := os.environ.get("PENSTOCK_KERNELS"):
+        return Path(configured)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.environ.get("HOME", "/nonexistent"), ".cache"))
     return base / "penstock" / _version_of_kernels()
 
@@ -38,8 +38,8 @@ def place() -> Path:
 def folder(file: str) -> str | None:
     """Return the name of the directory, in ``place()``, for the kernels of a source file.
 
-    It is the file's room within the package, wherever that is installed, where ``place()`` is of this version alone.
-    None where it is not, or for a file outside the package: these need a name made of the file's whole path.
+    It is the file's room within the package, wherever that is installed, if ``place()`` is of this version alone.
+    None if it is not, or for a file outside the package: these need a name made from the file's whole path.
     """
     if os.environ.get("PENSTOCK_KERNELS"):
         return None
@@ -48,13 +48,13 @@ def folder(file: str) -> str | None:
 
 
 def kept() -> tuple[int, Path]:
-    """Return how many compiled kernels there are, and where."""
-    found = place()
-    return sum(1 for _ in found.rglob("*.nbi")), found
+    """Return the number of compiled kernels, and their directory."""
+    directory = place()
+    return sum(1 for _ in directory.rglob("*.nbi")), directory
 
 
 def declared() -> int:
-    """Return how many kernels the sources declare, which is how many there are once all are compiled."""
+    """Return the number of kernels that the sources declare, which is their number once all are compiled."""
     package = Path(penstock.solvers.__path__[0])
     return sum(len(_DECLARES.findall(path.read_bytes())) for path in package.rglob("*.py"))
 
@@ -94,14 +94,14 @@ def note_all_kept() -> None:
 
 @cache
 def _complete() -> str:
-    """The digest of what numba compiles for: what it is set to, or else this processor and what it can.
+    """Return the digest of numba's target: its settings, or else this processor and its features.
 
-    Where installations do not share their kernels (``folder``), the digest is of this one alone.
+    If installations do not share their kernels (``folder``), the digest is of this one alone.
     """
     from llvmlite import binding  # type: ignore[import-untyped]
 
-    given = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
-    target = given if any(given) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
+    configured = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    target = configured if any(configured) else (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
     installed = penstock.solvers.__path__[0] if os.environ.get("PENSTOCK_KERNELS") else ""
     words = "/".join((*(each or "" for each in target), _version_of_kernels(), installed))
     return COMPLETE + hashlib.sha256(words.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Numba's cache of one kernel, in the place that is ours (``kept``) instead of the one that numba was given."""
+"""Numba's cache of one kernel, in our place (``kept``) instead of numba's default."""
 
 # mypy: disallow-untyped-calls=False
 
@@ -18,7 +18,7 @@ from penstock.solvers.compiled.kept import folder, place
 
 
 class _Place(UserProvidedCacheLocator):
-    """Finds the directory of a function's file in our place; the directory is made with the first kernel in it."""
+    """A locator of a function's file in our place; the directory is made with the first kernel in it."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         super().__init__(function, file)

@@ -1,4 +1,4 @@
-"""How numba compiles functions that are parts of kernels: as far as to be inlined, since nothing else ever runs them.
+"""Numba's compilation of functions that are parts of kernels: only up to inlining, since nothing else ever runs them.
 
 By itself numba optimises every function that it meets, makes machine code of it, and a wrapper that Python can call;
 and does all but the last again for each function that it is inlined in.
@@ -33,9 +33,9 @@ class InlinedCompiler(Compiler):
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
 
     def compile_extra(self, function: Any) -> Any:
-        """Return what kernels need that call the function."""
+        """Return the result that kernels need which call the function."""
         context = self.state.targetctx
         self.state.library = _Library(context.codegen(), function.__qualname__)
-        made = super().compile_extra(function)._replace(entry_point=object())
-        context.insert_user_function(made.entry_point, made.fndesc, [made.library])
-        return made
+        result = super().compile_extra(function)._replace(entry_point=object())
+        context.insert_user_function(result.entry_point, result.fndesc, [result.library])
+        return result

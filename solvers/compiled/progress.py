@@ -1,4 +1,4 @@
-"""Which kernel the compiler is at work on: one that is not on disk yet, for which whoever first needs it waits."""
+"""The kernel that the compiler is at work on: one that is not on disk yet, for which its first user waits."""
 
 # mypy: disallow-untyped-calls=False
 
@@ -11,11 +11,11 @@ from typing import Any
 from numba.core import event
 
 Tell = Callable[[str | None], None]
-"""Is called with a kernel when its compilation begins, and with None when it is ready."""
+"""A function called with a kernel's name when its compilation begins, and with None when it is ready."""
 
 
 class _Outermost(event.Listener):
-    """Hears of every function that numba compiles in this process; tells of those that no other one waits for."""
+    """A listener to numba's compilations in this process; it reports functions that no other compilation waits for."""
 
     def __init__(self) -> None:
         self.tell: Tell | None = None
@@ -39,7 +39,7 @@ event.register("numba:compile", _outermost)
 
 @contextmanager
 def listening(listener: Tell) -> Iterator[None]:
-    """Tell ``listener``, and no other, what is compiled in this process, or by workers of its solves."""
+    """Report compilations in this process, or in workers of its solves, to ``listener`` and no other listener."""
     before, _outermost.tell = _outermost.tell, listener
     try:
         yield
@@ -48,6 +48,6 @@ def listening(listener: Tell) -> Iterator[None]:
 
 
 def tell(kernels: str | None) -> None:
-    """Pass on what is being compiled, here or in another process."""
+    """Report the kernels that are being compiled, here or in another process."""
     if _outermost.tell is not None:
         _outermost.tell(kernels)

@@ -28,8 +28,8 @@ PIECES = 16
 class Bucket(NamedTuple):
     """A part of a stage's gradients: layers [first, last].
 
-    In a shared network a piece of it, with its part of the bytes and of the time; one after the other they take what
-    the whole takes. ``bytes``: what a GPU sums with those of other devices.
+    In a shared network it is a piece of a bucket, with its part of the bytes and of the time; the pieces, one after the
+    other, take the time of the whole. ``bytes``: the bytes that a GPU sums with GPUs of other devices.
     """
 
     first: int
@@ -51,27 +51,27 @@ def whole_buckets(problem: Problem, stage: Stage) -> tuple[Bucket, ...]:
         return ()
     resources = ring_resources(problem, stage.devices) if problem.rules.shared else ()
     sums = (bucket_bytes(problem, stage.first, stage.last), inner)
-    held, summed = (each[stage.first : stage.last + 2].tolist() for each in sums)
-    made: list[Bucket] = []
+    owned, summed = (each[stage.first : stage.last + 2].tolist() for each in sums)
+    buckets_so_far: list[Bucket] = []
     high = stage.last - stage.first
     for low in range(high, -1, -1):
-        size, inside = held[high + 1] - held[low], summed[high + 1] - summed[low]
+        size, inside = owned[high + 1] - owned[low], summed[high + 1] - summed[low]
         if size >= problem.rules.bucket_bytes or (low == 0 and size + inside > 0):
-            taken = inside + all_reduce_ns(problem, size, stage.devices)
-            made.append(Bucket(stage.first + low, stage.first + high, size, taken, resources))
+            duration_ns = inside + all_reduce_ns(problem, size, stage.devices)
+            buckets_so_far.append(Bucket(stage.first + low, stage.first + high, size, duration_ns, resources))
             high = low - 1
-    return tuple(made)
+    return tuple(buckets_so_far)
 
 
 def pieces(problem: Problem, whole: Bucket) -> Iterator[Bucket]:
-    """Yield the parts in which a bucket takes links that others wait for: of ``bucket_bytes`` or more, all alike."""
+    """Yield the parts in which a bucket takes shared links: each of ``bucket_bytes`` or more, all alike."""
     count = min(PIECES, whole.bytes // problem.rules.bucket_bytes) if problem.rules.shared else 1
     if count < 2 or whole.duration_ns >= NEVER_NS:
         yield whole
         return
-    first, last, size, taken, resources = whole
+    first, last, size, duration_ns, resources = whole
     for k in range(count):
-        share, share_ns = ((k + 1) * n // count - k * n // count for n in (size, taken))
+        share, share_ns = ((k + 1) * n // count - k * n // count for n in (size, duration_ns))
         yield Bucket(first, last, share, share_ns, resources)
 
 
@@ -101,16 +101,16 @@ def bucket_bytes(problem: Problem, first: int, last: int) -> np.ndarray:
 
     A parameter tied to layers of other stages is in no bucket: it is reduced separately (``ties``).
     """
-    held = problem.owned_bytes
+    sums = problem.owned_bytes
     for _name, layers, size in problem.shared_parameters:
         if first <= layers[0] <= last and not first <= min(layers) <= max(layers) <= last:
-            own = int(held[layers[0] + 1] - held[layers[0]])
-            held = held - np.where(np.arange(len(held)) > layers[0], min(owned_of(problem, size), own), 0)
-    return held
+            layer_bytes = int(sums[layers[0] + 1] - sums[layers[0]])
+            sums = sums - np.where(np.arange(len(sums)) > layers[0], min(owned_of(problem, size), layer_bytes), 0)
+    return sums
 
 
 def inner_ns(problem: Problem) -> np.ndarray:
-    """Return prefix sums (L + 1,) of what cells take to sum gradients and to gather parameters among their GPUs."""
+    """Return prefix sums (L + 1,) of the ns in which cells sum gradients and gather parameters among their GPUs."""
     return np.zeros(problem.num_layers + 1, dtype=np.int64) if problem.copies is None else problem.copies.reduce_ns
 
 

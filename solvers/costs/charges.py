@@ -1,4 +1,4 @@
-"""Which instructions of a rank the judge times; a plan's assumptions list the others with their bytes.
+"""The instructions of a rank that the judge times; a plan's assumptions list the others with their bytes.
 
 ``CHARGES`` has every instruction of programs (``schemas.program.WORDS``); a test fails if one is missing.
 """
@@ -16,7 +16,11 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 
 How = Literal["timed", "assumed", "free"]
-"""The judge times it; the plan's assumptions name it with its bytes; or it neither computes nor leaves a device."""
+"""Kinds of charges.
+
+``timed``: the judge times it. ``assumed``: the plan's assumptions name it with its bytes. ``free``: it neither computes
+nor leaves a device.
+"""
 
 TOTALS_BYTES = 16
 """A global batch's loss and the number of its terms, as ranks add them up."""
@@ -25,7 +29,7 @@ NORM_BYTES = 8
 
 
 class Charge(NamedTuple):
-    """How the time of an instruction is charged, and where."""
+    """The charge for an instruction's time: its kind, and a description."""
 
     how: How
     what: str
@@ -61,7 +65,7 @@ CHARGES: dict[str, Charge] = {
 
 
 class Untimed(NamedTuple):
-    """Work that the judge does not time: the instructions that do it, and its bytes per step (None: not known)."""
+    """Work that the judge does not time: its instructions, and its bytes per step (None: not known)."""
 
     words: tuple[str, ...]
     bytes: int | None
@@ -71,11 +75,13 @@ class Untimed(NamedTuple):
 def untimed(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
     """Yield the work of a plan's ranks that the judge does not time.
 
-    Bytes are those of the tensors that a collective reduces or gathers, counted once, however often they are sent.
+    Bytes are the bytes of the tensors that a collective reduces or gathers, counted once, however often they are sent.
     """
     averages = rule == "elastic_averaging"
-    held = [(p, d) for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True) for d in stage.devices]
-    ranks = len({(p if averages else 0, d) for p, d in held})
+    holders = [
+        (p, d) for p, stage in zip(allocation.pipeline_of, allocation.stages, strict=True) for d in stage.devices
+    ]
+    ranks = len({(p if averages else 0, d) for p, d in holders})
     yield Untimed(
         ("LOAD",), None, "inputs and targets are on the devices in time; the profile does not have their bytes"
     )
@@ -104,19 +110,19 @@ def _exchanged(problem: Problem, allocation: Allocation) -> int:
 
 
 def _trainable(problem: Problem, group: ReductionGroup) -> int:
-    held = bucket_bytes(problem, group.first, group.last)
-    return int(held[group.last + 1] - held[group.first])
+    sums = bucket_bytes(problem, group.first, group.last)
+    return int(sums[group.last + 1] - sums[group.first])
 
 
 def _copies(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Iterator[Untimed]:
-    """Yield updates of copies of tied parameters; under rules that do not sum ties, that no rank trains the plan."""
+    """Yield updates of copies of tied parameters; under rules that do not sum ties, a note that no rank trains them."""
     for tie in tied_sums(problem, allocation, rule):
         copies = len(tie.devices) - 1
         if copies > 0:
             what = f"the optimizer's step of the copies of {tie.name!r} other than the first"
             yield Untimed(("STEP",), tie.bytes * copies, f"not timed: {what}, {tie.bytes * copies} bytes per step")
     for name, layers, size in problem.shared_parameters if rule not in SUMMING_RULES else ():
-        if any(len(own) > 1 for own in tied_stages(allocation, layers)):
+        if any(len(stages) > 1 for stages in tied_stages(allocation, layers)):
             what = f"the sum of {name!r}, {size} bytes, over the stages that share it"
             why = f"under {rule} updates they have different versions of it, and no executor trains this"
             yield Untimed(("REDUCE_SHARED",), size, f"not timed: {what}; {why}")

@@ -1,8 +1,8 @@
-"""Which edges of a plan encode their tensors: those where, by simulation, encoding saves more than it costs.
+"""The edges of a plan that encode their tensors: edges where, by simulation, encoding saves more than it costs.
 
-WPipe, appendix A.3: compression halves the bytes sent, and is slower where transfers are short. Whether an edge gains
+WPipe, appendix A.3: compression halves the bytes sent, and is slower where transfers are short. The gain of an edge
 depends on the other edges, so two searches start from no edge and from all: one adds the edges that make the plan
-faster, the other drops those without which it is no slower. The order of operations is kept.
+faster, the other drops the edges without which it is no slower. The order of operations is kept.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ def with_codecs(allocation: Allocation, edges: Edges) -> Allocation:
 def codable_edges(problem: Problem, allocation: Allocation) -> tuple[int, ...]:
     """Return the edges with tensors that the codec can encode, between devices of known conversion speed."""
     rows = most_rows(problem, allocation)
-    found = []
+    edges = []
     for s, stage in enumerate(allocation.stages):
         other = allocation.next(s)
         if other is None or problem.encodable[stage.last][0] == 0 or transfer(problem, allocation, s, rows, 0) is None:
             continue
         kinds = {problem.devices[d].kind for d in (*stage.devices, *allocation.stages[other].devices)}
         if kinds <= problem.codec_speeds.keys():
-            found.append(s)
-    return tuple(found)
+            edges.append(s)
+    return tuple(edges)
 
 
 def best_codecs(problem: Problem, allocation: Allocation, value_ns: int, judge: Judge) -> Edges:
     """Return the edges that should encode; no edge if encoding does not beat ``value_ns``, the time without it."""
     edges = codable_edges(problem, allocation)
-    known: dict[Edges, int | None] = {frozenset(): value_ns}
+    times: dict[Edges, int | None] = {frozenset(): value_ns}
 
     def time_ns(chosen: Edges) -> int | None:
-        if chosen not in known:
-            known[chosen] = judge(with_codecs(allocation, chosen))
-        return known[chosen]
+        if chosen not in times:
+            times[chosen] = judge(with_codecs(allocation, chosen))
+        return times[chosen]
 
     added: Edges = frozenset()
     for edge in edges:

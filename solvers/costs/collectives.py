@@ -19,8 +19,8 @@ from penstock.solvers.model.problem import Problem
 def all_reduce_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
     """Return the time in which ``devices`` exchange the gradients of ``size_bytes`` of parameters.
 
-    It is that of an all-reduce, measured or a ring's (SPP equation 1), of the bytes that ``exchange`` of the memory
-    rules says.
+    It is the time of an all-reduce, measured or a ring's (SPP equation 1), of the bytes that ``exchange`` of the memory
+    rules states.
     """
     if len(devices) == 1:
         return 0
@@ -59,13 +59,13 @@ class Group(NamedTuple):
         """
         if size_bytes == 0:
             return 0
-        for known, curves in self.measured:
-            if known == operation:
+        for measured, curves in self.measured:
+            if measured == operation:
                 return count * sum(curve.time_ns(-(-size_bytes // count)) for curve in curves)
         return self.computed_ns(operation, size_bytes, count)
 
     def computed_ns(self, operation: Operation, size_bytes: int, count: int = 1) -> int:
-        """Return the same from bandwidths and latencies alone."""
+        """Return the time of such collectives from bandwidths and latencies alone."""
         if operation == "send":
             return transfer_ns(size_bytes, self.ring.bytes_per_s) + count * self.ring.latency_ns
         if operation == "all_to_all":

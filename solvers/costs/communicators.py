@@ -1,8 +1,9 @@
-"""Communicators of a plan's ranks: how many each device has, and the memory that they take.
+"""Communicators of a plan's ranks: their number on each device, and their memory.
 
 A rank has one for each directed edge between two devices that messages pass, and one for each group whose collectives
-it takes part in (EXECUTOR C.2): the devices that sum a run of layers, those that sum a tied parameter, and within a
-cell the GPUs that share tensors, sequences or experts. What NCCL cannot carry (``lowering.transports``) has none.
+it takes part in (EXECUTOR C.2): the devices that sum a run of layers, the devices that sum a tied parameter, and within
+a cell the GPUs that share tensors, sequences or experts. Messages that NCCL cannot carry (``lowering.transports``) have
+no communicator.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from penstock.solvers.model.problem import Problem
 
 
 def runtime_bytes(problem: Problem, allocation: Allocation, device: int) -> int:
-    """Return the bytes of a device that its runtime and its communicators take, and training cannot allocate."""
+    """Return the bytes of a device that its runtime and its communicators occupy, which training cannot allocate."""
     return context_bytes(problem, device) + communicator_bytes(problem, allocation).get(device, 0)
 
 
 @lru_cache(maxsize=64)
 def communicator_bytes(problem: Problem, allocation: Allocation) -> dict[int, int]:
-    """Return the bytes of each device of an allocation whose communicators take any; of a cell, those of one GPU."""
+    """Return the bytes of communicators by device of an allocation, where there are any; of a cell, one GPU's bytes."""
     used = {device for stage in allocation.stages for device in stage.devices}
     if not any(problem.devices[d].edge_bytes or problem.devices[d].group_bytes for d in used):
         return {}
@@ -36,11 +37,11 @@ def communicator_bytes(problem: Problem, allocation: Allocation) -> dict[int, in
     edges = Counter(device for edge in set(_edges(problem, allocation)) for device in edge)
     groups = Counter(_in_groups(problem, allocation))
     inside = _inside_cells(problem)
-    found = {}
+    bytes_of = {}
     for d in used:
-        own = problem.devices[d]
-        found[d] = edges[d] * own.edge_bytes + (groups[d] + inside) * own.group_bytes
-    return found
+        device = problem.devices[d]
+        bytes_of[d] = edges[d] * device.edge_bytes + (groups[d] + inside) * device.group_bytes
+    return bytes_of
 
 
 def _edges(problem: Problem, allocation: Allocation) -> Iterator[tuple[int, int]]:
@@ -79,8 +80,8 @@ def _in_groups(problem: Problem, allocation: Allocation) -> Iterator[int]:
     together = [devices for devices in together if len(devices) > 1 or inside]
     for _name, layers, _size in problem.shared_parameters:
         users = tied_stages(allocation, layers)
-        if any(len(own) > 1 for own in users):
-            together.append({d for own in users for s in own for d in allocation.stages[s].devices})
+        if any(len(stages) > 1 for stages in users):
+            together.append({d for stages in users for s in stages for d in allocation.stages[s].devices})
     for devices in together:
         for count in holders:
             if len(devices) * count > 1:
@@ -88,6 +89,6 @@ def _in_groups(problem: Problem, allocation: Allocation) -> Iterator[int]:
 
 
 def _inside_cells(problem: Problem) -> int:
-    """Return the groups of a GPU within its cell: those that share its tensors, its sequences and its experts."""
+    """Return the number of a GPU's groups within its cell: they share its tensors, its sequences and its experts."""
     degrees = problem.degrees
     return sum(degree > 1 for degree in (degrees.tensor, degrees.context, degrees.expert_group))

@@ -1,4 +1,4 @@
-"""What stands for no time and for no limit: the two infinities of the solvers, both int64.
+"""Sentinel values for unreachable times and unlimited quantities (int64).
 
 Three of either add up to less than 2^63. Code that adds up more of them, for example one for each of many stages or
 micro-batches, clamps its terms to ``NEVER_NS // n`` first, with n terms at most (``FAR_NS``).
@@ -7,10 +7,10 @@ micro-batches, clamps its terms to ``NEVER_NS // n`` first, with n terms at most
 from __future__ import annotations
 
 NEVER_NS = 2**61
-"""The time, in ns, of what never happens and the duration of what nothing connects; no plan takes as long."""
+"""The time, in ns, of an event that never happens, and the duration of a missing connection; longer than any plan."""
 
 FAR_NS = NEVER_NS // 2**16
-"""What terms of sums are clamped to where up to 2^16 of them are added: about ten hours."""
+"""Upper limit of the terms of sums of up to 2^16 terms: about ten hours, in ns."""
 
 UNLIMITED = 2**61
-"""A number of bytes or of micro-batches that stands for as many as one likes; no device and no request has as many."""
+"""An unlimited number of bytes or of micro-batches; larger than any device's memory or any request's number."""

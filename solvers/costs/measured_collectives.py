@@ -15,11 +15,11 @@ from penstock.solvers.model.degrees import Operation
 from penstock.solvers.model.problem import Problem, per_problem
 
 _LESS = 1 - 1e-12
-"""For floats that have to be at most an exact number."""
+"""Factor for floats that must not exceed an exact number."""
 
 
 class Span(NamedTuple):
-    """How many devices of each node take part, and of how many nodes."""
+    """The number of devices of each node that take part, and the number of nodes."""
 
     devices_per_node: int
     nodes: int
@@ -28,8 +28,8 @@ class Span(NamedTuple):
 class Curve(NamedTuple):
     """The time of one collective by its bytes: measured sizes, ascending, and times that never fall.
 
-    Between two sizes it is linear, below the smallest it is that of the smallest, and above the largest it goes on at
-    the bandwidth of the last segment in which it grows; where none does, in proportion to the largest.
+    Between two sizes it is linear, below the smallest it is the smallest size's time. Above the largest it continues at
+    the bandwidth of the last segment in which it grows; if none grows, in proportion to the largest.
     """
 
     sizes: tuple[int, ...]
@@ -50,13 +50,13 @@ class Curve(NamedTuple):
     def least_ns(self, sizes: np.ndarray) -> np.ndarray:
         """Return, for sizes of any shape, whole ns that are at most the times of collectives."""
         (more_ns, more_bytes), last = self._last_slope, self.sizes[-1]
-        known = np.interp(sizes, self.sizes, self.times_ns)
-        known = known + np.maximum(0, sizes - last) * (more_ns / more_bytes)
-        return np.asarray(np.floor(np.minimum(FAR_NS, known * _LESS)), dtype=np.int64)
+        times_ns = np.interp(sizes, self.sizes, self.times_ns)
+        times_ns = times_ns + np.maximum(0, sizes - last) * (more_ns / more_bytes)
+        return np.asarray(np.floor(np.minimum(FAR_NS, times_ns * _LESS)), dtype=np.int64)
 
     @property
     def _last_slope(self) -> tuple[int, int]:
-        """Return the slope above the largest size: ns, and the bytes that they are for."""
+        """Return the slope above the largest size: ns, and the bytes that take them."""
         for at in range(len(self.sizes) - 1, 0, -1):
             if self.times_ns[at] > self.times_ns[at - 1]:
                 return self.times_ns[at] - self.times_ns[at - 1], self.sizes[at] - self.sizes[at - 1]
@@ -64,23 +64,23 @@ class Curve(NamedTuple):
 
 
 Measured = tuple[tuple[Operation, tuple[Curve, ...]], ...]
-"""By operation the curves whose times add up to its own: one, or those of an all-reduce's two halves."""
+"""Curves by operation, whose times add up to its time: one curve, or two for the halves of an all-reduce."""
 
 
 def measured_of(problem: Problem, devices: Sequence[int]) -> Measured:
-    """Return what was measured of groups of the devices' span.
+    """Return the measurements of groups of the devices' span.
 
-    Nothing is known of devices that are not spread evenly over their nodes, or that nothing connects. Of the cells of
-    a problem with degrees, each GPU has its own group, and all of these work at the same time: what was measured of one
-    group alone holds for them where they share no link, so that each has the bandwidth that it has alone.
+    There are none of devices that are not spread evenly over their nodes, or that nothing connects. Each GPU of the
+    cells of a problem with degrees is in a different group, and all of these work at the same time. A measurement of
+    one group alone holds for them where they share no link, so that each has the bandwidth that it has alone.
     """
     if not problem.collectives:
         return ()
-    held = Counter(problem.network.node_of[device] for device in devices)
-    if len(set(held.values())) > 1:
+    devices_in = Counter(problem.network.node_of[device] for device in devices)
+    if len(set(devices_in.values())) > 1:
         return ()
-    found = measured_by_span(problem).get(Span(len(devices) // len(held), len(held)), ())
-    return found if found and _are_alone(problem, devices) else ()
+    measured = measured_by_span(problem).get(Span(len(devices) // len(devices_in), len(devices_in)), ())
+    return measured if measured and _are_alone(problem, devices) else ()
 
 
 def _are_alone(problem: Problem, devices: Sequence[int]) -> bool:
@@ -93,18 +93,20 @@ def _are_alone(problem: Problem, devices: Sequence[int]) -> bool:
 
 @per_problem
 def measured_by_span(problem: Problem) -> dict[Span, Measured]:
-    """Return what was measured, by span; an all-reduce that was not is a reduce-scatter and an all-gather."""
+    """Return the measurements by span; an all-reduce that was not measured is a reduce-scatter and an all-gather."""
     points: dict[Span, dict[Operation, list[tuple[int, int]]]] = {}
     for row in problem.collectives:
-        own = points.setdefault(Span(row.devices_per_node, row.nodes), {})
-        own.setdefault(row.operation, []).append((row.size_bytes, row.time_ns))
-    found: dict[Span, Measured] = {}
+        points_of = points.setdefault(Span(row.devices_per_node, row.nodes), {})
+        points_of.setdefault(row.operation, []).append((row.size_bytes, row.time_ns))
+    curves_of: dict[Span, Measured] = {}
     for span, by_operation in points.items():
-        curves: dict[Operation, tuple[Curve, ...]] = {name: (_curve(known),) for name, known in by_operation.items()}
+        curves: dict[Operation, tuple[Curve, ...]] = {
+            name: (_curve(sizes_and_times),) for name, sizes_and_times in by_operation.items()
+        }
         if "all_reduce" not in curves and curves.keys() >= {"reduce_scatter", "all_gather"}:
             curves["all_reduce"] = curves["reduce_scatter"] + curves["all_gather"]
-        found[span] = tuple(curves.items())
-    return found
+        curves_of[span] = tuple(curves.items())
+    return curves_of
 
 
 def _curve(points: Sequence[tuple[int, int]]) -> Curve:

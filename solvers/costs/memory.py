@@ -1,4 +1,5 @@
-"""Memory: what a stage occupies, what a device has, how many micro-batches fit, and what a simulated plan lacks.
+"""Memory: the bytes that a stage occupies and a device has, the micro-batches that fit, and a simulated plan's
+shortage.
 
 All sizes are bytes of one device (ALGORITHMS 1.7, 2.6).
 """
@@ -33,7 +34,7 @@ class Static(NamedTuple):
 
 
 def free_bytes(problem: Problem, devices: Iterable[int]) -> int:
-    """Return what the smallest of the devices has for stages, in bytes: its capacity less its context."""
+    """Return the bytes that the smallest of the devices has for stages: its capacity less its context."""
     return min(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in devices)
 
 
@@ -43,7 +44,7 @@ def context_bytes(problem: Problem, device: int) -> int:
 
 
 class Weights(NamedTuple):
-    """Bytes of parameters: all that a device's GPU holds, those trained, and of these those that it owns."""
+    """Bytes of parameters: on a device's GPU, the trained part of these, and of that the part that the GPU owns."""
 
     parameters: int
     trainable: int
@@ -56,8 +57,8 @@ def weight_bytes(problem: Problem, stage: Stage) -> Weights:
     Tied weights count in the first layer that uses them; a later stage that uses them holds a copy.
     """
     i, j = stage.first, stage.last + 1
-    held = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
-    parameters, trainable, owned = (int(each[j] - each[i]) for each in held)
+    sums = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
+    parameters, trainable, owned = (int(each[j] - each[i]) for each in sums)
     for _name, layers, size in problem.shared_parameters:
         if any(i <= layer < j for layer in layers) and not i <= layers[0] < j:
             parameters += size
@@ -80,7 +81,7 @@ def static_bytes(problem: Problem, stage: Stage) -> Static:
 def training_bytes(problem: Problem, trainable: Bytes, owned: Bytes, replicas: int) -> tuple[Bytes, Bytes]:
     """Return the bytes of gradients and optimizer states of ``trainable`` parameter bytes, on each of ``replicas``.
 
-    Where optimizer states are sharded, a GPU keeps those of what it owns, less what other replicas keep.
+    If optimizer states are sharded, a GPU keeps the states of its owned part, less the part that other replicas keep.
     """
     rules = problem.memory
     states = -(-owned * rules.state_factor // replicas) if rules.shard_states else trainable * rules.state_factor
@@ -88,37 +89,37 @@ def training_bytes(problem: Problem, trainable: Bytes, owned: Bytes, replicas: i
 
 
 class Averaged(NamedTuple):
-    """Bytes that elastic averaging takes on a device: always, and while one of its pipelines steps."""
+    """Bytes of elastic averaging on a device: always, and additionally while one of its pipelines steps."""
 
     always: int
     at_step: int
 
 
 def averaging_bytes(problem: Problem, stage: Stage, pipelines: int) -> Averaged:
-    """Return what averaging takes in addition to ``pipelines`` models of a stage.
+    """Return the bytes of averaging in addition to ``pipelines`` models of a stage.
 
-    The reference model is there once, each pipeline's update from its step until the next one's pull; a step has what
-    it has pulled of the reference.
+    The reference model is there once, each pipeline's update from its step until the next one's pull. A step also has
+    the parameters that it has pulled of the reference.
     """
     trainable = weight_bytes(problem, stage).trainable
     return Averaged((1 + pipelines) * trainable, trainable)
 
 
 def step_bytes(problem: Problem, stage: Stage) -> int:
-    """Return what an optimizer step over the stage's layers needs only while it runs, in bytes of each replica.
+    """Return the bytes that an optimizer step over the stage's layers needs on each replica, only while it runs.
 
-    Where optimizer states are sharded, a replica steps its part: of layers that are stepped at once it needs that part.
+    If optimizer states are sharded, a replica steps its part: of layers that are stepped at once it needs that part.
     """
     if problem.update_workspace_bytes is None:
         return 0
-    own = problem.update_workspace_bytes[stage.first : stage.last + 1]
+    workspaces = problem.update_workspace_bytes[stage.first : stage.last + 1]
     if problem.update_in_turn:
-        return int(own.max())
-    return -(-int(own.sum()) // (stage.replicas if problem.memory.shard_states else 1))
+        return int(workspaces.max())
+    return -(-int(workspaces.sum()) // (stage.replicas if problem.memory.shard_states else 1))
 
 
 def activation_bytes(problem: Problem, stage: Stage, rows: int) -> int:
-    """Return what one in-flight micro-batch keeps alive on a replica, in bytes: its stash and its received input."""
+    """Return the bytes that one in-flight micro-batch keeps alive on a replica: its stash and its received input."""
     kept = stage_costs(problem, stage, rows).kept_bytes
     if problem.memory.count_buffers and stage.first > 0:
         kept += int(problem.forward_bytes[stage.first - 1]) * stage_rows(stage, rows)
@@ -160,7 +161,7 @@ def micro_batches_that_fit(problem: Problem, stage: Stage, rows: int) -> int:
 
 
 def spare_bytes(problem: Problem, timeline: Timeline) -> dict[int, int]:
-    """Return what each device has left at its simulated peak, in bytes; negative where it overflows."""
+    """Return the bytes that each device has left at its simulated peak; negative where it overflows."""
     return {d: problem.capacity_bytes(d) - use.memory.total for d, use in timeline.uses.items()}
 
 
@@ -171,13 +172,13 @@ def fits(problem: Problem, timeline: Timeline) -> bool:
 
 def shortages(problem: Problem, allocation: Allocation, timeline: Timeline) -> tuple[Shortage, ...]:
     """Return the devices whose simulated peak exceeds their memory, the largest shortage first."""
-    found = []
+    lacking = []
     for device, spare in spare_bytes(problem, timeline).items():
         if spare < 0:
             stage = next(s for s in allocation.stages if device in s.devices)
             available = problem.capacity_bytes(device)
-            found.append(Shortage(stage.first, stage.last, device, available - spare, available))
-    return tuple(sorted(found, key=lambda short: (-short.missing_bytes, short.device)))
+            lacking.append(Shortage(stage.first, stage.last, device, available - spare, available))
+    return tuple(sorted(lacking, key=lambda short: (-short.missing_bytes, short.device)))
 
 
 def largest_shortage(problem: Problem, allocation: Allocation, timeline: Timeline) -> Shortage | None:

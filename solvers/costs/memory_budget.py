@@ -1,4 +1,4 @@
-"""Memory for one micro-batch: what a stage needs on each device, and exchanging devices so that it fits."""
+"""Memory for one micro-batch: the need of a stage on each device, and exchanging devices so that it fits."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def with_room(problem: Problem, allocation: Allocation) -> Allocation:
         needs = {stage: needed_bytes(problem, stage, rows, buffers=buffers) for stage in allocation.stages}
         if all(free[device] >= needs[stage] for stage in allocation.stages for device in stage.devices):
             return allocation
-        found = exchanged(problem, allocation, lambda stage, needs=needs: _roomy(problem, stage, free, needs[stage]))  # type: ignore[misc]
-        if found is not None:
-            return found
+        exchanged_plan = exchanged(
+            problem, allocation, lambda stage, needs=needs: _roomy(problem, stage, free, needs[stage])
+        )  # type: ignore[misc]
+        if exchanged_plan is not None:
+            return exchanged_plan
     return allocation
 
 

@@ -1,4 +1,4 @@
-"""Which stages reduce their gradients together, and the chains of buckets in which they do so (ALGORITHMS 1.6).
+"""The stages that reduce their gradients together, and the chains of buckets in which they do so (ALGORITHMS 1.6).
 
 Layers are cut at every stage boundary of every pipeline: a *group* is a run of layers that one stage of each pipeline
 holds, on all their devices, each once. With one pipeline the groups are its stages. A group's buckets form a *chain*;
@@ -87,8 +87,8 @@ def make_chains(
     every: tuple[int, ...],
 ) -> Chains:
     """Return the chains of all groups with their buckets; ``rows``: of each row class."""
-    groups, made = zip(*reductions, strict=True)
-    sizes = [len(each) for each in made]
+    groups, buckets_of = zip(*reductions, strict=True)
+    sizes = [len(each) for each in buckets_of]
     rounds = [allocation.num_micro_batches // every[group.stages[0]] for group in groups]
     members: list[list[int]] = [[] for _ in allocation.stages]
     for g, group in enumerate(groups):
@@ -96,10 +96,10 @@ def make_chains(
             members[s].append(g)
     places: list[int] = []
     leads: list[int] = []
-    for s, own in enumerate(members):
-        for g in own:
+    for s, groups_of in enumerate(members):
+        for g in groups_of:
             places.append(len(leads) // 4)
-            ready = [leads_ns(problem, allocation.stages[s], size, made[g]) for size in (rows[0], rows[-1])]
+            ready = [leads_ns(problem, allocation.stages[s], size, buckets_of[g]) for size in (rows[0], rows[-1])]
             leads += [each[way] for classes in zip(*ready, strict=True) for way in (0, 1) for each in classes]
     return Chains(
         stage=_ints([group.stages[0] for group in groups]),
@@ -107,9 +107,9 @@ def make_chains(
         rounds=_ints(rounds),
         round_start=prefix_sums(rounds),
         run_start=prefix_sums([size * count for size, count in zip(sizes, rounds, strict=True)]),
-        bucket_ns=_ints([bucket.duration_ns for each in made for bucket in each]),
-        member_start=prefix_sums([len(own) for own in members]),
-        member_group=_ints([g for own in members for g in own]),
+        bucket_ns=_ints([bucket.duration_ns for each in buckets_of for bucket in each]),
+        member_start=prefix_sums([len(groups_of) for groups_of in members]),
+        member_group=_ints([g for groups_of in members for g in groups_of]),
         member_lead=_ints(places),
         lead_ns=_ints(leads),
         every=_ints(list(every)),

@@ -1,4 +1,4 @@
-"""What is known about memory before a plan is simulated: which stages cannot fit, and which fit in every order.
+"""Facts about memory before a plan is simulated: the stages that cannot fit, and the stages that fit in every order.
 
 The shortages of a simulated plan are in ``memory.shortages``.
 """
@@ -27,10 +27,10 @@ def shortage_of(problem: Problem, allocation: Allocation, in_flight: tuple[int, 
         flying = in_flight[number]
         if stage.dispatch == "round_robin":
             flying = flying // stage.replicas
-        held = static_bytes(problem, stage).total + flying * activation_bytes(problem, stage, rows)
-        held += costs.workspace_bytes if costs.backward_ns else 0
+        needed = static_bytes(problem, stage).total + flying * activation_bytes(problem, stage, rows)
+        needed += costs.workspace_bytes if costs.backward_ns else 0
         for device in stage.devices:
-            lacks, available = held - free_bytes(problem, [device]), problem.capacity_bytes(device)
+            lacks, available = needed - free_bytes(problem, [device]), problem.capacity_bytes(device)
             if lacks > 0 and (worst is None or lacks > worst.missing_bytes):
                 worst = Shortage(stage.first, stage.last, device, available + lacks, available)
     return worst
@@ -47,5 +47,5 @@ def surely_fits(problem: Problem, allocation: Allocation, stage: Stage) -> bool:
         if stage.last < problem.num_layers - 1:
             each += sum(boundary_bytes(problem, stage.last, share, direction) for direction in (0, 1))
     passing = max(transient_bytes(problem, stage, rows), step_bytes(problem, stage))
-    held = static_bytes(problem, stage).total + passing + allocation.num_micro_batches * each
-    return held <= free_bytes(problem, stage.devices)
+    needed = static_bytes(problem, stage).total + passing + allocation.num_micro_batches * each
+    return needed <= free_bytes(problem, stage.devices)

@@ -23,10 +23,10 @@ Places = int | np.ndarray
 class StageCosts(NamedTuple):
     """Costs of one micro-batch on a stage's slowest replica: times in ns, bytes kept from F to B, workspace.
 
-    ``recompute_ns`` is spent in the backward where recomputation is no operation of its own, and ``workspace_bytes``
-    includes what it rebuilds at once: a segment, or the recomputed modules of one layer.
-    ``kept_bytes`` includes the input of each recomputed segment, except a stage's own input where that counts as a
-    receive buffer. An input is a whole cut: profiles do not tell whether two cuts carry the same tensor.
+    ``recompute_ns`` is spent in the backward if recomputation is no separate operation, and ``workspace_bytes``
+    includes the bytes rebuilt at once: a segment, or the recomputed modules of one layer. ``kept_bytes`` includes the
+    input of each recomputed segment, except a stage's own input where that counts as a receive buffer. An input is a
+    whole cut: profiles do not tell whether two cuts carry the same tensor.
     """
 
     forward_ns: int
@@ -101,8 +101,10 @@ def input_bytes(problem: Problem, first: int, rows: int) -> int:
 
 def recomputed_inputs(problem: Problem, stage: Stage, rows: int) -> int:
     """Return the bytes of the recomputed segments' inputs that ``kept_bytes`` includes."""
-    own = not problem.memory.count_buffers
-    return sum(input_bytes(problem, first, rows) for first, _last in stage.recompute if own or first > stage.first)
+    counts_first = not problem.memory.count_buffers
+    return sum(
+        input_bytes(problem, first, rows) for first, _last in stage.recompute if counts_first or first > stage.first
+    )
 
 
 def conversion_ns(problem: Problem, stage: Stage, kind: str, rows: int) -> tuple[int, int]:
@@ -129,7 +131,7 @@ def update_ns(problem: Problem, stage: Stage) -> int:
 def step_ns(problem: Problem, first: Places, stop: Places, replicas: int) -> np.ndarray:
     """Return the time of one optimizer step over layers [first, stop), elementwise, on each of ``replicas``.
 
-    Where optimizer states are sharded, a replica steps its part; what a cell sums among its GPUs takes as long.
+    If optimizer states are sharded, a replica steps its part; the sums of a cell among its GPUs take as long as before.
     """
     step = problem.update_ns[stop] - problem.update_ns[first]
     if not problem.memory.shard_states or replicas == 1:

@@ -27,9 +27,9 @@ SUMMING_RULES: frozenset[UpdateRule] = frozenset({"synchronous", "double_buffere
 
 
 class TiedSum(NamedTuple):
-    """One tie's all-reduce: the stages with a copy, in all pipelines; their devices, ascending; its cost.
+    """One tie's all-reduce: the stages with a copy, in all pipelines, their devices, ascending, and its cost.
 
-    What cells sum among their GPUs is in the buckets of the first layer that uses it.
+    The sums of cells among their GPUs are in the buckets of the first layer that uses the tie.
     """
 
     name: str
@@ -73,22 +73,22 @@ def trained_ties(problem: Problem) -> list[tuple[str, tuple[int, ...], int]]:
 def tied_sums(problem: Problem, allocation: Allocation, rule: UpdateRule = "synchronous") -> tuple[TiedSum, ...]:
     """Return the ties that span several stages of a pipeline, in the order of the profile.
 
-    Frozen parameters have none (``trained_ties``), and neither have rules that do not sum ties. A sum
-    whose stages are all on one device takes no time.
+    There are none for frozen parameters (``trained_ties``), and under rules that do not sum ties. A sum whose stages
+    are all on one device takes no time.
     """
     if rule not in SUMMING_RULES:
         return ()
-    found = []
+    sums = []
     for name, layers, size in trained_ties(problem):
         users = tied_stages(allocation, layers)
-        if all(len(own) < 2 for own in users):
+        if all(len(stages_of) < 2 for stages_of in users):
             continue
-        stages = tuple(sorted(s for own in users for s in own))
+        stages = tuple(sorted(s for stages_of in users for s in stages_of))
         devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))
         links = ring_resources(problem, devices) if problem.rules.shared else ()
-        own = owned_of(problem, size)
-        found.append(TiedSum(name, stages, devices, own, all_reduce_ns(problem, own, devices), links))
-    return tuple(found)
+        owned = owned_of(problem, size)
+        sums.append(TiedSum(name, stages, devices, owned, all_reduce_ns(problem, owned, devices), links))
+    return tuple(sums)
 
 
 def tie_arrays(allocation: Allocation, sums: Sequence[TiedSum], every: Sequence[int], periodic: bool) -> Ties:
@@ -114,9 +114,9 @@ def bytes_of_spans(problem: Problem) -> list[tuple[np.ndarray, np.ndarray]]:
     for _name, layers, _size in problem.shared_parameters:
         parted = (first <= layers[0]) & (layers[0] < stop) & ((min(layers) < first) | (max(layers) >= stop))
         whole = np.unique(whole * 2 + parted, return_inverse=True)[1].reshape(parted.shape).astype(np.int64)
-    found = []
+    masks = []
     for number in np.unique(whole).tolist():
         mask = whole == number
         i, j = (int(v) for v in np.argwhere(mask)[0])
-        found.append((mask, bucket_bytes(problem, i, j - 1)))
-    return found
+        masks.append((mask, bucket_bytes(problem, i, j - 1)))
+    return masks

@@ -76,7 +76,7 @@ def transfer(problem: Problem, allocation: Allocation, stage: int, rows: int, di
 
 
 def channels(rules: NetworkRules, resources: tuple[int, ...], edge: int, direction: int) -> tuple[int, ...]:
-    """Return what a transfer takes: its ``resources`` in a shared network, or the private channel of its edge.
+    """Return the resources that a transfer takes: its ``resources`` in a shared network, or its edge's private channel.
 
     Edges are numbered by the stage before them.
     """
@@ -94,8 +94,8 @@ def round_trips_ns(
     """
     sizes = [(int(problem.forward_bytes[cut]), int(problem.backward_bytes[cut])) for cut in cuts]
     cut_of = dict(zip(sizes, cuts, strict=True))
-    known = {size: _round_trip_ns(problem, cut, source, target, rows) for size, cut in cut_of.items()}
-    return np.asarray([known[size] for size in sizes], dtype=np.int64)
+    times = {size: _round_trip_ns(problem, cut, source, target, rows) for size, cut in cut_of.items()}
+    return np.asarray([times[size] for size in sizes], dtype=np.int64)
 
 
 def _round_trip_ns(problem: Problem, cut: int, source: tuple[int, ...], target: tuple[int, ...], rows: int) -> int:

@@ -1,4 +1,4 @@
-"""``Allocation``: which layers form a stage, and which devices hold it."""
+"""An ``Allocation``: the layers of each stage, and the devices that hold it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.solvers.model.degrees import Modules
 class Stage:
     """Layers ``first`` to ``last`` (both included) on ``devices`` (indices of the problem, in replica order).
 
-    ``recompute``: ranges of layers that are recomputed whole, each from its input; or ``modules``: those that every
-    layer recomputes, one layer at a time. ``coded``: whether tensors are encoded on the edges to the previous and to
-    the next stage (``codecs``).
+    ``recompute``: ranges of layers that are recomputed whole, each from its input; or ``modules``: the modules that
+    every layer recomputes, one layer at a time. ``coded``: whether tensors are encoded on the edges to the previous and
+    to the next stage (``codecs``).
     """
 
     first: int
@@ -70,7 +70,7 @@ class Allocation:
     num_micro_batches: int
 
     def __hash__(self) -> int:
-        """Return the hash of the fields, computed once: caches ask for it often, of 10,000 devices as well."""
+        """Return the hash of the fields, computed once: caches use it often, also for 10,000 devices."""
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:

@@ -30,7 +30,7 @@ class Deadline:
         return None if self._limit_ns is None else (self._start + self._limit_ns - self._clock()) / 1e9
 
     def share_ns(self, parts: int = 1) -> int | None:
-        """Return one of so many equal parts of the time until the limit, at least 0; None without a limit."""
+        """Return one of ``parts`` equal parts of the time until the limit, at least 0; None without a limit."""
         if self._limit_ns is None:
             return None
         return max(0, self._start + self._limit_ns - self._clock()) // parts

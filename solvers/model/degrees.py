@@ -1,4 +1,4 @@
-"""Degrees of parallelism within a stage, and what a profile knows of a model at given degrees."""
+"""Degrees of parallelism within a stage, and a profile's costs of a model at given degrees."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHARDED: dict[Sharding, str] = {
     "parameters": "parameters sharded",
     "parameters_kept": "parameters sharded and kept",
 }
-"""In words, as every headline and sentence has them."""
+"""Names of the shardings in headlines and sentences."""
 IN_ONE_STAGE: tuple[Sharding, ...] = ("gradients", "parameters")
-"""What moves with every micro-batch, and so is planned in one stage, on all GPUs."""
+"""Shardings whose shards move with every micro-batch, and which are therefore planned in one stage, on all GPUs."""
 Phase = Literal["forward", "backward", "step"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 Over = Literal["tensor", "context", "expert"]
@@ -36,45 +36,45 @@ def modules_of(named: Iterable[Container[Module]]) -> Modules:
 
 
 def without_parts(modules: Modules) -> Modules:
-    """Return the modules that are not parts of another one of these."""
+    """Return the modules that are not parts of other modules in the tuple."""
     return tuple(module for module in modules if WITHIN.get(module) not in modules)
 
 
-Known = dict[Module, tuple[np.ndarray, np.ndarray]]
-"""Of modules, arrays (L,) of their times and of what they free."""
+ModuleCosts = dict[Module, tuple[np.ndarray, np.ndarray]]
+"""Arrays (L,) by module: times in ns, and the bytes that recomputing frees."""
 
 
-def undominated(sets: Sequence[Modules], measured: Iterable[tuple[Known, np.ndarray]]) -> tuple[Modules, ...]:
-    """Return the sets of modules but those than which another frees at least as much in no more time, in every layer.
+def undominated(sets: Sequence[Modules], measured: Iterable[tuple[ModuleCosts, np.ndarray]]) -> tuple[Modules, ...]:
+    """Return the sets of modules without sets that another dominates: it frees as much in no more time, in every layer.
 
-    ``measured``: of each measurement the modules, and the stash (L,), than which no set frees more. Of sets that are
-    alike the first is kept.
+    ``measured``: of each measurement the modules, and the stash (L,), which is the most that a set frees. Of sets that
+    are alike the first is kept.
     """
     points = list(measured)
-    taken, freed = (
+    times, freed = (
         np.stack([np.concatenate([total(each, *point) for point in points]) for each in sets])
-        for total in (_taken, _freed)
+        for total in (_times, _freed)
     )
     kept: list[int] = []
     for one in range(len(sets)):
-        better = (taken <= taken[one]).all(axis=1) & (freed >= freed[one]).all(axis=1)
-        alike = (taken == taken[one]).all(axis=1) & (freed == freed[one]).all(axis=1)
+        better = (times <= times[one]).all(axis=1) & (freed >= freed[one]).all(axis=1)
+        alike = (times == times[one]).all(axis=1) & (freed == freed[one]).all(axis=1)
         alike[:one] = False
         if not (better & ~alike).any():
             kept.append(one)
     return tuple(sets[one] for one in kept)
 
 
-def _taken(modules: Modules, known: Known, _stash: np.ndarray) -> np.ndarray:
-    return np.asarray(np.sum([known[each][0] for each in modules], axis=0))
+def _times(modules: Modules, costs: ModuleCosts, _stash: np.ndarray) -> np.ndarray:
+    return np.asarray(np.sum([costs[each][0] for each in modules], axis=0))
 
 
-def _freed(modules: Modules, known: Known, stash: np.ndarray) -> np.ndarray:
-    return np.asarray(np.minimum(np.sum([known[each][1] for each in modules], axis=0), stash))
+def _freed(modules: Modules, costs: ModuleCosts, stash: np.ndarray) -> np.ndarray:
+    return np.asarray(np.minimum(np.sum([costs[each][1] for each in modules], axis=0), stash))
 
 
 class Degrees(NamedTuple):
-    """How many GPUs share a layer: its tensors, its sequence, its experts, the tensors of an expert."""
+    """Numbers of GPUs that share a layer: its tensors, its sequence, its experts, the tensors of an expert."""
 
     tensor: int = 1
     context: int = 1
@@ -107,16 +107,17 @@ class Degrees(NamedTuple):
         return f"{self.meshes} GPUs" if self.mesh == 1 else f"{self.meshes} groups of {self.mesh} GPUs"
 
     def __str__(self) -> str:
-        """Return the degrees above 1 in words, such as ``tensor 8, context 2``; ``tensor 1`` where there are none."""
+        """Return the degrees above 1 in words, such as ``tensor 8, context 2``; ``tensor 1`` if all are 1."""
         above = {name: value for name, value in self._asdict().items() if value > 1} or {"tensor": self.tensor}
         return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in above.items())
 
 
 class Choice(NamedTuple):
-    """What is chosen before a pipeline is planned.
+    """A choice made before a pipeline is planned.
 
-    ``sharding``: what replicas share out, None for what memory rules say. ``excluded``: the kind of devices that are
-    left out, None for none. ``values``: of further axes (``degrees.axes``), each with its name.
+    ``sharding``: the parts of the model that replicas share out, None for the memory rules' sharding. ``excluded``: the
+    kind of devices that are left out, None for none. ``values``: of further axes (``degrees.axes``), each with its
+    name.
     """
 
     degrees: Degrees = Degrees()
@@ -126,11 +127,11 @@ class Choice(NamedTuple):
 
     @property
     def in_one_stage(self) -> bool:
-        """Return whether one stage holds the whole model, and all GPUs share out what is sharded of it."""
+        """Return whether one stage holds the whole model, and all GPUs share out its sharded parts."""
         return self.sharding in IN_ONE_STAGE
 
     def __str__(self) -> str:
-        """Return the choice in words, by which bounds name it: ``tensor 8, optimizer sharding``."""
+        """Return the choice in words, as bounds name it: ``tensor 8, optimizer sharding``."""
         sharded = "" if self.sharding is None else f", {SHARDED[self.sharding]}"
         more = "".join(f", {name} {value}" for name, value in self.values)
         return f"{self.degrees}{sharded}{more}{'' if self.excluded is None else f', without {self.excluded}'}"
@@ -140,8 +141,8 @@ class Choice(NamedTuple):
 class Collective:
     """Collectives of one layer in one pass of a micro-batch, by each group of the GPUs that run it.
 
-    ``bytes``: of the whole tensor, summed over all collectives of this kind (of ``send`` and ``all_to_all`` what one
-    GPU sends); ``count``: how many there are; ``hidden_ns``: what computation hides of their time.
+    ``bytes``: of the whole tensor, summed over all collectives of this kind; of ``send`` and ``all_to_all`` the bytes
+    that one GPU sends. ``count``: their number. ``hidden_ns``: the part of their time that computation hides.
     """
 
     phase: Phase
@@ -179,9 +180,10 @@ class CellMeasured:
 class Variant:
     """A model at some degrees, seen from one GPU; L layers, sizes in bytes, times in ns.
 
-    ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of what one GPU holds and updates;
-    ``expert_bytes``: the part of the trainable ones that are experts'. ``copied_bytes``: as of problems.
-    ``boundary_tensors``: for each cut its tensors' names and what one lane carries of them per sample, both ways.
+    ``parameter_bytes``, ``trainable_bytes``, ``update_ns``: prefix sums (L + 1,) of one GPU's parameters and updates;
+    ``expert_bytes``: the part of the trainable bytes that belongs to experts. ``copied_bytes``: as in problems.
+    ``boundary_tensors``: for each cut its tensors' names and the bytes that one channel carries of each per sample,
+    both ways.
     """
 
     degrees: Degrees
@@ -196,5 +198,5 @@ class Variant:
 
     @property
     def modules(self) -> Modules:
-        """Return the modules that have costs of their own in every measurement."""
+        """Return the modules that every measurement has separate costs for."""
         return modules_of(point.modules for points in self.measured.values() for point in points)

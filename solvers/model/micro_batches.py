@@ -1,8 +1,8 @@
-"""How a global batch is cut into micro-batches and these into slices, and which numbers of micro-batches are tried.
+"""The cut of a global batch into micro-batches and of these into slices, and the numbers of micro-batches tried.
 
 No sample is lost. Planners try DAPPLE's rule, powers of two, and the sizes that were measured (ALGORITHMS 1.2 and R-1):
-the number of micro-batches follows from the replication, ``Z = min_slice × max replicas``
-and ``M = ceil(GB / Z)``; the rows of the last micro-batches are uneven.
+the number of micro-batches follows from the replication, ``Z = min_slice × max replicas`` and ``M = ceil(GB / Z)``; the
+rows of the last micro-batches are uneven.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def evenly(values: Sequence[T], most: int) -> list[T]:
 
 def batches_tried(problem: Problem) -> tuple[Batch, ...]:
     """Return the numbers of micro-batches that planners of a single pipeline try."""
-    found = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
-    return tuple(sorted({*found, *candidates(problem)}))
+    batches = {*candidates(problem, dapple_replicas(problem)), *candidates(problem, (1, problem.num_devices))}
+    return tuple(sorted({*batches, *candidates(problem)}))
 
 
 def dapple_replicas(problem: Problem) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _generated(problem: Problem, replicas: list[int]) -> set[int]:
 
 
 def measured_rows(problem: Problem) -> tuple[int, ...]:
-    """Return the sizes of micro-batches that the profile has costs of."""
+    """Return the sizes of micro-batches for which the profile has costs."""
     return tuple(sorted({point.rows for points in problem.measured.values() for point in points}))
 
 
@@ -149,5 +149,5 @@ def _doubled(size: int, most: int) -> list[int]:
 
 
 def size_of(problem: Problem) -> int:
-    """Return layers × devices × numbers of micro-batches: about what the planners' work grows with."""
+    """Return layers × devices × numbers of micro-batches: the size with which the planners' work grows."""
     return problem.num_layers * problem.num_devices * len(candidates(problem))

@@ -1,12 +1,12 @@
 """The network as resources and routes: a maximum spanning tree over nodes, switches and devices, or a matrix.
 
-A *resource* is whatever one transfer at a time may use: one direction of a full-duplex link, a half-duplex
-link, a device pair's channel, a port, a bus. A *route* lists the resources between two devices in order.
-The bottleneck of the tree's path equals the widest path's bottleneck in the whole graph, lanes counted together.
+A *resource* is whatever one transfer at a time may use: one direction of a full-duplex link, a half-duplex link, a
+device pair's channel, a port, a bus. A *route* lists the resources between two devices in order. The bottleneck of the
+tree's path equals the widest path's bottleneck in the whole graph, lanes counted together.
 
-The *lanes* of a cable are equal cards, each a resource of its own, and device i of a node has lane i modulo their
+The *lanes* of a cable are equal cards, each a separate resource, and device i of a node has lane i modulo their
 number. A transfer passes one lane: the sender's in the first half of the path, the receiver's in the second, and on a
-cable in the middle that of the device with the lower number.
+cable in the middle the lane of the device with the lower number.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ways(NamedTuple):
 
 
 class Resource(NamedTuple):
-    """Part of the network that one transfer at a time may use; ``ends``: where it begins and ends, for all lanes."""
+    """Part of the network that one transfer at a time may use; ``ends``: its two ends, for all lanes."""
 
     name: str
     bandwidth_bytes_per_s: int
@@ -76,7 +76,7 @@ class Resource(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """The way from one place to another: the resources of each cable, one for each lane."""
+    """The path from one place to another: the resources of each cable, one for each lane."""
 
     cables: tuple[tuple[int, ...], ...]
     latency_ns: int
@@ -107,7 +107,7 @@ class Network:
         return self._routes[key]
 
     def keeping(self, devices: Sequence[int]) -> Network:
-        """Return the network with these devices alone; places that lose all of theirs still pass on what they did."""
+        """Return the network with these devices alone; places without devices still forward what they did before."""
         nodes = sorted({self.node_of[device] for device in devices})
         passed = Counter(end for cable in self.cables for end in (cable.a, cable.b))
         gone = set(self.device_names) - {self.device_names[device] for device in devices}
@@ -178,7 +178,7 @@ class Network:
         ]
 
     def cards_at(self, node: int) -> int:
-        """Return by how many cards the devices of a node leave it; links that all of them share count as one."""
+        """Return the number of cards by which the devices of a node leave it; links that all share count as one."""
         return len({self._card(device) for device, of in enumerate(self.node_of) if of == node})
 
     def keeps_lanes(self, swap: Mapping[int, int]) -> bool:
@@ -223,10 +223,10 @@ class Network:
         return pairs + [(u, v) for u in leaders for v in leaders if u != v]
 
     def _by_node(self, devices: Iterable[int]) -> dict[int, list[int]]:
-        held: dict[int, list[int]] = {}
+        devices_of: dict[int, list[int]] = {}
         for device in devices:
-            held.setdefault(self.node_of[device], []).append(device)
-        return held
+            devices_of.setdefault(self.node_of[device], []).append(device)
+        return devices_of
 
     def walk(self) -> tuple[int, ...]:
         """Return all nodes in the order of a walk through the tree, small branches first; a switch's nodes together.
@@ -290,24 +290,24 @@ class Network:
 
     @cached_property
     def has_own_nic(self) -> tuple[bool, ...]:
-        """Return whether a device has a link of its own out of its node."""
+        """Return whether each device has a separate link out of its node."""
         return tuple(d in self._wired_devices for d in range(len(self.device_names)))
 
     @cached_property
     def has_cards(self) -> bool:
-        """Return whether devices of one node may leave it by different cards: cables of their own, or lanes."""
+        """Return whether devices of one node may leave it by different cards: separate cables, or lanes."""
         if self.matrix_bytes_per_s is not None:
             return False
         return bool(self._wired_devices) or any(cable.lanes > 1 for cable in self.cables)
 
     @cached_property
     def number_in_node(self) -> tuple[int, ...]:
-        """Return the number of each device among those of its node."""
-        held: Counter[int] = Counter()
+        """Return the number of each device within its node."""
+        count: Counter[int] = Counter()
         numbers = []
         for node in self.node_of:
-            numbers.append(held[node])
-            held[node] += 1
+            numbers.append(count[node])
+            count[node] += 1
         return tuple(numbers)
 
     @cached_property
@@ -336,8 +336,8 @@ class Network:
         graph = nx.Graph()
         graph.add_nodes_from(self.node_names)
         for i, cable in enumerate(self.cables):
-            known = graph.get_edge_data(cable.a, cable.b)
-            if known is None or known["weight"] < cable.bandwidth_bytes_per_s:
+            edge = graph.get_edge_data(cable.a, cable.b)
+            if edge is None or edge["weight"] < cable.bandwidth_bytes_per_s:
                 graph.add_edge(cable.a, cable.b, weight=cable.bandwidth_bytes_per_s, cable=i)
         return nx.maximum_spanning_tree(graph)
 
@@ -346,14 +346,14 @@ class Network:
         """Return the root, the parent and the depth of each place of the tree."""
         import networkx as nx
 
-        known: dict[str, tuple[str, str | None, int]] = {}
+        places: dict[str, tuple[str, str | None, int]] = {}
         for root in self.tree.nodes:
-            if root in known:
+            if root in places:
                 continue
-            known[root] = (root, None, 0)
+            places[root] = (root, None, 0)
             for parent, child in nx.bfs_edges(self.tree, root):
-                known[child] = (root, parent, known[parent][2] + 1)
-        return known
+                places[child] = (root, parent, places[parent][2] + 1)
+        return places
 
     def way_up(self, device: int) -> Iterator[frozenset[str]]:
         """Yield the ends of each cable of the tree from a device's place to the root."""
@@ -375,7 +375,7 @@ class Network:
         return self._route_between(source, target)
 
     def place(self, device: int) -> str:
-        """Return where a device is in the tree: at a cable of its own, or at its node."""
+        """Return the place of a device in the tree: at its cable, if it has a separate one, or at its node."""
         return self.device_names[device] if device in self._wired_devices else self.node_names[self.node_of[device]]
 
     def _route_inside(self, node: int, inside: Inside, source: int, target: int) -> Route:
@@ -406,7 +406,7 @@ class Network:
         return self._paths[key]
 
     def ways(self, sources: Sequence[int], targets: Sequence[int]) -> Ways | None:
-        """Return the routes from devices of one place to those of another; None where nothing connects them."""
+        """Return the routes from the devices of one place to the devices of another; None if nothing connects them."""
         path = self._path(self.place(sources[0]), self.place(targets[0]))
         if path is None:
             return None
@@ -419,23 +419,23 @@ class Network:
         return Ways(np.stack([np.broadcast_to(each, shape) for each in used], axis=-1), path.latency_ns)
 
     def _find_path(self, start: str, goal: str) -> _Path | None:
-        known = self._parents
-        if start not in known or goal not in known or known[start][0] != known[goal][0]:
+        parents = self._parents
+        if start not in parents or goal not in parents or parents[start][0] != parents[goal][0]:
             return None
         up, down = [start], [goal]
         while up[-1] != down[-1]:
-            deeper = up if known[up[-1]][2] >= known[down[-1]][2] else down
-            parent = known[deeper[-1]][1]
+            deeper = up if parents[up[-1]][2] >= parents[down[-1]][2] else down
+            parent = parents[deeper[-1]][1]
             assert parent is not None
             deeper.append(parent)
         places = up + down[-2::-1]
-        found, latency = [], 0
+        cables, latency = [], 0
         for a, b in pairwise(places):
             cable = self.cables[self.tree.edges[a, b]["cable"]]
             ends = (a, b) if cable.full_duplex else (min(a, b), max(a, b))
-            found.append(self._lanes(cable, ends))
+            cables.append(self._lanes(cable, ends))
             latency += cable.latency_ns
-        return _Path(tuple(found), latency)
+        return _Path(tuple(cables), latency)
 
     def _lanes(self, cable: Cable, ends: tuple[str, str]) -> tuple[int, ...]:
         if cable.lanes == 1:
@@ -451,6 +451,6 @@ class Network:
 
 
 def _nearest(path: _Path, source: _D, middle: _D, target: _D) -> list[_D]:
-    """Return for each cable of a path whose lane a transfer takes."""
+    """Return, for each cable of a path, the device whose lane a transfer takes."""
     half, odd = divmod(len(path.cables), 2)
     return [source] * half + [middle] * odd + [target] * half

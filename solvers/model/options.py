@@ -1,4 +1,4 @@
-"""Options of allocators, schedules and planners: what GET /v1/planners lists, and their validation."""
+"""Options of allocators, schedules and planners, as GET /v1/planners lists them, and their validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True)
 class Option(Generic[V]):
-    """One setting: its type is that of ``default``; ``choices`` or ``low`` … ``high`` limit its values."""
+    """One setting: its type is the type of ``default``; ``choices`` or ``low`` … ``high`` limit its values."""
 
     name: str
     default: V
@@ -29,11 +29,11 @@ class Option(Generic[V]):
         return {str: "string", int: "integer", float: "number", bool: "boolean"}[type(self.default)]
 
     def of(self, values: Mapping[str, object]) -> V:
-        """Return this option's value among those of all options (``checked``)."""
+        """Return this option's value among the values of all options (``checked``)."""
         return cast(V, values[self.name])
 
     def fault(self, value: object) -> str | None:
-        """Return what is wrong with a value; None if it is valid."""
+        """Return the fault of a value; None if it is valid."""
         wanted = (int, float) if isinstance(self.default, float) else type(self.default)
         if not isinstance(value, wanted) or (isinstance(value, bool) and not isinstance(self.default, bool)):
             return f"{value!r} is not of type {self.type}"
@@ -47,7 +47,7 @@ class Option(Generic[V]):
 
 
 EFFORTS = ("effort",)
-"""Options that say how long to search."""
+"""Options that set how long to search."""
 PAPER = Option("paper", False, "run the algorithm as its paper prints it, without what was added since")
 """The option of every planner that improves on its paper."""
 
@@ -55,27 +55,27 @@ Options = tuple[Option[Any], ...]
 """All settings of a planner."""
 
 
-def checked(owner: str, options: Options, given: Mapping[str, object]) -> dict[str, Value]:
+def checked(owner: str, options: Options, values: Mapping[str, object]) -> dict[str, Value]:
     """Return all options with their values, defaults filled in.
 
     Raises ``UnsupportedRequest`` for a name that ``owner`` does not have, ``InvalidDocument`` for a wrong value.
     """
-    known = {option.name: option for option in options}
-    for name in given:
-        if name not in known:
+    by_name = {option.name: option for option in options}
+    for name in values:
+        if name not in by_name:
             raise UnknownMethod(
-                f"{owner!r} has no option {name!r}; it has {', '.join(known) or 'none'}", remedy=meant(name, known)
+                f"{owner!r} has no option {name!r}; it has {', '.join(by_name) or 'none'}", remedy=meant(name, by_name)
             )
     faults = [
         Fault(f"/options/{name}", fault)
-        for name, value in given.items()
-        if (fault := known[name].fault(value)) is not None
+        for name, value in values.items()
+        if (fault := by_name[name].fault(value)) is not None
     ]
     if faults:
         raise InvalidDocument(f"invalid options for {owner!r}", faults=tuple(faults))
-    return {option.name: given.get(option.name, option.default) for option in options}  # type: ignore[misc]
+    return {option.name: values.get(option.name, option.default) for option in options}  # type: ignore[misc]
 
 
 def unlimited(options: Options, values: Mapping[str, object]) -> bool:
-    """Return whether no option limits a planner to some of its plans, which options on effort do not."""
+    """Return whether no option limits a planner to some of its plans; options on effort do not limit it."""
     return all(values[each.name] == each.default for each in options if each.name not in EFFORTS)

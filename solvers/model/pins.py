@@ -19,7 +19,7 @@ from penstock.solvers.model.schedule import Orders, Row, Schedule
 
 Devices = frozenset[int]
 MOST_COUNTED = 62
-"""Pins, one to a bit."""
+"""Most pins that are counted, one to a bit."""
 
 
 def allowed_devices(problem: Problem, first: int, last: int) -> Devices:
@@ -41,8 +41,8 @@ def devices_allowed(problem: Problem) -> np.ndarray:
     marks, where = np.unique(named, return_inverse=True)
     counts = []
     for mark in marks.tolist():
-        own = [pin.devices for number, pin in enumerate(problem.pins[:MOST_COUNTED]) if mark >> number & 1]
-        counts.append(len(frozenset(range(problem.num_devices)).intersection(*own)))
+        device_sets = [pin.devices for number, pin in enumerate(problem.pins[:MOST_COUNTED]) if mark >> number & 1]
+        counts.append(len(frozenset(range(problem.num_devices)).intersection(*device_sets)))
     return np.asarray(counts)[where].reshape(named.shape)
 
 
@@ -109,9 +109,9 @@ def keep_pins(problem: Problem, allocation: Allocation) -> Allocation | None:
     """Return the allocation, changed as little as needed to keep the pins; None if no such change is found."""
     if broken_pin(problem, allocation) is None:
         return allocation
-    found = moved(problem, allocation)
-    if found is not None:
-        return found
+    exchanged_plan = moved(problem, allocation)
+    if exchanged_plan is not None:
+        return exchanged_plan
     split = _split(problem, allocation)
     return None if split is None else moved(problem, split)
 
@@ -170,10 +170,10 @@ def matching(wanted: dict[int, list[int]]) -> dict[int, int] | None:
     """Return one distinct value for each key, by augmenting paths, keys with fewest values first."""
     holder: dict[int, int] = {}
     for key in sorted(wanted, key=lambda k: (len(wanted[k]), k)):
-        found = _augmenting(key, wanted, holder)
-        if found is None:
+        path = _augmenting(key, wanted, holder)
+        if path is None:
             return None
-        for value, owner in found:
+        for value, owner in path:
             holder[value] = owner
     return {owner: value for value, owner in holder.items()}
 
@@ -195,7 +195,7 @@ def _augmenting(key: int, wanted: dict[int, list[int]], holder: dict[int, int]) 
 
 
 def _path(value: int, key: int, came_from: dict[int, int], holder: dict[int, int]) -> list[tuple[int, int]]:
-    back = {owner: taken for taken, owner in holder.items()}
+    back = {owner: value_of for value_of, owner in holder.items()}
     pairs = []
     while True:
         owner = came_from[value]
@@ -222,9 +222,9 @@ def _split(problem: Problem, allocation: Allocation) -> Allocation | None:
             return None
         counts = _shares(problem, pieces, len(devices))
         for (first, last), count in zip(pieces, counts, strict=True):
-            own, devices = devices[:count], devices[count:]
+            part, devices = devices[:count], devices[count:]
             again = ((first, last),) if stage.recompute else ()
-            stages.append(Stage(first, last, tuple(own), stage.dispatch, again, modules=stage.modules))
+            stages.append(Stage(first, last, tuple(part), stage.dispatch, again, modules=stage.modules))
     return Allocation((Pipeline(tuple(stages), allocation.pipelines[0].micro_batches),), allocation.num_micro_batches)
 
 

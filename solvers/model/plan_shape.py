@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Sequence
 from penstock.solvers.model.allocation import Stage
 
 MOST_LISTED = 4
-"""The largest number of stages whose devices are listed; rows of more numbers are no words."""
+"""The largest number of stages whose devices are listed; longer rows of numbers are no words."""
 
 
 def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, degrees: str = "") -> str:
@@ -17,9 +17,9 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
     ``pipelines``: the devices of each stage of each pipeline, under any names. Where a replica of a stage is a cell of
     several devices, with ``degrees`` such as TP 4 in words: ``4 stages × 2 replicas × TP 4 on 32 devices``.
     """
-    devices = {device for stages in pipelines for held in stages for device in held}
+    devices = {device for stages in pipelines for stage in stages for device in stage}
     where = "one device" if len(devices) == 1 else f"{len(devices):,} devices"
-    replicas = {len(held) // cell for stages in pipelines for held in stages}
+    replicas = {len(stage) // cell for stages in pipelines for stage in stages}
     in_turn = f", {len(pipelines[0]):,} parts of the model in turn" if are_in_turn(pipelines) else ""
     if cell > 1 and len(pipelines) == len(replicas) == 1:
         counts = ((1 if in_turn else len(pipelines[0]), "stages"), (min(replicas), "replicas"))
@@ -34,8 +34,10 @@ def shape(pipelines: Sequence[Sequence[Collection[Hashable]]], cell: int = 1, de
             return where
         if len(pipelines) == 1:
             return f"data parallelism over {where}"
-        own = "each a pipeline of its own" if len(pipelines) * cell == len(devices) else f"in {len(pipelines):,} groups"
-        return f"data parallelism over {where}, {own}"
+        arrangement = (
+            "each a pipeline of its own" if len(pipelines) * cell == len(devices) else f"in {len(pipelines):,} groups"
+        )
+        return f"data parallelism over {where}, {arrangement}"
     counts_of_stages = sorted({len(stages) for stages in pipelines})
     low, high = counts_of_stages[0], counts_of_stages[-1]
     stages = f"{low}{f' to {high}' if high > low else ''} stage{'s' if high > 1 else ''}"
@@ -70,9 +72,9 @@ def micro_batches(number: int, rows: int) -> str:
 
 
 def recomputing(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Return how many stages recompute, and what if not whole layers: ``3 of them recomputing``, ``2 … norm``.
+    """Return how many stages recompute, and the modules if not whole layers: ``3 of them recomputing``, ``2 … norm``.
 
-    Of one stage alone no number is said.
+    For one stage alone no number is given.
     """
     counts = Counter(" and ".join(stage.modules) for stage in stages if stage.recomputes)
     what = {each: "recomputing" + (each and f" {each}") for each in counts}
@@ -93,5 +95,5 @@ def layers_need(first: int, last: int, names: Sequence[str] | None = None) -> st
 
 def _overlap(pipelines: Sequence[Sequence[Collection[Hashable]]]) -> bool:
     """Return whether a device belongs to several pipelines."""
-    every = [device for stages in pipelines for device in {device for held in stages for device in held}]
+    every = [device for stages in pipelines for device in {device for stage in stages for device in stage}]
     return len(every) > len(set(every))

@@ -51,7 +51,7 @@ def prefix_sums(values: ArrayLike) -> np.ndarray:
 class Device:
     """One device; ``node`` is its host's number.
 
-    ``edge_bytes`` and ``group_bytes``: what each of its communicators takes, of a directed edge and of a group.
+    ``edge_bytes`` and ``group_bytes``: the bytes of each of its communicators, for a directed edge and for a group.
     """
 
     name: str
@@ -65,8 +65,11 @@ class Device:
 
 
 class Again(NamedTuple):
-    """What recomputing a set of modules in every layer costs: prefix sums (L + 1,) int64 of its time and of the stash
-    that it frees, and (L,) what of that is there again while a layer runs backward."""
+    """The cost of recomputing a set of modules in every layer.
+
+    Prefix sums (L + 1,) int64 of its time and of the stash that it frees; and (L,) the freed bytes that are there again
+    while a layer runs backward.
+    """
 
     recompute_ns: np.ndarray
     freed_bytes: np.ndarray
@@ -77,8 +80,8 @@ class Again(NamedTuple):
 class Costs:
     """Costs of a slice of ``rows`` samples on one kind of device.
 
-    All arrays are prefix sums of shape (L + 1,), int64: layers [i, j) cost ``a[j] - a[i]``; ``workspace_bytes``
-    is per layer, shape (L,). ``modules``: of each that can be recomputed by itself, arrays (L,) of its time and of the
+    All arrays are prefix sums of shape (L + 1,), int64: layers [i, j) cost ``a[j] - a[i]``; ``workspace_bytes`` is per
+    layer, shape (L,). ``modules``: for each module that can be recomputed by itself, arrays (L,) of its time and of the
     stash that it frees.
     """
 
@@ -96,7 +99,7 @@ class Costs:
         return np.asarray(self.forward_ns + self.backward_ns)
 
     def again(self, modules: Modules) -> Again:
-        """Return what recomputing these modules costs, computed once. No layer frees more than its stash."""
+        """Return the cost of recomputing these modules, computed once. No layer frees more than its stash."""
         if modules not in self._again:
             time_ns, freed = (np.sum([self.modules[each][which] for each in modules], axis=0) for which in (0, 1))
             freed = np.minimum(freed, np.diff(self.stash_bytes))
@@ -121,9 +124,9 @@ class Measured:
 class MemoryRules:
     """Bytes in addition to activations: gradients and optimizer states as multiples of the parameters' bytes.
 
-    ``states``: how many an optimizer has of a parameter, each ``state_width`` times as wide; ``master_factor``: what is
-    kept with them whatever the optimizer, such as an fp32 copy. ``shard_factor``: what sharded parameters take in all
-    parts together besides these, whose fp32 copies may be what is sharded.
+    ``states``: the number of states of a parameter, each ``state_width`` times as wide. ``master_factor``: kept with
+    them under any optimizer, such as an fp32 copy. ``shard_factor``: the bytes of sharded parameters in all parts
+    together besides these; it may be the fp32 copies that are sharded.
     """
 
     gradient_factor: int
@@ -137,12 +140,12 @@ class MemoryRules:
 
     @property
     def state_factor(self) -> int:
-        """Return what is kept of a parameter from step to step besides itself, per byte of it."""
+        """Return the bytes kept of a parameter from step to step besides itself, per byte of it."""
         return self.master_factor + self.state_width * self.states
 
     @property
     def exchange(self) -> Fraction:
-        """Return the bytes of an all-reduce that is as long as what replicas exchange, per byte of parameters."""
+        """Return the bytes of an all-reduce that is as long as the replicas' exchange, per byte of parameters."""
         return Fraction(self._halves, 2)
 
     def exchanged_bytes(self, size_bytes: int) -> int:
@@ -161,7 +164,7 @@ class MemoryRules:
 
 @dataclass(frozen=True, slots=True)
 class NetworkRules:
-    """How transfers and all-reduces are costed (ALGORITHMS 1.5, 1.6)."""
+    """Rules for the costs of transfers and all-reduces (ALGORITHMS 1.5, 1.6)."""
 
     shared: bool
     channel: Literal["half", "full", "none"]
@@ -172,7 +175,7 @@ class NetworkRules:
 
 
 class MeasuredCollective(NamedTuple):
-    """What a collective of ``size_bytes`` took among ``devices_per_node`` devices in each of ``nodes`` nodes."""
+    """The measured time of a collective of ``size_bytes``, ``devices_per_node`` devices in each of ``nodes`` nodes."""
 
     operation: Operation
     devices_per_node: int
@@ -201,9 +204,9 @@ class Pin:
 class Copies(NamedTuple):
     """Parameters that several GPUs of a cell hold alike, each of which sums and updates a part for the others.
 
-    ``owned_bytes``: prefix sums (L + 1,) of the trainable bytes that are one GPU's part; ``reduce_ns``: prefix sums of
-    what a cell takes to sum the gradients of each layer in parts, and to gather its parameters; ``holders``: how many
-    GPUs hold what is no expert's.
+    ``owned_bytes``: prefix sums (L + 1,) of the trainable bytes that are one GPU's part. ``reduce_ns``: prefix sums of
+    the time in which a cell sums the gradients of each layer in parts, and gathers its parameters. ``holders``: the
+    number of GPUs that hold each parameter outside experts.
     """
 
     owned_bytes: np.ndarray
@@ -241,23 +244,23 @@ class Problem:
 
     ``parameter_bytes``, ``trainable_bytes``, ``update_ns`` are prefix sums (L + 1,), and ``copied_bytes``: the part of
     the first that are copies of parameters, which every device makes for itself (None: nothing). ``forward_bytes`` and
-    ``backward_bytes`` (L - 1,) are what one sample sends over the cut after each layer; ``cuttable`` (L - 1,).
-    ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind; ``encodable``: for each cut, the
+    ``backward_bytes`` (L - 1,) are the bytes that one sample sends over the cut after each layer; ``cuttable`` (L -
+    1,). ``codec``: whether plans may encode tensors; ``codec_speeds`` by device kind. ``encodable``: for each cut, the
     bytes and the number of one sample's tensors that the codec can encode. ``within``: the trainer that has to be able
-    to express the plan. ``variants``: the model at the degrees that its profile knows besides 1. ``choices``: of
-    degrees and sharding that the request allows; none: a request that says nothing of them. ``values``: of the axes
-    (``degrees.axes``) that it is at. ``collectives``: those
-    that were measured, between GPUs; others take what ``costs.collectives`` computes.
+    to express the plan. ``variants``: the model at the profile's degrees besides 1. ``choices``: the degrees and
+    sharding that the request allows; empty if the request leaves them out. ``values``: the problem's values of the axes
+    (``degrees.axes``). ``collectives``: the measured collectives, between GPUs; others take the time that
+    ``costs.collectives`` computes.
 
     At a ``choice`` of degrees (``degrees.contract``) the devices are cells of the GPUs of ``real``, numbered as in
-    ``cells``; sizes are those of one GPU, and bandwidths those of one lane between cells; a row is a sample for each
-    mesh of a cell. Where all GPUs share out one stage (``Choice.in_one_stage``), they are one cell. ``copies``: what
-    GPUs of a cell hold alike; None: nothing. ``step_collectives_ns``: prefix sums of the part of ``update_ns`` in which
-    a cell sums gradients among its GPUs; None: nothing.
+    ``cells``. Sizes are one GPU's, and bandwidths one channel's between cells; a row is a sample for each mesh of a
+    cell. If all GPUs share out one stage (``Choice.in_one_stage``), they are one cell. ``copies``: the parameters that
+    GPUs of a cell hold alike (None: nothing). ``step_collectives_ns``: prefix sums of the part of ``update_ns`` in
+    which a cell sums gradients among its GPUs (None: nothing).
 
-    ``update_workspace_bytes``: (L,) what an optimizer step needs of each layer only while it runs (None: nothing);
-    ``update_in_turn``: of several layers the most of one, not the sum. ``results``: what was computed of the problem
-    (``per_problem``), for as long as it is kept.
+    ``update_workspace_bytes``: (L,) the bytes that an optimizer step needs of each layer only while it runs (None:
+    nothing). ``update_in_turn``: several layers need the most of one, not the sum. ``results``: values computed from
+    the problem (``per_problem``), for as long as it is kept.
     """
 
     layer_names: tuple[str, ...]
@@ -306,7 +309,7 @@ class Problem:
     results: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields without what was computed of them (``per_problem``)."""
+        """Return the fields without the values computed from them (``per_problem``)."""
         return self.__dict__ | {"results": {}}
 
     @property
@@ -321,12 +324,12 @@ class Problem:
 
     @property
     def sample_ns(self) -> np.ndarray:
-        """Return prefix sums (L + 1,) of a sample's passes on the first kind of devices, by which work is compared."""
+        """Return prefix sums (L + 1,) of a sample's passes on the first kind of devices, to compare work."""
         return self.costs(self.devices[0].kind, 1).passes_ns
 
     @property
     def step_sums_ns(self) -> np.ndarray:
-        """Return ``step_collectives_ns``, zeros where there are none."""
+        """Return ``step_collectives_ns``, zeros if it is None."""
         return 0 * self.update_ns if self.step_collectives_ns is None else self.step_collectives_ns
 
     @property
@@ -344,9 +347,10 @@ class Problem:
 
     @property
     def owned_bytes(self) -> np.ndarray:
-        """Return prefix sums (L + 1,) of what a GPU sums with other devices' and whose optimizer states it may keep.
+        """Return prefix sums (L + 1,) of the bytes that a GPU sums with other devices; it may keep their optimizer
+        states.
 
-        They are the trainable bytes, less what other GPUs of its cell sum and update for it.
+        They are the trainable bytes, less the bytes that other GPUs of its cell sum and update for it.
         """
         return self.trainable_bytes if self.copies is None else self.copies.owned_bytes
 
@@ -380,23 +384,23 @@ class Problem:
 
     @cached_property
     def modules(self) -> Modules:
-        """Return the modules that have costs of their own in every measurement; none at degrees of 1."""
+        """Return the modules that every measurement has separate costs for; empty at degrees of 1."""
         return modules_of(point.modules for points in self.measured.values() for point in points)
 
     @cached_property
     def module_sets(self) -> tuple[Modules, ...]:
-        """Return the sets of modules that stages may recompute; none unless recompute is auto.
+        """Return the sets of modules that stages may recompute; empty unless recompute is auto.
 
-        Left out are sets than which another frees at least as much in no more time, in every layer as measured:
-        between measured sizes that holds but for rounding.
+        A set is left out if another frees at least as much in no more time, in every layer as measured; between
+        measured sizes that holds but for rounding.
         """
         sizes = range(1, len(self.modules) + 1) if self.recompute == "auto" else ()
         sets = [each for size in sizes for each in combinations(self.modules, size) if each == without_parts(each)]
-        points = [point for known in self.measured.values() for point in known]
+        points = [point for measurements in self.measured.values() for point in measurements]
         return undominated(sets, [(point.modules, point.stash_bytes) for point in points]) if sets else ()
 
     def gpus(self, device: int) -> tuple[Device, ...]:
-        """Return the GPUs of a device: itself, or those of its cell."""
+        """Return the GPUs of a device: itself, or the GPUs of its cell."""
         return (self.devices[device],) if self.real is None else tuple(self.real.devices[g] for g in self.cells[device])
 
     def names(self, device: int) -> tuple[str, ...]:
@@ -419,8 +423,8 @@ class Problem:
         points = self.measured[source]
         sizes = [point.rows for point in points]
 
-        def at_rows(known: list[np.ndarray], *, time: bool) -> np.ndarray:
-            exact = _at_rows(sizes, known, rows, self.linear)
+        def at_rows(points_of_sizes: list[np.ndarray], *, time: bool) -> np.ndarray:
+            exact = _at_rows(sizes, points_of_sizes, rows, self.linear)
             return np.ceil(exact / speed).astype(np.int64) if time and speed != 1.0 else exact
 
         def sums(name: str) -> np.ndarray:
@@ -451,9 +455,9 @@ R = TypeVar("R")
 
 
 def per_problem(function: Callable[Concatenate[Problem, Values], R]) -> Callable[Concatenate[Problem, Values], R]:
-    """Keep what a function of a problem and hashable values returns, for as long as the problem itself is kept.
+    """Keep the results of a function of a problem and hashable values, for as long as the problem itself is kept.
 
-    A search over choices asks planners and bounds again and again for the same problems.
+    A search over choices calls planners and bounds again and again for the same problems.
     """
 
     @wraps(function)

@@ -19,9 +19,9 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 
 class Reason(NamedTuple):
-    """The reason for which a planner is not asked: ``kind`` has a place ``{}`` for each of the values.
+    """The reason why a planner is not run: ``kind`` has a place ``{}`` for each of the values.
 
-    Reasons of one kind, as at several choices of degrees, are combined without a look at their words.
+    Reasons of one kind, as at several choices of degrees, are combined without comparing their words.
     """
 
     kind: str
@@ -204,10 +204,10 @@ class Progress(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """A choice of degrees: its best plan that was found, the bound on all of its plans, and why it is not the answer.
+    """A choice of degrees: its best plan, the bound on all of its plans, and why it is not the answer.
 
-    ``value_ns`` and ``peak_bytes`` (of the fullest device) are None where no plan was found, ``bound_ns`` where the
-    choice cannot be made; ``why`` is empty for the answer.
+    ``value_ns`` and ``peak_bytes`` (of the fullest device) are None if no plan was found, ``bound_ns`` if the choice
+    cannot be made; ``why`` is empty for the answer.
     """
 
     choice: Choice
@@ -221,9 +221,9 @@ class Alternative(NamedTuple):
 class Result:
     """A planner's result. ``best`` is None if infeasible, if no plan was found, or if the limit was reached first.
 
-    ``why``: clauses, the plan or what stands in its way first. ``choice``: the degrees and the sharding of the problem
-    that the best plan, or the shortage, belongs to. ``not_asked``: of ``auto``, the planners that were not asked, each
-    with the reason. ``alternatives``: the choices that were compared, the best plans first.
+    ``why``: clauses, the plan or its obstacle first. ``choice``: the degrees and the sharding of the problem that the
+    best plan, or the shortage, belongs to. ``not_asked``: for ``auto``, the planners that were not run, each with the
+    reason. ``alternatives``: the choices that were compared, the best plans first.
     """
 
     status: Status

@@ -1,4 +1,4 @@
-"""``Orders``: in which order each device runs its operations in one flushed step; ``Pattern``: a steady state."""
+"""``Orders``: the order in which each device runs its operations in one flushed step; ``Pattern``: a steady state."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What another trainer can express, as far as planners need it: its orders, its recomputation, where it may cut.
+"""The limits of another trainer, for planners: its orders, its recomputation, its possible cuts.
 
 All of these trainers replicate every stage equally, run one flushed pipeline of equal micro-batches, and number their
 ranks stage after stage (Megatron's order tp-cp-ep-dp-pp, DeepSpeed's ``pipe``-``data``, torchtitan's mesh: the pipeline
-is outermost). ``penstock.layouts.limits`` has the table, and checks plans without any of this.
+is outermost). ``penstock.layouts.limits`` has the table, and checks plans independently of this module.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ AT_ONCE = 8
 
 
 class Recomputing(NamedTuple):
-    """How stages recompute: ``block``: the first n layers, each by itself; ``uniform``: all layers, n at once.
+    """A way of recomputing stages: ``block``: the first n layers, each by itself; ``uniform``: all layers, n at once.
 
-    ``every``: the layers of a stage whose numbers n divides, from 1 on, each by itself.
+    ``every``: the layers of a stage whose numbers, from 1 on, n divides, each by itself.
     """
 
     method: Method = "none"
@@ -46,9 +46,9 @@ def misnumbered(nodes: Sequence[Sequence[int]], stages: Sequence[Stage]) -> tupl
     node_of = {device: number for number, devices in enumerate(nodes) for device in devices}
     seen: set[int] = set()
     for node, group in groupby(used, key=node_of.__getitem__):
-        own = tuple(group)
-        if node in seen or own != tuple(nodes[node][: len(own)]):
-            return own
+        devices = tuple(group)
+        if node in seen or devices != tuple(nodes[node][: len(devices)]):
+            return devices
         seen.add(node)
     return None
 
@@ -57,10 +57,10 @@ def misnumbered(nodes: Sequence[Sequence[int]], stages: Sequence[Stage]) -> tupl
 class Within:
     """The limits of one trainer for one model.
 
-    ``schedules``: by our names; ``rounds``: whether interleaved 1F1B takes its micro-batches in the largest number of
-    equal groups that fill the ranks, else in groups as large as the number of ranks; ``recompute``: supported ways
-    in addition to none; ``at_once``: whether several layers may be recomputed together; ``span``: the layers that may
-    recompute at all; ``cuts`` (L - 1): where stages may end.
+    ``schedules``: by our names. ``rounds``: whether interleaved 1F1B takes its micro-batches in the largest number of
+    equal groups that fill the ranks, else in groups as large as the number of ranks. ``recompute``: supported ways in
+    addition to none. ``at_once``: whether several layers may be recomputed together. ``span``: the layers that may
+    recompute at all. ``cuts`` (L - 1): where stages may end.
     """
 
     trainer: str
@@ -93,12 +93,12 @@ class Within:
         rows, uneven = divmod(global_batch_size, allocation.num_micro_batches)
         equal = len({stage.replicas for stage in stages}) == 1 and not uneven and rows % stages[0].replicas == 0
         by_rows = all(stage.dispatch == "rows" or stage.replicas == 1 for stage in stages)
-        known = schedule in self.schedules and all(self.cuts[stage.last] for stage in stages[:-1])
+        expressible = schedule in self.schedules and all(self.cuts[stage.last] for stage in stages[:-1])
         return (
             len(allocation.pipelines) == 1
             and equal
             and by_rows
-            and known
+            and expressible
             and len({stage.modules for stage in stages}) == 1
             and not (stages[0].modules and any(stage.recompute for stage in stages))
             and any(all(self.segments(stage, how) == stage.recompute for stage in stages) for how in self.ways(stages))

@@ -26,14 +26,14 @@ from penstock.solvers.model.schedule import STEP, Orders, Pattern, Row
 from penstock.solvers.model.update_rules import UpdateRule, group_of, micro_batches_per_update, version_used
 
 MEASURED = 48
-"""The least number of measured micro-batches: devices that start what they can may repeat only every few rounds."""
+"""The least number of measured micro-batches: devices that start eagerly may repeat only every few rounds."""
 
 
 class Unrolled(NamedTuple):
-    """``rounds`` global batches as one step of a problem of their size.
+    """An unrolled pattern: ``rounds`` global batches as one step of a problem of their size.
 
-    The steady state lies between the end of the last backward of round ``first`` and that of round ``last``. After
-    ``whole`` rounds the pattern and every round-robin replica repeat.
+    The steady state lies between the ends of the last backwards of rounds ``first`` and ``last``. After ``whole``
+    rounds the pattern and every round-robin replica repeat.
     """
 
     problem: Problem
@@ -47,7 +47,7 @@ class Unrolled(NamedTuple):
 
 @lru_cache(maxsize=8)
 def unroll(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> Unrolled:
-    """Return enough rounds to fill the pipeline, settle, be measured, and be followed by those that they overlap with.
+    """Return enough rounds to fill the pipeline, settle, be measured, and be followed by the rounds that overlap them.
 
     Raises InvalidPlan where the pattern lacks operations or names a stage that the allocation lacks, and where a
     replica would have no work for an update.
@@ -76,11 +76,11 @@ def run_of(allocation: Allocation, pattern: Pattern, rule: UpdateRule, rounds: i
     pipelines = tuple(Pipeline(pipeline.stages, (0, total - 1)) for pipeline in allocation.pipelines)
     longer = Allocation(pipelines, total)
     every = tuple(micro_batches_per_update(rule, stage, number) for stage in allocation.stages)
-    made = []
+    rows = []
     for alike, devices in _rows(allocation).items():
-        own = _operations(pattern, total, alike)
-        made.append(Row(tuple(devices), _with_steps(longer, own, rule, every)))
-    return longer, Orders(pattern.name, tuple(made), update_every=every)
+        operations = _operations(pattern, total, alike)
+        rows.append(Row(tuple(devices), _with_steps(longer, operations, rule, every)))
+    return longer, Orders(pattern.name, tuple(rows), update_every=every)
 
 
 def depth(allocation: Allocation, pattern: Pattern) -> int:
@@ -116,7 +116,7 @@ def whole_rounds(allocation: Allocation, pattern: Pattern) -> int:
 
 
 class _Alike(NamedTuple):
-    """What devices of one row have in common: stages, and (stage, turn, replicas) of those that take turns."""
+    """The properties shared by devices of one row: stages, and (stage, turn, replicas) of stages that take turns."""
 
     stages: tuple[int, ...]
     turns: tuple[tuple[int, int, int], ...]
@@ -129,20 +129,20 @@ def _rows(allocation: Allocation) -> dict[_Alike, list[int]]:
         for device in stage.devices:
             holds[device].append(number)
     alike: dict[_Alike, list[int]] = defaultdict(list)
-    for device, held in holds.items():
+    for device, stages in holds.items():
         turns = tuple(
             (s, allocation.stages[s].devices.index(device), allocation.stages[s].replicas)
-            for s in held
+            for s in stages
             if allocation.stages[s].dispatch == "round_robin"
         )
-        alike[_Alike(tuple(held), turns)].append(device)
+        alike[_Alike(tuple(stages), turns)].append(device)
     return alike
 
 
 def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
     """Return a row's operations on micro-batches below ``total``, by nominal start; ties in the pattern's order."""
     turns = {s: (turn, replicas) for s, turn, replicas in alike.turns}
-    starts, places, found = [], [], []
+    starts, places, listed_parts = [], [], []
     for place, operation in enumerate(pattern.operations):
         if operation.stage not in alike.stages:
             continue
@@ -152,10 +152,10 @@ def _operations(pattern: Pattern, total: int, alike: _Alike) -> np.ndarray:
         period = m // pattern.micro_batches_per_period + operation.shift
         starts.append(period * pattern.period_ns + operation.start_ns)
         places.append(np.full(len(m), place))
-        found.append(np.stack((np.full(len(m), operation.kind), np.full(len(m), operation.stage), m), axis=1))
-    if not found:
+        listed_parts.append(np.stack((np.full(len(m), operation.kind), np.full(len(m), operation.stage), m), axis=1))
+    if not listed_parts:
         return np.empty((0, 3), dtype=np.int32)
-    listed = np.concatenate(found).astype(np.int32)
+    listed = np.concatenate(listed_parts).astype(np.int32)
     return listed[np.lexsort((listed[:, 2], np.concatenate(places), np.concatenate(starts)))]
 
 
@@ -176,9 +176,9 @@ def _steps(allocation: Allocation, operations: np.ndarray, rule: UpdateRule, s: 
     """
     rounds = np.arange(allocation.num_micro_batches // every)
     kind, update_round = operations[:, 0], operations[:, 2] // every
-    own = operations[:, 1] == s
-    gradients = np.flatnonzero(own & (kind != FORWARD) & (kind != RECOMPUTE))
-    forwards = np.flatnonzero(own & (kind == FORWARD))
+    of_stage = operations[:, 1] == s
+    gradients = np.flatnonzero(of_stage & (kind != FORWARD) & (kind != RECOMPUTE))
+    forwards = np.flatnonzero(of_stage & (kind == FORWARD))
     finished = np.full(len(rounds) + 1, -1)
     finished[np.minimum(update_round[gradients], len(rounds))] = gradients
     finished = finished[: len(rounds)]

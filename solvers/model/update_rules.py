@@ -1,6 +1,7 @@
-"""Update rules: which weights a micro-batch uses, and when a stage may step (ALGORITHMS 5.1).
+"""Update rules: the weights that a micro-batch uses, and the steps that a stage may take (ALGORITHMS 5.1).
 
-What they train is in ``docs/running.md``, when their stages step in ``docs/theory/judge.md``, sections 5 and 6.
+Their training is described in ``docs/running.md``, the times of their steps in ``docs/theory/judge.md``, sections 5
+and 6.
 
 Version v of a stage's weights is the result of v updates. Global batch t is *round* t of a stage.
 """
@@ -27,7 +28,7 @@ def group_of(allocation: Allocation, stage: int) -> int:
 def version_used(rule: UpdateRule, group: int, update_round: int) -> int | None:
     """Return the version that forwards and backwards of a round use.
 
-    None: the newest when the forward starts, of every round or of none.
+    None: the newest version when the forward starts, whatever its round, if any.
     """
     if rule == "weight_stashing":
         return None
@@ -49,8 +50,8 @@ def weight_copies(rule: UpdateRule, allocation: Allocation, stage: int, in_fligh
     Under weight stashing each in-flight micro-batch may have used a different version.
     """
     if rule == "weight_stashing":
-        own = allocation.stages[stage]
-        return max(1, -(-in_flight // micro_batches_per_update(rule, own, allocation.num_micro_batches)))
+        holder = allocation.stages[stage]
+        return max(1, -(-in_flight // micro_batches_per_update(rule, holder, allocation.num_micro_batches)))
     if rule == "double_buffered" or (rule == "double_grouped" and group_of(allocation, stage) == 0):
         return 2
     return 1

@@ -1,6 +1,6 @@
-"""Even stages, whatever batches they run: what passes take and keep, of all stages at once, however they recompute.
+"""Even stages, for any batches: the times of passes and the bytes kept, of all stages at once, for any recomputation.
 
-The numbers are those of ``costs.stage`` and ``costs.memory``, which cost one stage after the other.
+The numbers are the same as in ``costs.stage`` and ``costs.memory``, which cost one stage after the other.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from penstock.solvers.model.degrees import Modules
 from penstock.solvers.model.problem import Costs, Problem
 
 Way = int | Modules
-"""How stages recompute: a number of their first layers that are alike, or these modules of every layer."""
+"""A way of recomputing: a number of a stage's first layers that are alike, or these modules of every layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
     """S stages on R ranks of equally many devices, which follow one another ``parts`` times.
 
-    ``span``: the layers that stages share out, the last one excluded: most often they are alike.
+    ``span``: the layers that stages share out, the last one excluded; most often they are alike.
     """
 
     problem: Problem
@@ -38,7 +38,7 @@ class Cut:
 
     @cached_property
     def typical(self) -> int:
-        """The layer that stands for all of the span: that which keeps most, the first of them."""
+        """The layer that stands for all of the span: the first of the layers that keep most."""
         kept = np.diff(self.problem.costs(self.problem.devices[0].kind, 1).stash_bytes)
         return self.span[0] + int(kept[slice(*self.span)].argmax())
 
@@ -49,15 +49,15 @@ class Cut:
 
     @cached_property
     def room_bytes(self) -> np.ndarray:
-        """What the smallest device of each rank has besides the rank's parameters and states, (R,) in bytes."""
+        """The bytes of the smallest device of each rank besides the rank's parameters and states, (R,)."""
         problem = self.problem
         free = [problem.capacity_bytes(d) - device.context_bytes for d, device in enumerate(problem.devices)]
-        held = [static_bytes(problem, stage).total for stage in self.stages]
+        static = [static_bytes(problem, stage).total for stage in self.stages]
         smallest = np.asarray(free, dtype=np.int64).reshape(self.ranks, -1).min(axis=1)
-        return np.asarray(smallest - np.asarray(held, dtype=np.int64).reshape(self.parts, -1).sum(axis=0))
+        return np.asarray(smallest - np.asarray(static, dtype=np.int64).reshape(self.parts, -1).sum(axis=0))
 
     def pass_ns(self, share: int, way: Way) -> tuple[np.ndarray, np.ndarray]:
-        """Return what a micro-batch of ``share`` rows for each device takes forward and backward, and recomputing.
+        """Return the times of a micro-batch of ``share`` rows for each device: forward and backward, and recomputation.
 
         Both (S,), in ns, on each stage's slowest device.
         """
@@ -66,21 +66,21 @@ class Cut:
         return forward + backward, again
 
     def kept_bytes(self, share: int, way: Way) -> np.ndarray:
-        """Return what a micro-batch of ``share`` rows for each device keeps, its input included: (S,) in bytes."""
+        """Return the bytes that a micro-batch of ``share`` rows for each device keeps, its input included: (S,)."""
         problem, first = self.problem, self._first
         inputs = self._inputs * share
         low, stop = self._recomputed(way)
         kept = []
         for kind in self._kinds:
             costs = problem.costs(kind, share)
-            own = _between(costs.stash_bytes, first, self._stop)
+            stashed = _between(costs.stash_bytes, first, self._stop)
             if isinstance(way, int):
-                own = own - _between(costs.stash_bytes, low, stop)
+                stashed = stashed - _between(costs.stash_bytes, low, stop)
             else:
-                own = own - _between(costs.again(way).freed_bytes, first, self._stop)
-            kept.append(own)
+                stashed = stashed - _between(costs.again(way).freed_bytes, first, self._stop)
+            kept.append(stashed)
         most = self._most(kept)
-        if isinstance(way, int):  # each segment keeps its input, which may be that of the stage itself
+        if isinstance(way, int):  # each segment keeps its input, which may be the stage's input
             segments = stop if problem.recompute != "always" else np.minimum(stop, low + 1)
             most = most + _between(inputs, low, segments)
             if problem.memory.count_buffers:
@@ -109,7 +109,7 @@ class Cut:
         return low, np.maximum(low, np.minimum(np.minimum(self._stop, self.span[1]), low + number))
 
     def _most(self, of_kinds: list[np.ndarray]) -> np.ndarray:
-        """Return (S,) the largest of values for each kind, of those on which a stage runs."""
+        """Return (S,) the largest of values for each kind, over the kinds on which a stage runs."""
         if len(of_kinds) == 1:
             return of_kinds[0]
         return np.asarray(np.where(self._runs_on, np.stack(of_kinds), np.iinfo(np.int64).min).max(axis=0))
@@ -120,7 +120,7 @@ class Cut:
 
     @cached_property
     def _runs_on(self) -> np.ndarray:
-        """Whether a stage has devices of a kind, (K, S)."""
+        """A mask (K, S): stages that have devices of a kind."""
         kinds = np.asarray([self._kinds.index(device.kind) for device in self.problem.devices])
         ranks = kinds.reshape(self.ranks, -1)
         return np.tile([(ranks == kind).any(axis=1) for kind in range(len(self._kinds))], self.parts)

@@ -1,4 +1,4 @@
-"""Devices in a fixed order: that order, which servers are interchangeable, and costs linear in the bytes.
+"""Devices in a fixed order: that order, the servers that are interchangeable, and costs linear in the bytes.
 
 Searches that try many message sizes between the same devices use ``Affine`` costs instead of computing each size.
 """
@@ -25,7 +25,7 @@ MANY_ROWS = 5040
 class Affine(NamedTuple):
     """The time of a message: ``fixed_ns`` plus ``ns_per_byte``, infinite where no route connects the devices.
 
-    ``resources`` are those of a shared network that a transfer uses; an all-reduce has ``ring_resources``.
+    ``resources``: the resources of a shared network that a transfer uses; an all-reduce has ``ring_resources``.
     """
 
     ns_per_byte: float
@@ -86,7 +86,7 @@ def device_order(problem: Problem) -> tuple[int, ...]:
 
 
 def likeness(device: Device) -> tuple[str, int, int, int, int]:
-    """Return what distinguishes a device apart from its place in the network: its kind and its memory."""
+    """Return the values that distinguish a device apart from its place in the network: its kind and its memory."""
     return device.kind, device.memory_bytes, device.context_bytes, device.edge_bytes, device.group_bytes
 
 
@@ -97,10 +97,10 @@ def server_classes(problem: Problem) -> tuple[int, ...]:
     heads: list[int] = []
     classes = []
     for n in range(len(nodes)):
-        found = next((c for c, head in enumerate(heads) if _alike(problem, nodes, head, n)), len(heads))
-        if found == len(heads):
+        number = next((c for c, head in enumerate(heads) if _alike(problem, nodes, head, n)), len(heads))
+        if number == len(heads):
             heads.append(n)
-        classes.append(found)
+        classes.append(number)
     return tuple(classes)
 
 
@@ -119,12 +119,12 @@ def _alike(problem: Problem, nodes: tuple[tuple[int, ...], ...], a: int, b: int)
 def _cables(network: Network, a: int, b: int) -> list[tuple[str, int, int, bool, int]]:
     """Return the cables of server a by their far ends; a cable to b has the same name from either side."""
     mine, its = network.node_names[a], network.node_names[b]
-    found = []
+    cables = []
     for cable in network.cables:
         if mine in (cable.a, cable.b):
             far = cable.b if cable.a == mine else cable.a
-            found.append(("" if far == its else far, *cable[2:]))
-    return sorted(found)
+            cables.append(("" if far == its else far, *cable[2:]))
+    return sorted(cables)
 
 
 def _alike_by_matrix(table: np.ndarray, a: tuple[int, ...], b: tuple[int, ...]) -> bool:

@@ -35,31 +35,31 @@ def routes_of(problem: Problem) -> Routes:
 @lru_cache(maxsize=4)
 def _routes_of(network: Network, nodes: tuple[tuple[int, ...], ...]) -> Routes:
     size = len(network.node_of)
-    found = _Found(np.full((size, size), -1, dtype=np.int32), [], [0], [])
+    table = _RouteTable(np.full((size, size), -1, dtype=np.int32), [], [0], [])
     groups = [[d] for d in range(size)]
     if network.matrix_bytes_per_s is None and not any(network.has_own_nic):
         groups = [list(group) for group in nodes]
     for group in groups:
         for u, v in permutations(group, 2):
-            found.enter_one([u], [v], network.route(u, v))
+            table.enter_one([u], [v], network.route(u, v))
         for other in groups:
             if network.has_cards and other is not group and len(group) + len(other) > 2:
-                found.enter(group, other, network.ways(group, other))
+                table.enter(group, other, network.ways(group, other))
             elif other is not group:
-                found.enter_one(group, other, network.route(group[0], other[0]))
-    start, resource = (np.asarray(each, dtype=np.int64) for each in (found.start, found.resource))
+                table.enter_one(group, other, network.route(group[0], other[0]))
+    start, resource = (np.asarray(each, dtype=np.int64) for each in (table.start, table.resource))
     bandwidth = np.asarray([r.bandwidth_bytes_per_s for r in network.resources], dtype=np.float64)
     return Routes(
-        route_of=found.route_of,
+        route_of=table.route_of,
         start=start,
         resource=resource,
         bandwidth=bandwidth,
         narrowest=np.minimum.reduceat(bandwidth[resource], start[:-1]) if len(resource) else np.zeros(0),
-        latency_ns=np.asarray(found.latency_ns, dtype=np.int64),
+        latency_ns=np.asarray(table.latency_ns, dtype=np.int64),
     )
 
 
-class _Found(NamedTuple):
+class _RouteTable(NamedTuple):
     """The routes so far."""
 
     route_of: np.ndarray

@@ -2,8 +2,8 @@
 
 ``LayerSums`` and ``StaticSums`` are prefix sums over layers; ``StageTable`` has a value for each pair of places where a
 stage may begin and end. Where devices are of several kinds, a *plan* rounds up (each layer is as slow, and as large, as
-on its slowest kind) and a *bound* rounds down (none is quicker than on its quickest kind). The numbers are those of
-``stage`` and ``memory``.
+on its slowest kind) and a *bound* rounds down (each layer is as quick as on its quickest kind). The numbers are the
+same as in ``stage`` and ``memory``.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class StaticSums(NamedTuple):
 
     @property
     def total(self) -> np.ndarray:
-        """Return the bytes that a stage holds for the whole step: ``owned`` is a part of ``trainable``, and that of
-        ``parameters``."""
+        """Return the bytes that a stage holds for the whole step; ``owned`` and ``trainable`` are in ``parameters``."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
 
 
@@ -57,10 +56,10 @@ def between(prefix: np.ndarray) -> np.ndarray:
 
 def widest_between(values: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return (n, n) int64: the largest of the layers' values (L,) between two of n places; 0 below the diagonal."""
-    found = np.zeros((len(places),) * 2, dtype=np.int64)
+    widest = np.zeros((len(places),) * 2, dtype=np.int64)
     largest = np.maximum.reduceat(values, places[:-1])
-    found[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(largest, found[:-1, 1:].shape)), axis=1)
-    return found
+    widest[:-1, 1:] = np.maximum.accumulate(np.triu(np.broadcast_to(largest, widest[:-1, 1:].shape)), axis=1)
+    return widest
 
 
 def cut_places(problem: Problem) -> np.ndarray:
@@ -74,7 +73,7 @@ def crossing_bytes(problem: Problem, direction: int, rows: int = 1) -> np.ndarra
 
 
 def layer_sums(problem: Problem, kinds: Sequence[str], rows: int, rounding: Rounding = "up") -> LayerSums:
-    """Return the costs of a slice of ``rows`` samples, per layer those of the slowest or the quickest of the kinds."""
+    """Return the costs of a slice of ``rows`` samples, each layer on the slowest or the quickest of the kinds."""
     costs = [problem.costs(kind, rows) for kind in kinds]
     join = np.maximum if rounding == "up" else np.minimum
 
@@ -101,8 +100,8 @@ def static_sums(problem: Problem, replicas: int = 1) -> StaticSums:
 @lru_cache(maxsize=4)
 def _weights_between(problem: Problem, places: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     at = np.asarray(places, dtype=np.int64)
-    held = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
-    parameters, trainable, owned = (between(each[at]) for each in held)
+    sums = (problem.parameter_bytes, problem.trainable_bytes, problem.owned_bytes)
+    parameters, trainable, owned = (between(each[at]) for each in sums)
     for _name, layers, size in problem.shared_parameters:
         used = np.searchsorted(np.sort(layers), at)
         holds, owns = used[None, :] > used[:, None], (at[:, None] <= layers[0]) & (layers[0] < at[None, :])
@@ -144,7 +143,7 @@ class StageTable:
 
     @cached_property
     def forward_ns(self) -> np.ndarray:
-        """Return the time of one forward, which is also that of recomputing the whole stage."""
+        """Return the time of one forward, which is also the time of recomputing the whole stage."""
         return _slowest([between(sums.forward_ns[self.places]) for sums in self._sums])
 
     @cached_property
@@ -185,11 +184,11 @@ class StageTable:
 
     def held_bytes(self, again: bool) -> np.ndarray:
         """Return the bytes that a stage occupies all the time: ``memory.static_bytes`` and ``transient_bytes``."""
-        held = self.static.total + self.workspace_bytes + (self.kept_bytes if again else 0)
+        occupied = self.static.total + self.workspace_bytes + (self.kept_bytes if again else 0)
         if self.problem.memory.count_buffers:
             both = self._crossing(0) + self._crossing(1)
-            held = held + both[:, None] + both[None, :]
-        return np.asarray(held)
+            occupied = occupied + both[:, None] + both[None, :]
+        return np.asarray(occupied)
 
     def flight_bytes(self, again: bool) -> np.ndarray:
         """Return the bytes that a stage holds per in-flight micro-batch: ``memory.activation_bytes``."""

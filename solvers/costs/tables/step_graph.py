@@ -54,7 +54,7 @@ class StepGraph:
         return [transfer(self.problem, self.allocation, s, rows, way) for rows, _count in self.classes]
 
     def lags_ns(self, s: int, way: int) -> list[int]:
-        """Return how long what a stage sends forward (0) or backward (1) is under way; 0 where nothing is sent."""
+        """Return the duration of each transfer that a stage sends forward (0) or backward (1); 0 without a transfer."""
         return [0 if move is None else move.duration_ns for move in self.moves[s][way]]
 
     def channels(self, s: int, way: int, c: int = 0) -> tuple[int, ...]:
@@ -127,7 +127,8 @@ class StepGraph:
         return input_bytes(self.problem, stage.first, stage_rows(stage, rows))
 
     def _buffer(self, holder: int, sender: int | None, c: int, way: int) -> int:
-        """Return the bytes of a send or receive buffer on ``holder`` for what ``sender`` sends; 0 for nothing.
+        """Return the bytes of a send or receive buffer on ``holder`` for the message of ``sender``; 0 without a
+        message.
 
         A receiver of an encoded message has buffers for the message and for the decoded tensors.
         """

@@ -1,6 +1,6 @@
-"""``transfer`` in float64 for kernels that try many pairs of stages: what a byte takes, and the latency.
+"""The time of ``transfer`` in float64 for kernels that try many pairs of stages: ns per byte, and the latency.
 
-Rates are within the rounding of a double of the exact ones; callers round up what they multiply with them.
+Rates are within the rounding of a double of the exact rates; callers round up their products.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -26,10 +26,11 @@ def transfer_rate(
     load: np.ndarray,
     touched: np.ndarray,
 ) -> tuple[float, int]:
-    """One transfer between two sets: (ns per byte of a sample, latency in ns), or a negative rate without a way.
+    """Return (ns per byte of a sample, latency in ns) of one transfer between two sets; a negative rate without a
+    route.
 
-    Mode 0: the row slices of all pairs, each resource carrying what passes (mode nic); 1 spp, 2 madpipe,
-    3 dapple (ALGORITHMS 1.5).
+    Mode 0: the row slices of all pairs, each resource carrying all that pass it (mode nic); 1 spp, 2 madpipe, 3 dapple
+    (ALGORITHMS 1.5).
     """
     if mode == 0:
         return _rate_by_slices(routes, rows, source, k, target, k2, load, touched)

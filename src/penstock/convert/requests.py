@@ -21,7 +21,7 @@ from penstock.schemas.request import MemoryModel, PlanRequest
 from penstock.schemas.topology import ClusterTopology, Link, Node
 from penstock.shapes.flops import flops_per_sample
 from penstock.solvers.degrees.axes import STATES
-from penstock.solvers.model.degrees import Known, Module
+from penstock.solvers.model.degrees import Module, ModuleCosts
 from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import (
     CodecSpeed,
@@ -164,7 +164,7 @@ def _measured(profile: ModelProfile, modules: Set[Module]) -> dict[str, tuple[Me
     return {kind: tuple(sorted(points, key=lambda each: each.rows)) for kind, points in by_kind.items()}
 
 
-def _modules_alone(profile: ModelProfile, modules: Set[Module]) -> Sequence[Known]:
+def _modules_alone(profile: ModelProfile, modules: Set[Module]) -> Sequence[ModuleCosts]:
     """Return, for each measurement, the times (L,) of each module and the bytes that it frees."""
     if not modules or profile.shape is None:
         return [{}] * len(profile.measurements)
@@ -180,7 +180,7 @@ def _modules_alone(profile: ModelProfile, modules: Set[Module]) -> Sequence[Know
     return costs_by_module
 
 
-def _one_measurement(m: Measurement, modules: Known) -> Measured:
+def _one_measurement(m: Measurement, modules: ModuleCosts) -> Measured:
     return Measured(
         rows=m.micro_batch_size,
         forward_ns=frozen(layer.forward_ns for layer in m.layers),
