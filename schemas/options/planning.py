@@ -63,7 +63,7 @@ PLAN_OPTIONS = {
     "framework": Option(
         panel=MODEL,
         help="kernels that costs are computed with: Megatron-Core and Transformer Engine, or eager PyTorch",
-        default="those of the trainer that is planned for, else torch",
+        default="the kernels of the trainer that is planned for, else torch",
         label="Framework",
         flag="--framework",
         values={"megatron": "Megatron-Core", "torch": "eager PyTorch"},
@@ -222,7 +222,7 @@ PLAN_OPTIONS = {
     "degrees": Option(
         panel=DEGREES,
         help="tensor degrees such as 1, 2, 4, 8, or choices of several: tensor=2 expert=8; tensor=4 context=2",
-        default="chosen among those that the profile has costs at",
+        default="chosen among the degrees that the profile has costs at",
         pointer="/degrees",
         label="Degrees",
         kind="axes",

@@ -46,7 +46,7 @@ _API = {
     "layout_text": "penstock.exporting.layouts",
     "Layout": "penstock.solvers.explanation.other_layout",
 }
-"""Where each name of the Python API is."""
+"""The module that defines each name of the Python API."""
 
 
 def __getattr__(name: str) -> Any:

@@ -43,17 +43,17 @@ class AsyncConnection:
         patience = Patience(self._patience_s)
         while True:
             try:
-                found = await self._http.send(send.request(self._http))
-                pause_s = patience.after(send, found)
+                response = await self._http.send(send.request(self._http))
+                pause_s = patience.after(send, response)
             except httpx.TransportError as error:
                 pause_s = patience.after_error(send, error)
                 if pause_s is None:
                     raise unreachable(self._server, send, error) from None
             else:
-                if found.is_error and pause_s is None:
-                    raise refusal(found)
+                if response.is_error and pause_s is None:
+                    raise refusal(response)
                 if pause_s is None:
-                    return found
+                    return response
             await anyio.sleep(pause_s)
 
     async def document(self, model: type[T], send: Send) -> T:
@@ -78,18 +78,18 @@ class AsyncConnection:
             send = Send("GET", path, headers={"Accept": STREAM, "Last-Event-ID": str(after)})
             began_after = after
             try:
-                async with self._opened(send) as found:
-                    if found.status_code == httpx.codes.NO_CONTENT:
+                async with self._opened(send) as response:
+                    if response.status_code == httpx.codes.NO_CONTENT:
                         return
-                    if found.is_error:
-                        pause_s = patience.after(send, found)
+                    if response.is_error:
+                        pause_s = patience.after(send, response)
                         if pause_s is None:
-                            await found.aread()
-                            raise refusal(found)
-                    elif not found.headers.get("content-type", "").startswith(STREAM):
+                            await response.aread()
+                            raise refusal(response)
+                    elif not response.headers.get("content-type", "").startswith(STREAM):
                         break  # something in between does not let streams through
                     else:
-                        async for sent in EventSource(found).aiter_sse():
+                        async for sent in EventSource(response).aiter_sse():
                             if sent.data:
                                 event = TypeAdapter(model).validate_json(sent.data)
                                 after, patience = event.sequence, Patience(self._patience_s)
@@ -114,13 +114,13 @@ class AsyncConnection:
         stream = replace(send, headers={**send.headers, "Accept": STREAM})
         while True:
             try:
-                async with self._opened(stream) as found:
-                    pause_s = patience.after(send, found)
+                async with self._opened(stream) as response:
+                    pause_s = patience.after(send, response)
                     if pause_s is None:
-                        if found.is_error:
-                            await found.aread()
-                            raise refusal(found)
-                        async for event in EventSource(found).aiter_sse():
+                        if response.is_error:
+                            await response.aread()
+                            raise refusal(response)
+                        async for event in EventSource(response).aiter_sse():
                             if event.event == "end":
                                 return
                             if event.event == "problem":
@@ -172,8 +172,8 @@ class AsyncConnection:
     @asynccontextmanager
     async def _opened(self, send: Send) -> AsyncIterator[httpx.Response]:
         """Open an answer whose body is read as it comes."""
-        found = await self._http.send(send.request(self._http), stream=True)
+        response = await self._http.send(send.request(self._http), stream=True)
         try:
-            yield found
+            yield response
         finally:
-            await found.aclose()
+            await response.aclose()

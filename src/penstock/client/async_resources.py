@@ -261,13 +261,13 @@ class AsyncRuns:
         """Yield a run each time that it has changed, until it has ended."""
         tag: str | None = None
         for count in itertools.count():
-            known = {} if tag is None else {"If-None-Match": tag}
-            send = Send("GET", f"/v1/runs/{id}", headers=known, wait_s=WAIT_S if count else 0)
-            found = await self._connection.answer(send)
-            if found.status_code == httpx.codes.NOT_MODIFIED:
+            headers = {} if tag is None else {"If-None-Match": tag}
+            send = Send("GET", f"/v1/runs/{id}", headers=headers, wait_s=WAIT_S if count else 0)
+            response = await self._connection.answer(send)
+            if response.status_code == httpx.codes.NOT_MODIFIED:
                 continue
-            tag = found.headers["etag"]
-            run = RunOut.model_validate_json(found.content)
+            tag = response.headers["etag"]
+            run = RunOut.model_validate_json(response.content)
             yield run
             if run.state in ENDED:
                 return

@@ -44,17 +44,17 @@ class Connection:
         patience = Patience(self._patience_s)
         while True:
             try:
-                found = self._http.send(send.request(self._http))
-                pause_s = patience.after(send, found)
+                response = self._http.send(send.request(self._http))
+                pause_s = patience.after(send, response)
             except httpx.TransportError as error:
                 pause_s = patience.after_error(send, error)
                 if pause_s is None:
                     raise unreachable(self._server, send, error) from None
             else:
-                if found.is_error and pause_s is None:
-                    raise refusal(found)
+                if response.is_error and pause_s is None:
+                    raise refusal(response)
                 if pause_s is None:
-                    return found
+                    return response
             time.sleep(pause_s)
 
     def document(self, model: type[T], send: Send) -> T:
@@ -78,18 +78,18 @@ class Connection:
             send = Send("GET", path, headers={"Accept": STREAM, "Last-Event-ID": str(after)})
             began_after = after
             try:
-                with self._opened(send) as found:
-                    if found.status_code == httpx.codes.NO_CONTENT:
+                with self._opened(send) as response:
+                    if response.status_code == httpx.codes.NO_CONTENT:
                         return
-                    if found.is_error:
-                        pause_s = patience.after(send, found)
+                    if response.is_error:
+                        pause_s = patience.after(send, response)
                         if pause_s is None:
-                            found.read()
-                            raise refusal(found)
-                    elif not found.headers.get("content-type", "").startswith(STREAM):
+                            response.read()
+                            raise refusal(response)
+                    elif not response.headers.get("content-type", "").startswith(STREAM):
                         break  # something in between does not let streams through
                     else:
-                        for sent in EventSource(found).iter_sse():
+                        for sent in EventSource(response).iter_sse():
                             if sent.data:
                                 event = TypeAdapter(model).validate_json(sent.data)
                                 after, patience = event.sequence, Patience(self._patience_s)
@@ -114,13 +114,13 @@ class Connection:
         stream = replace(send, headers={**send.headers, "Accept": STREAM})
         while True:
             try:
-                with self._opened(stream) as found:
-                    pause_s = patience.after(send, found)
+                with self._opened(stream) as response:
+                    pause_s = patience.after(send, response)
                     if pause_s is None:
-                        if found.is_error:
-                            found.read()
-                            raise refusal(found)
-                        for event in EventSource(found).iter_sse():
+                        if response.is_error:
+                            response.read()
+                            raise refusal(response)
+                        for event in EventSource(response).iter_sse():
                             if event.event == "end":
                                 return
                             if event.event == "problem":
@@ -172,8 +172,8 @@ class Connection:
     @contextmanager
     def _opened(self, send: Send) -> Iterator[httpx.Response]:
         """Open an answer whose body is read as it comes."""
-        found = self._http.send(send.request(self._http), stream=True)
+        response = self._http.send(send.request(self._http), stream=True)
         try:
-            yield found
+            yield response
         finally:
-            found.close()
+            response.close()

@@ -84,9 +84,9 @@ class Send:
 class Patience:
     """The rule for retries of a request, with the pause before each; for ``patience_s`` in all.
 
-    The service says with 429 and 503 that it has done nothing, and a connection that was not made has carried nothing:
-    then any request is sent again. After a connection that broke, and a proxy's 502 and 504, only those are that do no
-    harm twice.
+    The service answers 429 and 503 when it has done nothing, and a connection that was not made has carried nothing:
+    then any request is sent again. After a broken connection, and a proxy's 502 and 504, only requests that do no harm
+    twice are sent again.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -98,14 +98,14 @@ class Patience:
         """Whether ``patience_s`` have passed."""
         return time.monotonic() > self._until
 
-    def after(self, send: Send, found: httpx.Response) -> float | None:
+    def after(self, send: Send, response: httpx.Response) -> float | None:
         """Return seconds until the next try; None where this answer is the last one."""
-        status, is_ours = found.status_code, found.headers.get("content-type") == "application/problem+json"
+        status, is_ours = response.status_code, response.headers.get("content-type") == "application/problem+json"
         from_a_proxy = status in (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT) and not is_ours
         busy = status in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
         if not (busy and send.again) and not (from_a_proxy and send.is_repeatable):
             return None
-        wanted = found.headers.get("retry-after", "")
+        wanted = response.headers.get("retry-after", "")
         return self.next_pause(float(wanted) if wanted.isdecimal() else None)
 
     def after_error(self, send: Send, error: httpx.TransportError) -> float | None:
@@ -126,10 +126,10 @@ def once() -> dict[str, str]:
     return {"Idempotency-Key": str(uuid.uuid4())}
 
 
-def read(server: str, model: type[T], send: Send, found: httpx.Response) -> T:
+def read(server: str, model: type[T], send: Send, response: httpx.Response) -> T:
     """Parse the body of an answer as ``model``, a type that pydantic knows. Raises Unreachable for something else."""
     try:
-        return TypeAdapter(model).validate_json(found.content)
+        return TypeAdapter(model).validate_json(response.content)
     except ValidationError as error:
         name = getattr(model, "__name__", str(model))
         raise Unreachable(
@@ -152,13 +152,13 @@ def unreachable(server: str, send: Send, error: Exception) -> Unreachable:
 
 def settings(server: str, key: str | None, ca: str | Path | None, timeout_s: float) -> dict[str, Any]:
     """Check and return the arguments of both kinds of connection. Raises InvalidDocument for an impossible key."""
-    found: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
+    arguments: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
     if key := (os.environ.get("PENSTOCK_API_KEY", "") if key is None else key).strip():
         if not (key.isascii() and key.isprintable()):
             raise InvalidDocument("the API key has characters that a key cannot have", remedy="copy it again: psk_…")
-        found["headers"] = {"Authorization": f"Bearer {key}"}
+        arguments["headers"] = {"Authorization": f"Bearer {key}"}
     if ca is not None:
         trusted = ssl.create_default_context()
         trusted.load_verify_locations(ca)
-        found["verify"] = trusted
-    return found
+        arguments["verify"] = trusted
+    return arguments

@@ -42,24 +42,26 @@ def comparisons(
 ) -> Iterator[PlanComparison]:
     """Solve with each planner and each compatible schedule; yield one row at a time as they finish.
 
-    ``layouts`` of one's own come first, in words such as ``tensor=8,pipeline=4,micro-batch=1``
+    The user's ``layouts`` come first, in words such as ``tensor=8,pipeline=4,micro-batch=1``
     (``layouts.plain.written_layout``). ``auto`` comes last, with all schedules at once, and so does ``exact``, which
     makes its own. A planner that rejects the request has one row, which states why.
-    Raises UnsupportedRequest for an unknown name, and where no planner supports any of the schedules; and as
+    Raises UnsupportedRequest for an unknown name, and where no planner supports any of the schedules; and the errors of
     ``written_layout``.
     """
     problem = to_problem(request)
     alone = one_device_ns(problem)
     for text in layouts:
-        yield _own(written_layout(request, text), alone)
+        yield _row_of_layout(written_layout(request, text), alone)
     rules = frozenset(request.update_rules)
-    for planner, own in pairs(planners, schedules).items():
-        fitting = [schedule for schedule in own if schedule == "auto" or SCHEDULES[schedule].supports & rules]
-        for schedule in fitting or own[:1]:
-            asked = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
+    for planner, planner_schedules in pairs(planners, schedules).items():
+        fitting = [
+            schedule for schedule in planner_schedules if schedule == "auto" or SCHEDULES[schedule].supports & rules
+        ]
+        for schedule in fitting or planner_schedules[:1]:
+            row_request = request.model_copy(update={"planner": planner, "schedule": schedule, "options": {}})
             started = time.monotonic()
             try:
-                result = solve_problem(problem, asked, workers=workers)
+                result = solve_problem(problem, row_request, workers=workers)
             except UnsupportedRequest as error:
                 yield _refused(planner, error)
                 break
@@ -70,19 +72,19 @@ def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[s
     """Return the schedules that ``comparisons`` runs each planner with; raises as it does."""
     for schedule in schedules:
         schedule_row(schedule)
-    found = {}
+    schedules_of = {}
     for name in planners or (*(name for name in PLANNERS if name != "auto"), "auto"):
         entry = resolve(name)
         every = ["auto"] if not schedules and (name == "auto" or not entry.accepts) else list(entry.accepts)
-        own = [schedule for schedule in every if not schedules or schedule in schedules]
-        if own:
-            found[name] = own
-    if not found:
+        allowed = [schedule for schedule in every if not schedules or schedule in schedules]
+        if allowed:
+            schedules_of[name] = allowed
+    if not schedules_of:
         raise UnsupportedRequest(
             f"none of the planners {', '.join(planners)} combines with {' or '.join(schedules)}",
             remedy="; ".join(f"{name}: {', '.join(resolve(name).accepts)}" for name in planners),
         )
-    return found
+    return schedules_of
 
 
 def _refused(planner: str, error: UnsupportedRequest) -> PlanComparison:
@@ -101,7 +103,7 @@ def _refused(planner: str, error: UnsupportedRequest) -> PlanComparison:
     )
 
 
-def _own(written: Written, alone_ns: int | None) -> PlanComparison:
+def _row_of_layout(written: Written, alone_ns: int | None) -> PlanComparison:
     """Return the row of a layout that was given; one that does not fit has a time only in words."""
     plan, fits = written.layout.file.plan, written.layout.fits
     assert plan.prediction is not None

@@ -22,7 +22,7 @@ from penstock.convert.explanations import (
 from penstock.convert.requested_degrees import choice_of
 from penstock.planning.judge import Judgement, judge
 from penstock.planning.sentences import sentences
-from penstock.planning.why_not import Found, other_choices
+from penstock.planning.why_not import PlannedChoice, other_choices
 from penstock.schemas.api.explanation import ExplainRequest, Explanation, WhyNot
 from penstock.schemas.api.terms import NO_TERMS, Terms
 from penstock.schemas.errors import Fault, InvalidDocument, InvalidPlan
@@ -46,7 +46,7 @@ MAX_WHAT_IFS = 64
 MAX_WHY_NOTS = 16
 MAX_PLANS = 20
 MAX_GPUS = 2_048
-"""On more GPUs the usual changes take long: for each the network is costed again, or a plan searched for."""
+"""The most GPUs for the usual changes; beyond, they take long: each costs the network again, or searches a plan."""
 DEFAULT = "default"
 """Represents the usual table among what-ifs, and the next best degrees, of plans that are not too large for them."""
 EVERY = "all"
@@ -112,37 +112,40 @@ def explain(
 
     Raises InvalidPlan where it cannot be simulated.
 
-    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``; ``default``: the
-    usual ones, if the plan has at most ``MAX_OPERATIONS`` operations and ``MAX_GPUS`` GPUs; ``all``: the usual ones for
-    every plan. Single changes of stages and links depend on the operations alone. What is not
+    ``what_if``: changes to try, such as ``bandwidth=2``, ``devices=+8``, ``recompute=here``. ``default`` is the usual
+    changes, if the plan has at most ``MAX_OPERATIONS`` operations and ``MAX_GPUS`` GPUs; ``all`` is the usual changes
+    for every plan. Single changes of stages and links depend on the operations alone. What is not
     tried is named by ``untried`` of the answer.
-    ``planner``: plan again for every change, with at most ``max_plans`` plans; else ``relax`` does so where
-    the plan itself cannot tell, if it has a flush. ``layout``: cuts of one's own, or the fields of a
-    ``Layout``, to be judged in addition to the plan. ``why_not``: other choices of degrees and sharding, each the best
-    of those that it names: ``tensor=4``, ``sharding=none``, ``tensor=4,sharding=none``; ``next``: the next best one,
-    ``default``: that where there is one, on at most ``MAX_GPUS`` GPUs.
-    Their plans are of ``planner``, by default ``even``.
+    ``planner``: plan again for every change, with at most ``max_plans`` plans. Left out: ``relax`` plans again for
+    changes whose effect the plan itself does not show, if the plan has a flush.
+
+    ``layout``: another cut of the model, or the fields of a ``Layout``, to judge in addition to the plan.
+
+    ``why_not``: other choices of degrees and sharding, such as ``tensor=4``, ``sharding=none`` or
+    ``tensor=4,sharding=none``; each is answered by the best choice that has these values. ``next`` is the next best
+    choice; ``default`` is ``next`` where there is one, on at most ``MAX_GPUS`` GPUs. Their plans are by ``planner``, by
+    default ``even``.
     """
     _check(what_if, max_plans)
     _check_number(why_not, MAX_WHY_NOTS, "choices")
     file = PlanFile.read(plan) if isinstance(plan, (str, Path)) else plan if isinstance(plan, PlanFile) else plan.file
-    found = judged(file)
-    given = layout_of(layout) if isinstance(layout, Mapping) else layout
-    if found.num_gpus > MAX_GPUS:
+    judged_plan = judged(file)
+    parsed_layout = layout_of(layout) if isinstance(layout, Mapping) else layout
+    if judged_plan.num_gpus > MAX_GPUS:
         why_not = [text for text in why_not if text != DEFAULT]
     others = list(other_choices(file.request, choice_of(file.plan), why_not, planner, max_plans))
-    explained = explanation(file, found, what_if, planner, max_plans, given, on_progress)
-    ours = Planned(found.problem, found.plan)
+    explained = explanation(file, judged_plan, what_if, planner, max_plans, parsed_layout, on_progress)
+    ours = Planned(judged_plan.problem, judged_plan.plan)
     compared = (_why_not(text, other, ours, on_progress) for text, other in others)
     return explained.model_copy(update={"why_not": tuple(compared)})
 
 
-def _why_not(asked: str, other: Found, ours: Planned, on_progress: Callable[[str], None]) -> WhyNot:
+def _why_not(text: str, other: PlannedChoice, ours: Planned, on_progress: Callable[[str], None]) -> WhyNot:
     on_progress(f"why not {other.choice}")
     if (theirs := other.planned) is not None:
-        return to_why_not(asked, other.planner, theirs, ours, other.bound_ns)
+        return to_why_not(text, other.planner, theirs, ours, other.bound_ns)
     return WhyNot(
-        asked=asked,
+        asked=text,
         choice=str(other.choice),
         planner=other.planner,
         sentence=f"no plan was found at {other.choice}: {other.result.sentence}",
@@ -173,45 +176,45 @@ def judged(file: PlanFile) -> Judged:
         raise InvalidPlan(
             "the plan cannot be simulated", faults=tuple(Fault("plan", sentence) for sentence in judgement.faults)
         )
-    given = file.plan
+    plan = file.plan
     best = JudgedPlan.of(
-        given.planner,
+        plan.planner,
         judgement.allocation,
         judgement.schedule,
         judgement.timeline,
-        given.overlap_all_reduce,
-        given.update_rule,
+        plan.overlap_all_reduce,
+        plan.update_rule,
     )
     return Judged(judgement, judgement.problem, best)
 
 
 def explanation(
     file: PlanFile,
-    found: Judged,
-    asked: Sequence[str],
+    judged_plan: Judged,
+    what_ifs: Sequence[str],
     planner: str | None,
     max_plans: int,
     layout: Layout | None,
     on_progress: Callable[[str], None],
 ) -> Explanation:
     """Explain a plan that was judged already, as ``explain`` does."""
-    judgement, problem, plan = found.judgement, found.problem, found.plan
+    judgement, problem, plan = judged_plan.judgement, judged_plan.problem, judged_plan.plan
     assert judgement.timeline is not None
     on_progress("the critical path")
     with no_collection():
-        path, idle = path_of_run(found.run), idle_split(found.run, found.idle)
+        path, idle = path_of_run(judged_plan.run), idle_split(judged_plan.run, judged_plan.idle)
     compared = None if layout is None else to_layout(problem, plan, compare_layout(problem, plan, layout))
-    untried = _untried(found, asked)
+    untried = _untried(judged_plan, what_ifs)
     if untried:
-        asked = [name for name in asked if name != DEFAULT]
+        what_ifs = [name for name in what_ifs if name != DEFAULT]
     sensible = []
-    if EVERY in asked or found.run.first_transfer <= MAX_OPERATIONS:
+    if EVERY in what_ifs or judged_plan.run.first_transfer <= MAX_OPERATIONS:
         on_progress("sensitivities")
-        sensible = list(sensitivities(found.run, path))
+        sensible = list(sensitivities(judged_plan.run, path))
     rows = []
-    if asked:
+    if what_ifs:
         replan = _replan(plan, planner, max_plans)
-        for row in what_if(problem, plan, _changes(problem, plan, asked), replan, planner is not None):
+        for row in what_if(problem, plan, _changes(problem, plan, what_ifs), replan, planner is not None):
             rows.append(row)
             on_progress(f"what if … ({len(rows)}): {row.sentence}")
     overfull = tuple(lacks(problem, short) for short in shortages(problem, plan.allocation, plan.timeline))
@@ -232,22 +235,22 @@ def explanation(
     )
 
 
-def _changes(problem: Problem, plan: JudgedPlan, asked: Sequence[str]) -> Iterator[Change]:
-    """Yield the changes: the named ones are made at once, as they may be refused, the usual ones as they are taken."""
+def _changes(problem: Problem, plan: JudgedPlan, names: Sequence[str]) -> Iterator[Change]:
+    """Yield the changes. Named changes are built at once, because they may be refused; the usual ones when taken."""
     usual = (DEFAULT, EVERY)
-    named = [() if name in usual else (change(problem, plan, name),) for name in asked]
-    return chain.from_iterable(made or default_changes(problem, plan) for made in named)
+    named = [() if name in usual else (change(problem, plan, name),) for name in names]
+    return chain.from_iterable(changes or default_changes(problem, plan) for changes in named)
 
 
-def _untried(found: Judged, asked: Sequence[str]) -> str:
+def _untried(judged_plan: Judged, names: Sequence[str]) -> str:
     """Return why not all usual changes of a large plan are tried."""
     named = f"are asked for: by name, such as bandwidth=2, or all usual ones by {EVERY!r}"
-    operations, gpus = found.run.first_transfer, found.num_gpus
-    if EVERY in asked:
+    operations, gpus = judged_plan.run.first_transfer, judged_plan.num_gpus
+    if EVERY in names:
         return ""
     if operations > MAX_OPERATIONS:
         return f"with {operations:,} operations, more than {MAX_OPERATIONS:,}, changes are tried only when they {named}"
-    if gpus > MAX_GPUS and DEFAULT in asked:
+    if gpus > MAX_GPUS and DEFAULT in names:
         return f"with {gpus:,} GPUs, more than {MAX_GPUS:,}, other requests are tried only when they {named}"
     return ""
 
@@ -259,14 +262,14 @@ def _replan(plan: JudgedPlan, planner: str | None, max_plans: int) -> Replan | N
     return replanned_by(planner or "relax", max_plans)
 
 
-def _check(asked: Sequence[str], max_plans: int) -> None:
-    _check_number(asked, MAX_WHAT_IFS, "changes")
+def _check(names: Sequence[str], max_plans: int) -> None:
+    _check_number(names, MAX_WHAT_IFS, "changes")
     if not 1 <= max_plans <= 10_000:
         raise InvalidDocument(f"max_plans {max_plans} is not between 1 and 10000")
 
 
-def _check_number(asked: Sequence[str], most: int, what: str) -> None:
-    if len(asked) > most:
+def _check_number(names: Sequence[str], most: int, what: str) -> None:
+    if len(names) > most:
         raise InvalidDocument(
-            f"{len(asked)} {what} exceed the limit of {most}", remedy="split them over several requests"
+            f"{len(names)} {what} exceed the limit of {most}", remedy="split them over several requests"
         )

@@ -28,7 +28,7 @@ from penstock.shapes.routing import Routing
 
 MOST_LAYOUTS = 4096
 MOST_STAGES = 2**17
-"""Virtual stages of all legal layouts together, which is what the answer takes time for."""
+"""Virtual stages of all legal layouts together; the time of an answer grows with them."""
 LARGEST_MICRO_BATCH = 16
 _VARIED = ("tensor", "context", "expert", "pipeline", "virtual_stages", "micro_batch_size")
 
@@ -38,7 +38,7 @@ class _Cluster(NamedTuple):
 
     gpus: int
     in_node: int
-    """GPUs of which every node has whole groups."""
+    """The largest number of GPUs such that every node consists of whole groups of it."""
     available_bytes: int
     alike: bool
 
@@ -97,7 +97,7 @@ def answer(request: FitsRequest, _terms: Terms = NO_TERMS) -> FitsAnswer:
             f"{len(legal)} legal layouts have {stages:,} stages; {MOST_STAGES:,} are looked at at most",
             remedy="give fewer values for the micro-batch size, the sharding or the pipeline",
         )
-    found = sorted((_fullest(shape, layout) for layout in legal), key=partial(_rank, cluster.available_bytes))
+    fullest = sorted((_fullest(shape, layout) for layout in legal), key=partial(_rank, cluster.available_bytes))
     return FitsAnswer(
         model=shape.name,
         parameters=parameters.total(shape),
@@ -105,10 +105,10 @@ def answer(request: FitsRequest, _terms: Terms = NO_TERMS) -> FitsAnswer:
         available_bytes=cluster.available_bytes,
         tried=len(tried),
         legal=len(legal),
-        fitting=sum(one.memory.total <= cluster.available_bytes for one in found),
-        rows=tuple(_row(one, cluster.available_bytes) for one in found[: request.rows]),
+        fitting=sum(one.memory.total <= cluster.available_bytes for one in fullest),
+        rows=tuple(_row(one, cluster.available_bytes) for one in fullest[: request.rows]),
         refused=_grouped(refused),
-        assumptions=(*without, *_assumptions(request, shape, cluster, found[: request.rows])),
+        assumptions=(*without, *_assumptions(request, shape, cluster, fullest[: request.rows])),
     )
 
 
@@ -132,10 +132,10 @@ def _single(name: str, value: object) -> bool:
 
 
 def _shape(request: FitsRequest) -> TransformerShape:
-    given = request.hugging_face if request.shape is None else request.shape
-    assert given is not None
+    model = request.hugging_face if request.shape is None else request.shape
+    assert model is not None
     routing = Routing(request.routing_imbalance, request.capacity_factor)
-    return find_shape(given, request.sequence_length, routing)
+    return find_shape(model, request.sequence_length, routing)
 
 
 def _cluster(request: FitsRequest) -> _Cluster:
@@ -158,14 +158,14 @@ def _cluster(request: FitsRequest) -> _Cluster:
 
 
 def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -> list[Layout]:
-    """Yield all combinations of the requested degrees. Raises UnsupportedRequest for too many."""
-    asked = {name: _values(name, getattr(request, name), request, shape, cluster) for name in _VARIED}
+    """Return all combinations of the requested degrees. Raises UnsupportedRequest for too many."""
+    values_of = {name: _values(name, getattr(request, name), request, shape, cluster) for name in _VARIED}
     shardings = _shardings(request)
-    number = math.prod(len(values) for values in asked.values()) * len(shardings)
+    number = math.prod(len(values) for values in values_of.values()) * len(shardings)
     if number > MOST_LAYOUTS:
-        said = ", ".join(f"{len(values)} of {name}" for name, values in asked.items() if len(values) > 1)
+        counts = ", ".join(f"{len(values)} of {name}" for name, values in values_of.items() if len(values) > 1)
         raise UnsupportedRequest(
-            f"{number:,} layouts are asked for ({said}); {MOST_LAYOUTS:,} are looked at at most",
+            f"{number:,} layouts are asked for ({counts}); {MOST_LAYOUTS:,} are looked at at most",
             remedy="give values instead of 'all' for some of the degrees",
         )
     rest = Layout(
@@ -177,7 +177,7 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
         context_kind=request.context_kind,
         uneven=True,
     )
-    return list(layouts(cluster.gpus, asked, shardings, rest))
+    return list(layouts(cluster.gpus, values_of, shardings, rest))
 
 
 def _recomputed(request: FitsRequest) -> frozenset[Module]:
@@ -202,11 +202,11 @@ def _recomputed(request: FitsRequest) -> frozenset[Module]:
 
 
 def _values(
-    name: str, asked: Degree, request: FitsRequest, shape: TransformerShape, cluster: _Cluster
+    name: str, requested: Degree, request: FitsRequest, shape: TransformerShape, cluster: _Cluster
 ) -> Sequence[int]:
     """Return the values of one degree: the requested ones, or all that the cluster and the model could have."""
-    if asked != "all":
-        return tuple(dict.fromkeys(asked))
+    if requested != "all":
+        return tuple(dict.fromkeys(requested))
     match name:
         case "tensor":
             return divisors(cluster.in_node)
@@ -239,30 +239,30 @@ def _refuse_illegal(
     """
     sentences: list[str] = []
     for name in (*_VARIED, "sharding"):
-        asked = getattr(request, name)
-        for value in () if asked == "all" else asked:
+        requested = getattr(request, name)
+        for value in () if requested == "all" else requested:
             if any(getattr(layout, name) == value for layout in legal):
                 continue
-            having = [found for layout, found in refused if getattr(layout, name) == value]
-            about = [found for found in having if any(one.degree == name for one in found)]
+            having = [rules for layout, rules in refused if getattr(layout, name) == value]
+            about = [rules for rules in having if any(one.degree == name for one in rules)]
             if not legal and not about:
                 continue
-            if not legal or len(asked) == 1:
+            if not legal or len(requested) == 1:
                 _refuse(min(about or having, key=len))
             word = name.replace("_", " ")
             sentences.append(f"no layout has {word} {value}: {min(about or having, key=len)[0].sentence}")
     if not legal:
-        _refuse(min((found for _layout, found in refused), key=len))
+        _refuse(min((rules for _layout, rules in refused), key=len))
     return sentences
 
 
-def _refuse(found: Sequence[Broken]) -> None:
+def _refuse(rules: Sequence[Broken]) -> None:
     """Raise UnsupportedRequest with the rules that one layout breaks."""
-    more = len(found) - 1
+    more = len(rules) - 1
     rest = "" if more == 0 else ", and another rule is broken" if more == 1 else f", and {more} more rules are broken"
     raise UnsupportedRequest(
-        f"no such layout: {found[0].sentence.partition(';')[0]}{rest}",
-        faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in found),
+        f"no such layout: {rules[0].sentence.partition(';')[0]}{rest}",
+        faults=tuple(Fault(f"/{one.degree}", one.sentence, one.rule.replace("_", "-")) for one in rules),
     )
 
 
@@ -303,12 +303,12 @@ def _row(one: _Fullest, available: int) -> FitsRow:
 
 
 def _grouped(refused: Iterable[tuple[Layout, list[Broken]]]) -> tuple[RefusedLayouts, ...]:
-    """Return one entry per rule, of which a layout counts for the first that it breaks, the most frequent first."""
+    """Return one entry per rule, the most frequent first; a layout counts for the first rule that it breaks."""
     counts: Counter[str] = Counter()
     first: dict[str, Broken] = {}
-    for _layout, found in refused:
-        counts[found[0].rule] += 1
-        first.setdefault(found[0].rule, found[0])
+    for _layout, rules in refused:
+        counts[rules[0].rule] += 1
+        first.setdefault(rules[0].rule, rules[0])
     return tuple(
         RefusedLayouts(rule=rule, degree=first[rule].degree, sentence=first[rule].sentence, layouts=number)
         for rule, number in counts.most_common()

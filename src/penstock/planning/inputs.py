@@ -24,12 +24,12 @@ from penstock.shapes.profiled_degrees import USUAL, DegreeOptions, refuse_illega
 from penstock.shapes.routing import AS_SHAPED, Routing, routed
 
 RESERVE = Fraction(3, 100)
-"""Part of a device's memory that plans leave free where nothing is said of it: what allocators lose in fragments. The
-fullest of 145 published runs leaves 4.8 % by the same count (docs/benchmarks.md)."""
+"""Part of a device's memory that plans leave free by default: what allocators lose in fragments. The fullest of 145
+published runs leaves 4.8 % by the same count (docs/benchmarks.md)."""
 
 
 def find_profile(
-    given: str | Path | Mapping[str, Any] | ModelProfile,
+    model: str | Path | Mapping[str, Any] | ModelProfile,
     *,
     framework: Framework | None = None,
     sequence_length: int | None = None,
@@ -38,19 +38,18 @@ def find_profile(
     routing: Routing = AS_SHAPED,
     target: str | None = None,
 ) -> ModelProfile:
-    """Return a profile given by value, by file, or by the name of a shipped example.
+    """Return a profile by value, by file, or by the name of a shipped example.
 
     A file may be the ``config.json`` of a Hugging Face model, and a mapping its content. Its profile is then computed
-    for every kind of device in the table, like the profile of a transformer whose shape alone is shipped. Given
-    ``framework``, ``sequence_length``, ``routing`` or degrees to have costs at, the profile of a shipped model is
-    computed likewise, unless it is so already; a ``target`` says the framework where nothing else does and the
-    shipped profile is of one. Raises InvalidDocument for files that are neither, and where a profile is of another
-    framework.
+    for every kind of device in the table, like the profile of a transformer whose shape alone is shipped. With
+    ``framework``, ``sequence_length``, ``routing`` or ``degrees`` that the profile of a shipped model does not have,
+    it is computed likewise. ``target`` decides the framework where ``framework`` is None and the shipped profile has
+    a framework. Raises InvalidDocument for files that are neither, and where a profile is of another framework.
     """
     changes = {"context_kind": context_kind, **routing.stated}
-    if isinstance(given, ModelProfile):
-        return _as_it_is(given, framework, sequence_length, changes)
-    name = None if isinstance(given, Mapping) else str(given)
+    if isinstance(model, ModelProfile):
+        return _as_it_is(model, framework, sequence_length, changes)
+    name = None if isinstance(model, Mapping) else str(model)
     if name in catalogue.model_names():
         shipped = catalogue.profile(name)
         if shipped.framework is not None:
@@ -63,13 +62,13 @@ def find_profile(
 
             return at_degrees(shipped, degrees)
     elif name is not None and name not in SHAPES and not _is_config(path := Path(name)):
-        found = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(name)
-        return _as_it_is(found, framework, sequence_length, changes)
+        profile = ModelProfile.read(path) if path.suffix or path.exists() else catalogue.profile(name)
+        return _as_it_is(profile, framework, sequence_length, changes)
     from penstock.shapes.profiles import computed_profile
 
-    shape = find_shape(given, sequence_length, routing)
+    shape = find_shape(model, sequence_length, routing)
     framework = framework or FRAMEWORKS.get(target or "")
-    return with_remarks(computed_profile(shape, framework, degrees=degrees, context_kind=context_kind), given)
+    return with_remarks(computed_profile(shape, framework, degrees=degrees, context_kind=context_kind), model)
 
 
 def with_remarks(profile: ModelProfile, model: str | Path | Mapping[str, Any]) -> ModelProfile:
@@ -82,14 +81,14 @@ def with_remarks(profile: ModelProfile, model: str | Path | Mapping[str, Any]) -
 
 
 def with_open_degrees(request: PlanRequest) -> PlanRequest:
-    """Return the request with degrees and sharding to choose, where it says nothing of them and plans may have some.
+    """Return the request with degrees and sharding to choose, where it does not state them and plans may have some.
 
-    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where
-    degrees of 1 are asked for, and nothing is said of sharding, nothing is sharded. Where nothing is said of gradients,
-    they are in fp32, as Megatron-Core, FSDP2 and Penstock's own ranks have them; where nothing is said of memory to
-    leave free, it is `RESERVE` of the largest device.
+    A request with a target or with codecs, and one whose devices are groups of GPUs, stays at degrees of 1. Where the
+    request states degrees of 1 and no sharding, nothing is sharded. Where it does not state the width of gradients,
+    they are in fp32, as in Megatron-Core, FSDP2 and Penstock's own ranks. Where it does not state the memory to leave
+    free, `RESERVE` of the largest device stays free.
 
-    Raises UnsupportedRequest for degrees that the model cannot have, by their rule.
+    Raises UnsupportedRequest for degrees that the model cannot have, with the rule that they break.
     """
     profile, topology = request.profile, request.topology
     if isinstance(profile, str) or isinstance(topology, str):
@@ -102,9 +101,9 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
     if request.target is not None or request.codec is not None or topology.group is not None:
         return request
     degrees = "auto" if request.degrees is None else request.degrees
-    known = {Degrees(), *(variant.degrees for variant in profile.variants)}
+    profile_degrees = {Degrees(), *(variant.degrees for variant in profile.variants)}
     for each in degrees if isinstance(degrees, tuple) else (degrees,):
-        if each != "auto" and each not in known:
+        if each != "auto" and each not in profile_degrees:
             refuse_illegal(profile, each)
     settled = request.sharding is not None or request.memory.optimizer_sharding != "none" or _are_one(degrees)
     changed: dict[str, object] = {"degrees": degrees, "sharding": request.sharding if settled else "auto"}
@@ -112,7 +111,7 @@ def with_open_degrees(request: PlanRequest) -> PlanRequest:
 
 
 def _with_memory(request: PlanRequest, name: str, value: object) -> PlanRequest:
-    """Return the request with a field of its memory, where it says nothing of that field."""
+    """Return the request with a field of its memory model, where it does not state that field."""
     if name in request.memory.model_fields_set:
         return request
     return request.model_copy(update={"memory": request.memory.model_copy(update={name: value})})
@@ -126,9 +125,9 @@ def _reserve_bytes(topology: ClusterTopology) -> int:
 
 
 def with_effort(request: PlanRequest) -> PlanRequest:
-    """Return the request with effort ``normal``, where it says nothing of when to stop, or a gap alone.
+    """Return the request with effort ``normal``, where it does not state when to stop, or states a gap alone.
 
-    A document that says nothing is planned to the end; commands, pages and ``penstock.plan`` ask by this.
+    Commands, pages and ``penstock.plan`` do so; a document that states nothing is planned to the end.
     """
     limits = request.termination
     if limits.has_limit:
@@ -137,9 +136,10 @@ def with_effort(request: PlanRequest) -> PlanRequest:
 
 
 def with_quick_planner(request: PlanRequest) -> PlanRequest:
-    """Return the request with planner ``even``, where degrees are open and else all planners would search them all.
+    """Return the request with planner ``even``, where degrees are open and otherwise all planners would search them.
 
-    For many requests at once: it takes a second or two for each, and its plans are seldom far from the best.
+    This serves many requests at once: ``even`` takes a second or two for each, and its plans are seldom far from the
+    best.
     """
     limited = request.termination.has_limit or request.termination.gap > 0
     chosen = request.planner != "auto" or request.schedule != "auto" or request.update_rules != ("synchronous",)
@@ -147,31 +147,31 @@ def with_quick_planner(request: PlanRequest) -> PlanRequest:
 
 
 def _are_one(degrees: object) -> bool:
-    given = degrees if isinstance(degrees, tuple) else (degrees,)
-    return all(each == Degrees() for each in given)
+    choices = degrees if isinstance(degrees, tuple) else (degrees,)
+    return all(each == Degrees() for each in choices)
 
 
 def find_shape(
-    given: str | Path | Mapping[str, Any] | TransformerShape,
+    model: str | Path | Mapping[str, Any] | TransformerShape,
     sequence_length: int | None = None,
     routing: Routing = AS_SHAPED,
 ) -> TransformerShape:
-    """Return a shape given by value, by name, or as a Hugging Face model's ``config.json``, by file or content.
+    """Return a shape by value, by name, or from a Hugging Face model's ``config.json``, by file or content.
 
     Raises NotFound for an unknown name, InvalidDocument and UnsupportedRequest for a configuration that cannot be read,
     and UnsupportedRequest for more tokens than the model has learned positions and for an impossible ``routing``.
     """
-    return routed(_shape_of(given, sequence_length), routing)
+    return routed(_shape_of(model, sequence_length), routing)
 
 
 def _shape_of(
-    given: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None
+    model: str | Path | Mapping[str, Any] | TransformerShape, sequence_length: int | None
 ) -> TransformerShape:
-    if isinstance(given, Mapping):
-        return shape_of(given, sequence_length=sequence_length)
-    if isinstance(given, TransformerShape):
-        return _of_length(given, sequence_length)
-    path, name = Path(given), str(given)
+    if isinstance(model, Mapping):
+        return shape_of(model, sequence_length=sequence_length)
+    if isinstance(model, TransformerShape):
+        return _of_length(model, sequence_length)
+    path, name = Path(model), str(model)
     if name in SHAPES or not (path.suffix or path.exists()):
         return _of_length(catalogue.shape(name), sequence_length)
     return shape_of(read_config(path), sequence_length=sequence_length, origin=repr(str(path)))
@@ -179,10 +179,10 @@ def _shape_of(
 
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a config.json. Raises InvalidDocument where it cannot be read or is no object."""
-    found = load_json(read_text(path), repr(str(path)))
-    if not isinstance(found, dict):
-        raise InvalidDocument(f"{str(path)!r} is {in_words(found)}, not the object of a config.json")
-    return found
+    config = load_json(read_text(path), repr(str(path)))
+    if not isinstance(config, dict):
+        raise InvalidDocument(f"{str(path)!r} is {in_words(config)}, not the object of a config.json")
+    return config
 
 
 def _of_length(shape: TransformerShape, length: int | None) -> TransformerShape:
@@ -197,7 +197,7 @@ def _of_length(shape: TransformerShape, length: int | None) -> TransformerShape:
 
 
 def _is_config(path: Path) -> bool:
-    """Return whether a file is the configuration of a Hugging Face model, which names its family; no profile does."""
+    """Return whether a file is the configuration of a Hugging Face model: it states a model type, as no profile does."""
     return path.suffix == ".json" and path.is_file() and "model_type" in read_config(path)
 
 
@@ -212,17 +212,17 @@ def _as_it_is(
 ) -> ModelProfile:
     """Return the profile. Raises InvalidDocument for another framework or length, or costs that it does not have."""
     remedy = "the name of a shipped transformer or a config.json, whose profile is computed"
-    if said := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
+    if terms := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
         raise InvalidDocument(
-            f"the profile {profile.name!r} has the costs that it has; {' and '.join(said)} is for one that is computed",
+            f"the profile {profile.name!r} has the costs that it has; {' and '.join(terms)} is for one that is computed",
             remedy=remedy,
         )
     if not _is_so(profile, framework, sequence_length):
         length = None if profile.shape is None else profile.shape.sequence_length
         has = (profile.framework or "no stated framework", _tokens(length))
-        asked = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
+        requested = (framework or has[0], has[1] if sequence_length is None else _tokens(sequence_length))
         raise InvalidDocument(
-            f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(asked)}",
+            f"the profile {profile.name!r} is of {' and '.join(has)}, not of {' and '.join(requested)}",
             remedy=remedy,
         )
     return profile
@@ -232,18 +232,18 @@ def _tokens(length: int | None) -> str:
     return "samples of unknown length" if length is None else f"samples of {length} tokens"
 
 
-def find_topology(given: str | Path | ClusterTopology) -> ClusterTopology:
-    """Return a topology given by value, by file, or by the name of a shipped example (``8x8xH100``)."""
-    if isinstance(given, ClusterTopology):
-        return given
-    path = Path(given)
-    return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(given))
+def find_topology(topology: str | Path | ClusterTopology) -> ClusterTopology:
+    """Return a topology by value, by file, or by the name of a shipped example (``8x8xH100``)."""
+    if isinstance(topology, ClusterTopology):
+        return topology
+    path = Path(topology)
+    return ClusterTopology.read(path) if path.suffix or path.exists() else catalogue.cluster(str(topology))
 
 
 def nanoseconds_of(limit: str | float | None) -> str | int | None:
     """Convert a ``time_limit`` for a field in nanoseconds, which parses texts with units; numbers are seconds.
 
-    Raises InvalidDocument for what is no number of seconds.
+    Raises InvalidDocument for a value that is not a number of seconds.
     """
     if limit is None or isinstance(limit, str):
         return limit

@@ -65,8 +65,8 @@ def judge(file: PlanFile) -> Judgement:
     except InvalidPlan as error:
         return Judgement(file.plan, None, (error.detail, *(f"{f.pointer}: {f.detail}" for f in error.faults)), problem)
     faults = verify(problem, allocation, schedule, timeline, overlap=overlap, update_rule=rule)
-    asked = replace(problem, choices=whole.choices)  # a bound on every plan of the request covers all choices
-    faults += _claims(file.plan, file.request, asked, allocation, schedule, timeline)
+    request_problem = replace(problem, choices=whole.choices)  # a bound on every plan of the request covers all choices
+    faults += _claims(file.plan, file.request, request_problem, allocation, schedule, timeline)
     assert isinstance(file.request.profile, ModelProfile)
     judged = file.plan.model_copy(update={"prediction": to_prediction(problem, file.request.profile, timeline)})
     if file.plan.prediction is None and judged.certificates and not faults:
@@ -130,10 +130,10 @@ def _proven_again(
 
     ``problem`` is at the plan's degrees, ``whole`` is the request's, which may leave them open.
     """
-    own = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
+    bound_of_schedule = schedule_bound(problem, allocation, schedule, plan.update_rule, plan.overlap_all_reduce)
     candidate = JudgedPlan.of(plan.planner, allocation, schedule, timeline, plan.overlap_all_reduce, plan.update_rule)
     wide = least_bound(whole) if whole.choices else request_bound(problem)
-    return certificates_of(candidate, (wide, own))
+    return certificates_of(candidate, (wide, bound_of_schedule))
 
 
 def _claims(

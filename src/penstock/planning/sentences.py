@@ -36,26 +36,26 @@ def subtitle(plan: Plan, topology: ClusterTopology | str) -> str:
 
 
 def used(plan: Plan, topology: ClusterTopology | str) -> str:
-    """``4 stages on 30 devices; 2 of the cluster's 32 stay idle``; of a topology that is a hash no more is known."""
+    """Return ``4 stages on 30 devices; 2 of the cluster's 32 stay idle``; without the second part for a hash."""
     if isinstance(topology, str):
         return _in_words(plan)
     every = topology.num_devices
-    idle = every - len({device for stages in _held(plan) for devices in stages for device in devices})
+    idle = every - len({device for stages in _stage_devices(plan) for devices in stages for device in devices})
     stay = "stays" if idle == 1 else "stay"
     return _in_words(plan) + (f"; {idle:,} of the cluster's {every:,} {stay} idle" if idle else "")
 
 
 def _in_words(plan: Plan) -> str:
     degrees = plan.degrees or Degrees()
-    return shape(_held(plan), degrees.gpus, degrees.initials)
+    return shape(_stage_devices(plan), degrees.gpus, degrees.initials)
 
 
 def replicas(plan: Plan, stage: Stage) -> int:
-    """Return how many replicas of a stage there are: its devices, or the groups of GPUs that hold one together."""
+    """Return how many replicas of a stage there are: its devices, or its model-parallel groups of GPUs."""
     return len(stage.devices) // (plan.degrees or Degrees()).gpus
 
 
-def _held(plan: Plan) -> list[list[tuple[str, ...]]]:
+def _stage_devices(plan: Plan) -> list[list[tuple[str, ...]]]:
     return [[stage.devices for stage in pipeline.stages] for pipeline in plan.pipelines]
 
 
@@ -89,7 +89,7 @@ def sentences(judgement: Judgement, timeline: Timeline, idle: Sequence[Idle]) ->
 
 
 def _slower(row: Idle) -> str:
-    """Return a sentence: how long devices of one kind wait for slower ones that compute the same micro-batches."""
+    """Return how long devices of one kind wait for slower ones that compute the same micro-batches, as a sentence."""
     gpu, number = row.gpus[0], len(row.gpus)
     who = f"{gpu.name}, of kind {gpu.kind}, waits" if number == 1 else f"{number:,} devices of kind {gpu.kind} wait"
     share = percent(row.slower_ns / max(1, row.busy_ns + row.idle_ns))
@@ -98,9 +98,9 @@ def _slower(row: Idle) -> str:
 
 def _shape(plan: Plan, stages: list[Stage]) -> str:
     counts = [replicas(plan, stage) for stage in stages]
-    held = _held(plan)
+    stage_devices = _stage_devices(plan)
     batches = micro_batches(plan.num_micro_batches, plan.micro_batch_size)
-    if len(held) > 1 or is_data_parallel(held) or are_in_turn(held):
+    if len(stage_devices) > 1 or is_data_parallel(stage_devices) or are_in_turn(stage_devices):
         cut = f"{plan.planner} uses {_in_words(plan)}."
     else:
         cut = f"{plan.planner} cut the model into {len(stages)} stage{'s' if len(stages) > 1 else ''}"
@@ -137,11 +137,11 @@ def _degrees(judgement: Judgement) -> Iterator[str]:
     if problem.choice is None:
         return
     size, sharding = problem.degrees.cell, problem.choice.sharding
-    said = [f"{size} GPUs hold each replica of a stage together ({problem.choice.degrees})"] if size > 1 else []
+    phrases = [f"{size} GPUs hold each replica of a stage together ({problem.choice.degrees})"] if size > 1 else []
     if sharding not in (None, "none"):
-        said.append(f"replicas share out {_SHARED[sharding]}")
-    if said:
-        sentence = " and ".join(said)
+        phrases.append(f"replicas share out {_SHARED[sharding]}")
+    if phrases:
+        sentence = " and ".join(phrases)
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if (modules := recomputed_modules(judgement.plan)) is not None:
         yield f"Recomputed: {modules}."
@@ -164,22 +164,22 @@ def recomputation(plan: Plan) -> str | None:
 
 
 def _on_stages(plan: Plan, counted: Callable[[Stage], bool]) -> str | None:
-    """Return what the stages that count recompute, and how many of them; None where none counts."""
+    """Return what the counted stages recompute, and how many stages do; None where no stage counts."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-    found = Counter(recomputed(stage).replace("full", "all layers") for stage in stages if counted(stage))
-    if len(found) > MOST_LISTED:
-        found = Counter({"some layers": found.total()})
-    said = [
+    counts = Counter(recomputed(stage).replace("full", "all layers") for stage in stages if counted(stage))
+    if len(counts) > MOST_LISTED:
+        counts = Counter({"some layers": counts.total()})
+    phrases = [
         what
         if len(stages) == 1
         else f"{what} on {'every stage' if number == len(stages) else f'{number} of {len(stages)} stages'}"
-        for what, number in found.items()
+        for what, number in counts.items()
     ]
-    return ", ".join(said) or None
+    return ", ".join(phrases) or None
 
 
 def pace(prediction: Prediction) -> Iterator[tuple[str, str]]:
-    """Yield name and value of what is known of a transformer's pace."""
+    """Yield name and value of each figure of a transformer's pace that the prediction has."""
     if prediction.tokens_per_s_per_gpu is not None:
         yield "tokens/s per GPU", f"{prediction.tokens_per_s_per_gpu:,.0f}"
     if prediction.model_flops_utilisation is not None:

@@ -71,7 +71,7 @@ def solve_problem(
             on_incumbent(to_plan(at, request, plan, ()))
 
     limits = request.termination
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "planner": request.planner,
         "schedule": request.schedule,
         "time_limit_ns": limits.time_limit_ns,
@@ -83,9 +83,9 @@ def solve_problem(
         "workers": workers,
     }
     if problem.choices or (resolve(request.planner).asks_others and kinds_apart(problem)):
-        result = choices.solve(problem, on_incumbent=lambda found: announce(*found), **asked)
+        result = choices.solve(problem, on_incumbent=lambda incumbent: announce(*incumbent), **settings)
     else:
-        result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **asked)
+        result = driver.solve(problem, on_incumbent=lambda plan: announce(problem, plan), **settings)
     if problem.within is not None and result.best is not None:
         at = choices.problem_of(problem, result)
         beyond = faults_beyond(at, result.best.allocation, result.best.schedule, problem.within)

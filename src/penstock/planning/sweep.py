@@ -29,19 +29,19 @@ class Case:
 
     request: PlanRequest
 
-    def row(self, **found: Any) -> SweepRow:
+    def row(self, **figures: Any) -> SweepRow:
         """Return the case's row of the table, with the given fields of its answer."""
-        asked, topology, profile = self.request, self.request.topology, self.request.profile
+        request, topology, profile = self.request, self.request.topology, self.request.profile
         shape = profile.shape if isinstance(profile, ModelProfile) else None
         return SweepRow(
             topology=topology.name if isinstance(topology, ClusterTopology) else topology,
-            global_batch_size=asked.global_batch_size,
-            planner=asked.planner,
-            schedule=asked.schedule,
-            update_rules=asked.update_rules,
+            global_batch_size=request.global_batch_size,
+            planner=request.planner,
+            schedule=request.schedule,
+            update_rules=request.update_rules,
             profile=profile.name if isinstance(profile, ModelProfile) else None,
             sequence_length=None if shape is None else shape.sequence_length,
-            **found,
+            **figures,
         )
 
 
@@ -50,7 +50,7 @@ def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
 
     Raises InvalidDocument for more than ``max_cases``, and for a combination that contradicts itself.
     """
-    asked, over = sweep.request, sweep.over
+    request, over = sweep.request, sweep.over
     axes: dict[str, Sequence[Any]] = {
         "profile": over.profiles or (),
         "topology": over.topologies,
@@ -68,7 +68,7 @@ def cases(sweep: SweepRequest, max_cases: int = MAX_CASES) -> list[Case]:
         raise InvalidDocument(
             f"the sweep has {count} cases ({sizes}); the limit is {max_cases}", remedy="sweep over fewer values"
         )
-    fields = {name: getattr(asked, name) for name in PlanRequest.model_fields}
+    fields = {name: getattr(request, name) for name in PlanRequest.model_fields}
     return [Case(_combined(fields, dict(zip(varied, values, strict=True)))) for values in product(*varied.values())]
 
 
@@ -125,16 +125,20 @@ def _figures_of(plan: Plan) -> dict[str, Any]:
 
 
 def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
-    """Return the rows, those on the Pareto front of their sequence length marked. Costs count when every plan has one.
+    """Return the rows, with the Pareto front of each sequence length marked. Costs count when every plan has one.
 
-    Differences below ALIKE, devices apart, put no row on the front, unless all else is equally good.
+    Differences below ALIKE, except in devices, put no row on the front, unless all else is equally good.
     """
     lengths = dict.fromkeys(row.sequence_length for row in rows)
     if len(lengths) > 1:
-        own = {each: [number for number, row in enumerate(rows) if row.sequence_length == each] for each in lengths}
-        fronts = {each: with_front([rows[number] for number in numbers]) for each, numbers in own.items()}
-        found = {number: row for each in lengths for number, row in zip(own[each], fronts[each], strict=True)}
-        return tuple(found[number] for number in range(len(rows)))
+        numbers_of = {
+            each: [number for number, row in enumerate(rows) if row.sequence_length == each] for each in lengths
+        }
+        fronts = {each: with_front([rows[number] for number in numbers]) for each, numbers in numbers_of.items()}
+        marked_rows = {
+            number: row for each in lengths for number, row in zip(numbers_of[each], fronts[each], strict=True)
+        }
+        return tuple(marked_rows[number] for number in range(len(rows)))
     planned = [number for number, row in enumerate(rows) if row.samples_per_s is not None]
     priced = all(rows[number].cost_per_sample is not None for number in planned)
     points = [_point(rows[number], priced) for number in planned]

@@ -45,7 +45,7 @@ class Tried:
 
 
 def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
-    """Return every setting that fits, by micro-batches and then pipelines; 1F1B, whose forwards may be advanced.
+    """Return every setting that fits, by micro-batches and then pipelines. The order is 1F1B with advanced forwards.
 
     Raises UnsupportedRequest for a plan without elastic averaging, InvalidPlan where no setting fits.
     """
@@ -58,15 +58,15 @@ def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
     allocation, _ = from_plan(file.plan, problem)
     tuner = Tuner(problem, candidates(problem), allocation.pipelines[0].stages, max_pipelines)
     chosen = tuner.predicted()
-    found = []
+    fitting = []
     for batch in tuner.batches:
         for pipelines in range(1, max_pipelines + 1):
             degrees = Degrees(batch.num_micro_batches, pipelines)
             if tuner.fits(tuner.allocation(degrees)):
-                found.append(_setting(file, problem, tuner, degrees, degrees == chosen))
-    if not found:
+                fitting.append(_setting(file, problem, tuner, degrees, degrees == chosen))
+    if not fitting:
         raise InvalidPlan("no setting fits into the memory of the plan's devices", remedy="a plan of more stages")
-    return found
+    return fitting
 
 
 def _setting(file: PlanFile, problem: Problem, tuner: Tuner, degrees: Degrees, by_profile: bool) -> Setting:
@@ -74,14 +74,14 @@ def _setting(file: PlanFile, problem: Problem, tuner: Tuner, degrees: Degrees, b
     orders = advance_forward(problem, allocation)
     timeline = simulate(problem, allocation, orders, update_rule=RULE)
     overlap = file.plan.overlap_all_reduce
-    made = to_plan(problem, file.request, JudgedPlan.of("avgpipe", allocation, orders, timeline, overlap, RULE), ())
-    setting = PlanFile(plan=made, request=file.request)
+    plan = to_plan(problem, file.request, JudgedPlan.of("avgpipe", allocation, orders, timeline, overlap, RULE), ())
+    setting = PlanFile(plan=plan, request=file.request)
     return Setting(*degrees, setting, timeline.time_per_global_batch_ns, by_profile)
 
 
-def traverse(found: list[Setting], run: Callable[[PlanFile], int]) -> Iterator[Tried]:
-    """Run each setting; ``run`` returns the time of an iteration (ns), which trains a global batch of each pipeline."""
-    for setting in found:
+def traverse(fitting: list[Setting], run: Callable[[PlanFile], int]) -> Iterator[Tried]:
+    """Run each setting. ``run`` returns the time (ns) of an iteration, which trains one global batch per pipeline."""
+    for setting in fitting:
         yield Tried(setting, -(-run(setting.file) // setting.num_pipelines))
 
 

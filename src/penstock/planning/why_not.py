@@ -31,14 +31,14 @@ from penstock.solvers.solve import driver
 from penstock.solvers.solve.eligible import QUICK
 
 NEXT = "next"
-"""Names the best of the other degrees that the request allows, or of what else may be sharded at the same ones."""
+"""The text for the best of the other degrees that the request allows; without any, of other shardings and values."""
 DEFAULT = "default"
-"""Names the same where there is one."""
+"""The text for ``NEXT`` where the request allows another choice, and for nothing otherwise."""
 EXAMPLE = "tensor=4, expert=8, sharding=none, tensor=4,sharding=none or next"
 
 
-class Found(NamedTuple):
-    """The best of some choices, the bound on all of its plans, and the result with its plan or the reason for none."""
+class PlannedChoice(NamedTuple):
+    """The best of some choices, the bound on its plans, and the result with its plan or the reason for having none."""
 
     choice: Choice
     problem: Problem
@@ -53,21 +53,22 @@ class Found(NamedTuple):
 
 
 def other_choices(
-    request: PlanRequest, own: Choice | None, asked: Sequence[str], planner: str | None, max_plans: int
-) -> Iterator[tuple[str, Found]]:
-    """Yield each text with the best that is found at the choices that it names, for a plan at ``own``.
+    request: PlanRequest, current: Choice | None, texts: Sequence[str], planner: str | None, max_plans: int
+) -> Iterator[tuple[str, PlannedChoice]]:
+    """Yield each text with the best of the choices that it names, for a plan at ``current``.
 
-    What a text does not name is free where the request leaves it open. ``default`` is ``next`` where the request
-    allows another choice, and else nothing. Raises InvalidDocument for words that name no other choice,
-    UnsupportedRequest for degrees that the model, its profile or the cluster cannot have; all words are read first.
+    Degrees and values that a text does not name are free where the request leaves them open. ``default`` is ``next``
+    where the request allows another choice, otherwise nothing. All texts are read first. Raises InvalidDocument for a
+    text that names no other choice, UnsupportedRequest for degrees that the model, its profile or the cluster cannot
+    have.
     """
-    if not asked:
+    if not texts:
         return
     problem = to_problem(request)
     profile, _topology = inline_documents(request)
-    mine = _settled(problem, own or Choice())
+    mine = _settled(problem, current or Choice())
     named = []
-    for text in asked:
+    for text in texts:
         if text != DEFAULT:
             named.append((text, _others(problem, profile, mine, text)))
         elif len(problem.choices) > 1:
@@ -76,35 +77,37 @@ def other_choices(
         yield text, _best(problem, others, planner, max_plans)
 
 
-def _others(problem: Problem, profile: ModelProfile, own: Choice, text: str) -> list[Choice]:
-    """Return the choices besides the plan's own that a text names."""
+def _others(problem: Problem, profile: ModelProfile, current: Choice, text: str) -> list[Choice]:
+    """Return the choices that a text names, without the plan's current one."""
     named = _named(text)
-    if named and all(_value(own, name) == value for name, value in named.items()):
+    if named and all(_value(current, name) == value for name, value in named.items()):
         raise InvalidDocument(
-            f"{text!r} is what the plan has: it is at {own}", remedy=f"name another choice: {EXAMPLE}"
+            f"{text!r} is what the plan has: it is at {current}", remedy=f"name another choice: {EXAMPLE}"
         )
-    every = dict.fromkeys(_settled(problem, each) for each in _candidates(problem, profile, own, named))
-    others = [each for each in every if each != own]
+    every = dict.fromkeys(_settled(problem, each) for each in _candidates(problem, profile, current, named))
+    others = [each for each in every if each != current]
     if not named:
-        others = [each for each in others if each.degrees != own.degrees] or others
+        others = [each for each in others if each.degrees != current.degrees] or others
     if not others:
-        raise InvalidDocument(f"the request allows no choice but the plan's own, {own}", remedy="name one: tensor=4")
+        raise InvalidDocument(
+            f"the request allows no choice but the plan's own, {current}", remedy="name one: tensor=4"
+        )
     return others
 
 
 def _value(choice: Choice, name: str) -> object:
-    """Return a choice's value by its name: of a degree, of ``sharding``, or of a further axis (None: as asked)."""
+    """Return a choice's value by its name: a degree, ``sharding``, or a further axis (None: as the request has it)."""
     return getattr(choice.degrees, name, choice.sharding if name == "sharding" else dict(choice.values).get(name))
 
 
 def _settled(problem: Problem, choice: Choice) -> Choice:
-    """Return the choice with what its replicas share out, where that is left to the memory rules."""
+    """Return the choice with its sharding filled in, where that is left to the memory rules."""
     rules: Sharding = "optimizer" if problem.memory.shard_states else "none"
     return choice._replace(sharding=choice.sharding or rules)
 
 
 def _named(text: str) -> Mapping[str, Any]:
-    """Return degrees, sharding and values of further axes that words name."""
+    """Return the degrees, the sharding and the values of further axes that a text names."""
     if text == NEXT:
         return {}
     named: dict[str, Any] = {}
@@ -119,20 +122,20 @@ def _named(text: str) -> Mapping[str, Any]:
     return named
 
 
-def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Mapping[str, Any]) -> Iterator[Choice]:
-    """Yield the choices with what is named; the rest as the request allows."""
-    asked = {name: value for name, value in named.items() if name in Degrees._fields}
+def _candidates(problem: Problem, profile: ModelProfile, current: Choice, named: Mapping[str, Any]) -> Iterator[Choice]:
+    """Yield the choices that have the named values; the rest is as the request allows."""
+    degree_values = {name: value for name, value in named.items() if name in Degrees._fields}
     values = tuple((name, value) for name, value in sorted(named.items()) if name in AXES)
-    if not problem.variants and (asked or not (values or any(each.values for each in problem.choices))):
+    if not problem.variants and (degree_values or not (values or any(each.values for each in problem.choices))):
         raise UnsupportedRequest(
             f"the profile {profile.name!r} has no costs at degrees above 1",
             remedy=WITH_DEGREES,
         )
     refuse_sharding(profile, named.get("sharding"))
-    open_to = problem.choices or (own,)
+    open_to = problem.choices or (current,)
     degrees = list(dict.fromkeys(each.degrees for each in open_to))
-    if asked:
-        degrees = _with(problem, profile, degrees, asked)
+    if degree_values:
+        degrees = _with(problem, profile, degrees, degree_values)
     shardings = [named["sharding"]] if "sharding" in named else dict.fromkeys(each.sharding for each in open_to)
     others = dict.fromkeys(tuple(sorted((dict(each.values) | dict(values)).items())) for each in open_to)
     for each in degrees:
@@ -141,31 +144,31 @@ def _candidates(problem: Problem, profile: ModelProfile, own: Choice, named: Map
 
 
 def _with(
-    problem: Problem, profile: ModelProfile, open_to: Sequence[Degrees], asked: Mapping[str, int]
+    problem: Problem, profile: ModelProfile, open_to: Sequence[Degrees], degree_values: Mapping[str, int]
 ) -> list[Degrees]:
-    """Return the open degrees with what is asked; where there are none, those with nothing else above 1.
+    """Return the open degrees that have the named values; where there are none, these values with all others 1.
 
-    Raises UnsupportedRequest with the rule that they break, or what the profile has instead.
+    Raises UnsupportedRequest with the rule that they break, or with the degrees that the profile has.
     """
-    wanted = Degrees(**asked)
-    if min(asked.values()) > 0:
+    wanted = Degrees(**degree_values)
+    if min(degree_values.values()) > 0:
         refuse_illegal(profile, to_degrees(wanted))
-    found = degrees_with(open_to, asked)
-    known = [Degrees(), *(each.degrees for each in problem.variants)]
-    if not found and wanted not in known:
+    open_matches = degrees_with(open_to, degree_values)
+    profile_degrees = [Degrees(), *(each.degrees for each in problem.variants)]
+    if not open_matches and wanted not in profile_degrees:
         raise UnsupportedRequest(
-            f"the profile {profile.name!r} has no costs at {_words(asked)}",
-            remedy=f"it has them at {listed(map(to_degrees, known))}",
+            f"the profile {profile.name!r} has no costs at {_words(degree_values)}",
+            remedy=f"it has them at {listed(map(to_degrees, profile_degrees))}",
         )
-    return found or [wanted]
+    return open_matches or [wanted]
 
 
-def _words(asked: Mapping[str, int]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in asked.items())
+def _words(degree_values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in degree_values.items())
 
 
-def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> Found:
-    """Return the best of some choices, the least bound first; one whose bound is above the best is not planned."""
+def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_plans: int) -> PlannedChoice:
+    """Return the best of some choices. The least bound comes first; choices whose bound is no better are skipped."""
     waiting, refused = [], []
     for choice in allowed:
         try:
@@ -176,34 +179,37 @@ def _best(problem: Problem, allowed: Sequence[Choice], planner: str | None, max_
             waiting.append((request_bound(cells).bound_ns, choice, cells))
     if not waiting:
         raise refused[0]
-    found: list[Found] = []
+    results: list[PlannedChoice] = []
     for bound_ns, choice, cells in sorted(waiting, key=lambda each: each[0]):
-        best = min((each.planned.plan.value_ns for each in found if each.planned is not None), default=None)
+        best = min((each.planned.plan.value_ns for each in results if each.planned is not None), default=None)
         if best is None or bound_ns < best:
-            found.append(_planned(choice, cells, bound_ns, planner, max_plans))
-    return min(found, key=_by_value)
+            results.append(_planned(choice, cells, bound_ns, planner, max_plans))
+    return min(results, key=_by_value)
 
 
-def _by_value(found: Found) -> tuple[bool, int, int]:
+def _by_value(choice: PlannedChoice) -> tuple[bool, int, int]:
     """Return the key of plans by time; without a plan, by the least missing memory."""
-    planned, short = found.planned, found.result.shortage
+    planned, short = choice.planned, choice.result.shortage
     if planned is not None:
-        return False, planned.plan.value_ns, found.bound_ns
-    return True, found.bound_ns if short is None else short.missing_bytes, found.bound_ns
+        return False, planned.plan.value_ns, choice.bound_ns
+    return True, choice.bound_ns if short is None else short.missing_bytes, choice.bound_ns
 
 
-def _planned(choice: Choice, cells: Problem, bound_ns: int, planner: str | None, max_plans: int) -> Found:
-    """Plan one choice; where planner ``even`` finds nothing, with all planners, and if need be say what it lacks."""
+def _planned(choice: Choice, cells: Problem, bound_ns: int, planner: str | None, max_plans: int) -> PlannedChoice:
+    """Plan one choice with planner ``even``, or with all planners where that finds nothing.
+
+    If they find nothing either, the result of ``even`` remains, which states what is missing.
+    """
     if planner is not None:
         result = driver.solve(cells, planner, max_plans=max_plans, prove_bounds=False)
-        return Found(choice, cells, bound_ns, planner, result)
+        return PlannedChoice(choice, cells, bound_ns, planner, result)
     quick: Result | None = None
     with suppress(UnsupportedRequest):  # plans with a flush are not asked for
         quick = driver.solve(cells, QUICK, workers=1, prove_bounds=False)
     if quick is not None and (quick.best is not None or quick.status is Status.INFEASIBLE):
-        return Found(choice, cells, bound_ns, QUICK, quick)
+        return PlannedChoice(choice, cells, bound_ns, QUICK, quick)
     options = {EXCLUDE.name: ",".join(PHASES)}
     every = driver.solve(cells, "auto", max_plans=max_plans, options=options, workers=1, prove_bounds=False)
     if every.best is None and quick is not None:
-        return Found(choice, cells, bound_ns, QUICK, replace(quick, status=every.status))
-    return Found(choice, cells, bound_ns, "auto", every)
+        return PlannedChoice(choice, cells, bound_ns, QUICK, replace(quick, status=every.status))
+    return PlannedChoice(choice, cells, bound_ns, "auto", every)

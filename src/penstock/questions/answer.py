@@ -154,15 +154,15 @@ def plan(
     degrees
         How many GPUs share a layer, such as ``{"tensor": 8}``, or a list to choose from.
         ``{"tensor": (1, 2), "expert": "auto"}`` leaves open what is listed or ``auto``, and what it does not name.
-        Left out: chosen from those that the profile has costs at; 1 with a target or a codec.
+        Left out: chosen from the degrees that the profile has costs at; 1 with a target or a codec.
     sharding
         What replicas share out (ZeRO, FSDP); gradients and parameters only in plans of one stage. Left out: auto where
         the profile has tensor degrees, else none.
     choose
         Values of further axes, such as ``{"optimizer": ["adam", "sgd"]}``; of several the quickest plan's is chosen.
     framework
-        Kernels that costs are computed with: Megatron-Core and Transformer Engine, or eager PyTorch. Left out: those of
-        the trainer that is planned for, else torch.
+        Kernels that costs are computed with: Megatron-Core and Transformer Engine, or eager PyTorch. Left out: the
+        kernels of the trainer that is planned for, else torch.
     sequence_length
         Tokens of a sample of a transformer. Left out: the model's; of a config.json 8192 at most.
     routing_imbalance

@@ -1,4 +1,4 @@
-"""The plan request of a layout: what the request of its import leaves out is as the trainer's text says."""
+"""The plan request of a layout: the trainer's text fills in what the request of its import leaves out."""
 
 from __future__ import annotations
 

@@ -54,23 +54,23 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.solve.incumbent import shown
 
 
-def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
-    """Judge the layout as a plan of the trainer's, judged as it is; with ``compare``, what the best plans would bring.
+def answer(question: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
+    """Judge the trainer's layout as it is; with ``compare``, also compute what the best plans would gain.
 
     A layout that does not fit into memory is an answer. Raises InvalidDocument for a text that does not parse or does
     not go with model, cluster and batch (line and column are named), UnsupportedRequest for what a trainer cannot do,
     InvalidPlan for a layout that cannot be simulated.
     """
-    target = None if asked.format == "ranges" else asked.format
+    target = None if question.format == "ranges" else question.format
     terms.notify("reading the layout")
-    text = text_of(asked)
-    request = plan_request(asked, text, terms)
-    memory = _of_target(asked.request.memory, target)
+    text = text_of(question)
+    request = plan_request(question, text, terms)
+    memory = _of_target(question.request.memory, target)
     request = request.model_copy(update={"target": target, "planner": "auto", "schedule": "auto", "memory": memory})
     refuse_beyond(request)
     opens = request.degrees is not None or request.sharding is not None
     request = request.model_copy(update={"degrees": None, "sharding": None})  # the layout has its own
-    request, problem, allocation, orders, drawn = _read(asked, text, request)
+    request, problem, allocation, orders, drawn = _read(question, text, request)
     overlap = problem.rules.overlap_all_reduce
     if drawn is not None and drawn.overlap is not None:
         overlap = drawn.overlap
@@ -80,18 +80,18 @@ def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
     features = features_of(problem, allocation, orders, overlap=overlap, fits=not short)
     covering = [bound for bound in free if features <= bound.covers]
     bounds = shown(covering) if covering else ()
-    own = schedule_bound(problem, allocation, orders, overlap=overlap)
+    bound_of_schedule = schedule_bound(problem, allocation, orders, overlap=overlap)
     assumptions = () if drawn is None else (*drawn.assumptions, *gradients_of_target(problem, request))
     profile, _topology = inline_documents(request)
     roles = roles_of(profile, transformer_of(request))
     if roles is not None and target in ("megatron", "torchtitan"):
         assumptions = (*assumptions, roles.assumption)
     # What memory allows bounds the orders of a plan that fits; one that does not may well be quicker.
-    plan = to_plan(problem, request, theirs, bounds if short else (*bounds, own))
-    known = tuple(each for each in assumptions if each not in plan.assumptions)
-    plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *known)})
+    plan = to_plan(problem, request, theirs, bounds if short else (*bounds, bound_of_schedule))
+    new_assumptions = tuple(each for each in assumptions if each not in plan.assumptions)
+    plan = plan.model_copy(update={"assumptions": (*plan.assumptions, *new_assumptions)})
     return LayoutImported(
-        format=asked.format,
+        format=question.format,
         plan=plan,
         request=request,
         fits=None
@@ -107,34 +107,34 @@ def answer(asked: LayoutRequest, terms: Terms = NO_TERMS) -> LayoutImported:
             drawn,
         ),
         assumptions=assumptions,
-        rivals=_rivals(request, problem, theirs, free, terms, opens=opens) if asked.compare else (),
+        rivals=_rivals(request, problem, theirs, free, terms, opens=opens) if question.compare else (),
     )
 
 
-def _of_target(asked: MemoryModel, target: str | None) -> MemoryModel:
+def _of_target(memory: MemoryModel, target: str | None) -> MemoryModel:
     """Return the request's memory model, with the trainer's width of gradients where the request states none."""
-    if target not in FP32_GRADIENTS or "gradient" in asked.model_fields_set:
-        return asked
-    return asked.model_copy(update={"gradient": "fp32"})
+    if target not in FP32_GRADIENTS or "gradient" in memory.model_fields_set:
+        return memory
+    return memory.model_copy(update={"gradient": "fp32"})
 
 
-def _of_layout(asked: MemoryModel, drawn: Drawn) -> MemoryModel:
-    """Return the request's memory model, with what the layout itself says of gradients and optimizer states."""
-    own: dict[str, str] = {}
+def _of_layout(memory: MemoryModel, drawn: Drawn) -> MemoryModel:
+    """Return the request's memory model, with gradients and optimizer states as the layout itself states them."""
+    changes: dict[str, str] = {}
     if drawn.shard_states:
-        own["optimizer_sharding"] = "over_replicas"
+        changes["optimizer_sharding"] = "over_replicas"
     if drawn.gradient is not None:
-        own["gradient"] = drawn.gradient
-    return asked.model_copy(update=own)
+        changes["gradient"] = drawn.gradient
+    return memory.model_copy(update=changes)
 
 
-def plan_file(found: LayoutImported) -> PlanFile:
+def plan_file(imported: LayoutImported) -> PlanFile:
     """Return the layout's plan with its request."""
-    return PlanFile(plan=found.plan, request=found.request)
+    return PlanFile(plan=imported.plan, request=imported.request)
 
 
 class _Read(NamedTuple):
-    """A layout in its problem, whose request says the layout's own memory model and degrees."""
+    """A layout in its problem; the request has the layout's memory model and degrees."""
 
     request: PlanRequest
     problem: Problem
@@ -143,14 +143,14 @@ class _Read(NamedTuple):
     drawn: Drawn | None
 
 
-def _read(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> _Read:
+def _read(question: LayoutRequest, text: LayoutText, request: PlanRequest) -> _Read:
     problem = to_problem(request)
     if isinstance(text, RangesText):
-        if asked.nodes or asked.devices_per_node is not None:
+        if question.nodes or question.devices_per_node is not None:
             raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
         return _Read(request, problem, *text.stages(problem), None)
     assert problem.within is not None
-    drawn = _drawn(asked, text, request)
+    drawn = _drawn(question, text, request)
     if drawn.global_batch_size is None:
         unsaid = f"no global batch size in the text: judged are {request.global_batch_size} samples a step"
         drawn = replace(drawn, assumptions=(unsaid, *drawn.assumptions))
@@ -159,44 +159,44 @@ def _read(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> _Read
             f"it trains {drawn.global_batch_size} samples a step, the request {request.global_batch_size}",
             "ask for the layout's global batch size",
         )
-    if asked.pipeline_parallel_size not in (None, drawn.ranks):
-        raise wrong(f"it has {drawn.ranks} pipeline ranks, not {asked.pipeline_parallel_size}")
+    if question.pipeline_parallel_size not in (None, drawn.ranks):
+        raise wrong(f"it has {drawn.ranks} pipeline ranks, not {question.pipeline_parallel_size}")
     request = request.model_copy(update={"memory": _of_layout(request.memory, drawn)})
-    gpus = world_of(problem, asked.nodes, asked.devices_per_node)
+    gpus = world_of(problem, question.nodes, question.devices_per_node)
     within = problem.within
-    request, problem = at_degrees(request, drawn, asked.source, len(gpus))
+    request, problem = at_degrees(request, drawn, question.source, len(gpus))
     world = cells_in(problem, gpus)
     try:
         allocation = placed(problem, within, drawn, world)
         orders = ordered(problem, within, drawn, allocation)
-        said = differing(problem, within, drawn, world)
+        assumptions = differing(problem, within, drawn, world)
     except InvalidDocument as error:
-        raise in_file(error, asked.source, drawn) from None
+        raise in_file(error, question.source, drawn) from None
     whole = "" if problem.choice is not None and problem.choice.in_one_stage else drawn.counted_whole
-    said = (*drawn.assumptions, *said, *([whole] if whole else []))
-    return _Read(request, problem, allocation, orders, replace(drawn, counted_whole=whole, assumptions=said))
+    assumptions = (*drawn.assumptions, *assumptions, *([whole] if whole else []))
+    return _Read(request, problem, allocation, orders, replace(drawn, counted_whole=whole, assumptions=assumptions))
 
 
-def _drawn(asked: LayoutRequest, text: LayoutText, request: PlanRequest) -> Drawn:
+def _drawn(question: LayoutRequest, text: LayoutText, request: PlanRequest) -> Drawn:
     """Return the layout of the trainer's own file."""
     profile, topology = inline_documents(request)
     groups = {device.gpus for node in topology.expanded().nodes for device in node.devices}
-    given = Reading(
+    reading = Reading(
         profile,
         roles_of(profile, transformer_of(request)),
-        asked.source,
-        asked.micro_batch_size,
-        asked.pipeline_parallel_size,
+        question.source,
+        question.micro_batch_size,
+        question.pipeline_parallel_size,
         groups.pop() if len(groups) == 1 else 0,
     )
-    return text.drawn(given)
+    return text.drawn(reading)
 
 
 def _parameters(profile: ModelProfile) -> str:
-    """Return how many parameters a model has, in words: a size that was read wrongly is seen by it."""
+    """Return how many parameters a model has, in words, so that a reader notices a size that was read wrongly."""
     width = {"fp32": 4, "bf16": 2, "fp16": 2}[profile.parameter_dtype]
-    held = profile.held_bytes(0, len(profile.layers) - 1)
-    count = held / width if profile.shape is None else total(profile.shape)
+    total_bytes = profile.held_bytes(0, len(profile.layers) - 1)
+    count = total_bytes / width if profile.shape is None else total(profile.shape)
     scale, unit = next((pair for pair in ((1e9, " billion"), (1e6, " million")) if count >= pair[0]), (1, ""))
     return f"{count / scale:.4g}{unit}"
 
@@ -207,24 +207,24 @@ def _sentences(
     value = theirs.value_ns
     samples = problem.batch_samples
     rate = samples * 1e9 / value
-    said = [
+    sentences = [
         f"{duration(value)} per global batch of {samples} samples, {rate:.4g} samples/s; "
         f"{percent(theirs.timeline.bubble)} of the devices' time is idle",
     ]
-    said.append(f"the model has {_parameters(profile)} parameters")
+    sentences.append(f"the model has {_parameters(profile)} parameters")
     used = sum(len(problem.gpus(device)) for device in theirs.timeline.uses)
     devices = (problem.real or problem).num_devices
     if used < devices:
-        said.append(f"{devices - used} of {devices} devices are not used")
+        sentences.append(f"{devices - used} of {devices} devices are not used")
     lower = [] if drawn is None else list(_not_counted(problem, theirs, drawn))
     if missing_bytes and lower:
-        said.append(
+        sentences.append(
             f"whether it fits is not known: by Penstock's count {amount(missing_bytes)} are missing on the device that "
             f"lacks most; {'; '.join(lower)}"
         )
     elif missing_bytes:
-        said.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
-    return tuple(said)
+        sentences.append(f"it does not fit: {amount(missing_bytes)} are missing on the device that lacks most")
+    return tuple(sentences)
 
 
 def _is_doubtful(problem: Problem, drawn: Drawn | None) -> bool:
@@ -239,8 +239,8 @@ def _not_counted(problem: Problem, theirs: JudgedPlan, drawn: Drawn) -> Iterator
         yield f"{' and '.join(lowering)}, which {verbs[0]} memory, {verbs[1]} not modelled"
     if drawn.counted_whole:
         stage = theirs.allocation.stages[0]
-        held = static_bytes(problem, stage)
-        more = (held.parameters + held.gradients) * (stage.replicas - 1) // stage.replicas
+        static = static_bytes(problem, stage)
+        more = (static.parameters + static.gradients) * (stage.replicas - 1) // stage.replicas
         yield f"of parameters and gradients, counted whole, up to {amount(more)} of a device are in truth on the others"
 
 
@@ -253,7 +253,7 @@ def _rivals(
     *,
     opens: bool,
 ) -> tuple[Rival, ...]:
-    """Return the best plans. ``free``: what is proven already; ``opens``: whether the request leaves degrees open."""
+    """Return the best plans. ``free``: the bounds so far; ``opens``: whether the request leaves degrees open."""
     target = request.target
     options = {name: value for name, value in request.options.items() if name != "transformer"}
     whole = request.model_copy(update={"target": None, "options": options})
@@ -263,12 +263,12 @@ def _rivals(
     if problem.real is not None or (opens and target is not None):
         return _at_any_degrees(request, whole, theirs, terms)
     bounds = dict(zip(choices, _of_all(problem, free), strict=False)) if target is not None else {}
-    found = []
+    rivals = []
     for choice, wanted in choices.items():
         terms.notify(f"the best plan {choice}")
         bound_ns = bounds.get(choice, free[0].bound_ns)
-        found.append(_rival(choice, wanted, theirs, bound_ns, terms))
-    return tuple(found)
+        rivals.append(_rival(choice, wanted, theirs, bound_ns, terms))
+    return tuple(rivals)
 
 
 def _at_any_degrees(
@@ -277,7 +277,7 @@ def _at_any_degrees(
     theirs: JudgedPlan,
     terms: Terms,
 ) -> tuple[Rival, ...]:
-    """Yield the best plain layout at all degrees that the profile knows; the best plans, where a limit says how long.
+    """Return the best plain layout over all degrees of the profile; with a limit on the search, also the best plans.
 
     First comes the best plan that the trainer expresses. ``whole``: the request without its target.
     """
@@ -291,15 +291,15 @@ def _at_any_degrees(
         legal = legal_degrees(inline_documents(request)[0], target)
         within = request.model_copy(update={**open_choices, "degrees": legal})
         choices[f"within what {target} can express at any degrees"] = within
-    found = [_asked_for(choice, wanted, theirs, terms) for choice, wanted in choices.items()]
-    found.sort(key=lambda rival: (not _expressed(rival, target), rival.time_ns or 0))
+    rivals = [_asked_for(choice, wanted, theirs, terms) for choice, wanted in choices.items()]
+    rivals.sort(key=lambda rival: (not _expressed(rival, target), rival.time_ns or 0))
     if limited:
-        found.append(_asked_for("without limits", free, theirs, terms))
-    return tuple(found)
+        rivals.append(_asked_for("without limits", free, theirs, terms))
+    return tuple(rivals)
 
 
 def _expressed(rival: Rival, target: str | None) -> bool:
-    """Return whether there is a plan that the trainer has words for: a search from a plain layout may leave them."""
+    """Return whether the trainer can express the plan, if any: a search from a plain layout may leave its limits."""
     if rival.plan is None or rival.request is None or target is None:
         return False
     try:
@@ -356,26 +356,26 @@ def _rival(choice: str, request: PlanRequest, theirs: JudgedPlan, bound_ns: int,
 
 
 def _free_bounds(problem: Problem, *, keeping: bool) -> list[Bound]:
-    """Return proofs that need no memory model, which measure a layout whether it fits or not. The first: of every plan.
+    """Return the bounds that need no memory model and so hold for layouts that do not fit. The first covers every plan.
 
-    ``keeping``: whether the layout keeps the pins; one that does not is measured by proofs that ask for none.
+    ``keeping``: whether the layout keeps the pins; otherwise the bounds are of the problem without pins.
     """
     if not keeping:
         return [whatever_is_pinned(bound) for bound in _free_bounds(replace(problem, pins=()), keeping=True)]
-    found = [request_bound(problem, fits=False)]
+    bounds = [request_bound(problem, fits=False)]
     if problem.num_devices <= MOST_LABELLED:
-        found.append(one_pipeline_bound(problem, fits=False))
-    return found
+        bounds.append(one_pipeline_bound(problem, fits=False))
+    return bounds
 
 
 def _of_all(problem: Problem, free: list[Bound]) -> tuple[int, int]:
-    """Return bounds on the plans of the problem's target, and on all plans; ``free``: the proofs so far."""
+    """Return a bound on the plans of the problem's target, and one on all plans; ``free``: the bounds so far."""
     everything = free[0].bound_ns
     if problem.within is None:
         return everything, everything
-    known = [*free, *within_bounds(problem)]
+    bounds = [*free, *within_bounds(problem)]
     wanted = allowed(problem)
-    return max(bound.bound_ns for bound in known if wanted <= bound.covers), everything
+    return max(bound.bound_ns for bound in bounds if wanted <= bound.covers), everything
 
 
 def _candidate(problem: Problem, plan: Plan) -> JudgedPlan:

@@ -43,7 +43,7 @@ NAMES: dict[str, tuple[Name, ...]] = {
 }
 """The names, each with the fields of documents that it may replace."""
 ROUTED = ("routing_imbalance", "capacity_factor")
-"""Fields next to the name of a mixture of experts, of whose profile they are."""
+"""Fields beside the name of a mixture of experts, which change its profile."""
 EXAMPLES = {"model": ["gpt2-small", "llama-3-8b"], "cluster": ["2x8xH100", "16xA100"]}
 WHOLE = (ModelProfile, ClusterTopology, PlanFile)
 """Documents inside of which there are no names: they are what names denote, and plans of stored requests."""
@@ -89,8 +89,7 @@ def takes_names(model: type[BaseModel]) -> bool:
 def with_documents(model: type[BaseModel], data: Any) -> Any:
     """Return ``data`` with documents in place of names, where a request of type ``model`` takes them.
 
-    One for plans that has names is a question, not a document: where it does not say when to stop, its effort is that
-    of commands and forms.
+    A plan request with names is a question, not a document: without a limit it gets the effort of commands and forms.
     Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
     """
     faults: list[Fault] = []
@@ -103,10 +102,10 @@ def with_documents(model: type[BaseModel], data: Any) -> Any:
     if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
         names = over.pop("clusters", [])
         names = names if isinstance(names, list) else [names]
-        found = [_found(catalogue.cluster, one, f"/over/clusters/{i}", faults) for i, one in enumerate(names)]
-        if found:
-            given = over.get("topologies", [])
-            over["topologies"] = [*(given if isinstance(given, list) else [given]), *found]
+        clusters = [_document_of(catalogue.cluster, one, f"/over/clusters/{i}", faults) for i, one in enumerate(names)]
+        if clusters:
+            topologies = over.get("topologies", [])
+            over["topologies"] = [*(topologies if isinstance(topologies, list) else [topologies]), *clusters]
     if faults:
         raise InvalidDocument("; ".join(fault.detail for fault in faults), faults=tuple(faults))
     return data
@@ -123,7 +122,7 @@ def _put_document(place: dict[str, Any], name: str, several: Sequence[Name], poi
             routing = {one: value for one in ROUTED if (value := place.pop(one, None)) is not None}
             find = partial(_routed, routing) if routing else find
         wrong: list[Fault] = []
-        if (document := _found(find, denoted, f"{pointer}/{name}", wrong)) is not None:
+        if (document := _document_of(find, denoted, f"{pointer}/{name}", wrong)) is not None:
             place[field] = document
             return
     faults += wrong
@@ -208,8 +207,8 @@ def _routed(routing: dict[str, Any], name: str) -> ModelProfile:
     return find_profile(catalogue.known_profile(name), routing=Routing(**routing))
 
 
-def _found(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
-    """Return the document of a name, or None and a fault more, at the name or at the field beside it."""
+def _document_of(find: Callable[[str], BaseModel], name: Any, pointer: str, faults: list[Fault]) -> BaseModel | None:
+    """Return the document of a name; otherwise add a fault, at the name or at the field beside it, and return None."""
     if not isinstance(name, str):
         faults.append(Fault(pointer, f"{pointer} is a name, not {name!r:.100}", "not-a-name"))
         return None

@@ -29,21 +29,21 @@ def sweep_rows(
     ``on_row`` is called with each answer as it comes. Whatever ends this call ends the solvers as well.
     Raises InvalidDocument for too many cases or one that contradicts itself; a case that fails is a row that says so.
     """
-    asked = cases(request, max_cases)
+    sweep_cases = cases(request, max_cases)
     with executor_of("local") if executor is None else nullcontext(executor) as pool:
         task = partial(solve_case, limits=limits or SolveLimits())
-        futures = {pool.submit(task, case.request): n for n, case in enumerate(asked)}
+        futures = {pool.submit(task, case.request): n for n, case in enumerate(sweep_cases)}
         rows: dict[int, SweepRow] = {}
         try:
             for number, answer in _answers(futures):
-                case = asked[number]
+                case = sweep_cases[number]
                 rows[number] = answered(case, answer) if isinstance(answer, ResultOut) else refused(case, answer)
                 if on_row is not None:
                     on_row(rows[number])
         finally:
             for future in futures:
                 future.cancel()
-    return with_front([rows[number] for number in range(len(asked))])
+    return with_front([rows[number] for number in range(len(sweep_cases))])
 
 
 def _answers(

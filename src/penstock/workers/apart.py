@@ -1,9 +1,9 @@
-"""A solve in a process of its own that is ended at the request's limit, whatever it does then.
+"""A solve in a separate process that is ended at the request's limit, whatever it does then.
 
-Nothing can stop the compiler but the end of its process. So requests with a time limit are solved here as long as
-there are kernels to compile. Another process solves the request with kernels that it interprets (``stand_in``), until
-the compiled ones have found a plan that is as good: from the start if plans cannot be judged before something is
-compiled, else from when something is.
+Nothing can stop the compiler but the end of its process. So requests with a time limit are solved here while there are
+kernels to compile. Meanwhile another process solves the request with interpreted kernels (``stand_in``), until the
+compiled kernels have found a plan that is as good. That process starts at once if judging plans needs a kernel that is
+not compiled yet, otherwise when the first compilation starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.workers.stand_in import StandIn
 
 ENTRY = "penstock.planning.solve:solve_here"
 GRACE_S = 1.0
-"""From the limit until the process is ended: what an answer takes that was found in time."""
+"""Seconds from the limit to the end of the process, for delivering an answer that was ready in time."""
 
 
 def solve_apart(
@@ -41,7 +41,7 @@ def solve_apart(
 ) -> ResultOut:
     """Answer a request with a time limit as ``planning.solve.solve_here``, or with the best plan at its limit.
 
-    ``problem``: the request's. Raises what the solve raises.
+    ``problem`` is the problem of the request. Raises the errors of the solve.
     """
     limit_ns = request.termination.time_limit_ns
     assert limit_ns is not None
@@ -66,7 +66,7 @@ def solve_apart(
 
 
 def _slower(result: ResultOut, best: Plan | None) -> bool:
-    """Return whether a result has no plan that is as good, and no proof that there is none."""
+    """Return whether a result is worse than ``best``: its plan takes longer, or it has neither plan nor proof."""
     if result.plan is None:
         return result.status == "time_limit"
     return best is not None and _time_ns(best) < _time_ns(result.plan)
@@ -86,9 +86,9 @@ class _Place:
 
 
 class _Messages:
-    """What both processes have said: passed on, and the best plan and the result kept.
+    """The messages of both processes, which are passed on; the best plan and the result are kept.
 
-    ``stands_in``: the best plan is of the one that interprets, which has verified it.
+    ``stands_in``: whether the best plan is from the interpreting process, which has verified it.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class _Messages:
         self.compiled = False
 
     def take(self, message: Message) -> None:
-        """Take one message of the process that compiles."""
+        """Take one message of the compiling process."""
         facts = message.facts
         match message.kind:
             case "incumbent":
@@ -130,7 +130,7 @@ class _Messages:
                 self.result = ResultOut.model_validate_json(message.body)
 
     def look(self) -> bool:
-        """Take what the process that interprets has said; return True, as the compiled solve is wanted all the same."""
+        """Take the messages of the interpreting process; return True, because the compiled solve is still needed."""
         self.stand_in.look()
         return True
 
@@ -142,7 +142,7 @@ class _Messages:
             self._offer(plan, stands_in=True)
 
     def _offer(self, plan: Plan, *, stands_in: bool) -> None:
-        """Take the best plan; one that ties is taken for its certificates, but is no news."""
+        """Take the best plan. A plan of equal time is taken for its certificates, but not announced."""
         news = self.best is None or _time_ns(plan) < _time_ns(self.best)
         self.best, self.stands_in = plan, stands_in
         if news and self._on_incumbent is not None:

@@ -1,7 +1,7 @@
 """The interface of a process that does one task, and its implementation as a new interpreter.
 
-The service forks its children (``forkserver``), and a process with a single thread forks its own. Where neither may be,
-as in a task of a Dask worker, the child is a new interpreter that runs ``solve_child``.
+The service forks its children (``forkserver``), and a process with a single thread forks its own. Where forking is not
+safe, as in a task of a Dask worker, the child is a new interpreter that runs ``solve_child``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.workers.child import die_with
 die_with(int(sys.argv[1]))
 import_module(sys.argv[2]).main()
 """
-"""It dies with its parent also while it imports."""
+"""The program of a new interpreter, which dies with its parent even while it imports."""
 
 
 class Child(Protocol):
@@ -42,7 +42,7 @@ class Child(Protocol):
 
 
 class Spawner(Protocol):
-    """The interface of what starts children."""
+    """The interface of objects that start children."""
 
     def spawn(self) -> Child:
         """Return a child that waits for its task."""

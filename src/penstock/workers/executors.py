@@ -1,4 +1,4 @@
-"""Where many solves run: on processes of this machine or workers of a Dask cluster, with one interface.
+"""Executors for many solves: processes of this machine or workers of a Dask cluster, with one interface.
 
 ``executor_of("local:4")`` and ``executor_of("dask://host:8786")`` return a ``concurrent.futures.Executor``. A call
 submitted to it may be ended at any time: ``future.cancel()`` also ends a running solver, here and on a Dask worker.

@@ -1,7 +1,7 @@
 """The forkserver's own process: imports, then forks on request until the service is gone.
 
-It runs one thread and never a parallel kernel, so that forking is safe. While no child is asked for it warms up, one
-short step at a time, so that children find every kernel loaded; a step that would take long is done by a child.
+It runs one thread and never a parallel kernel, so that forking is safe. While no child is requested it warms up, one
+short step at a time, so that children find every kernel loaded. A child does each step that would take long.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("penstock.service")
 
 
 class Step(Protocol):
-    """A part of a warm-up. ``apart``: it may take minutes, and is done in a child for what it leaves on disk."""
+    """A part of a warm-up. ``apart``: whether it may take minutes; a child does it then, for the files it writes."""
 
     run: Callable[[], object]
     apart: bool
 
 
 def main(control_fd: int, preload: Sequence[str]) -> None:
-    """Import what ``preload`` names, then serve. ``module:function``: its steps are done later, while it is idle."""
+    """Import the modules of ``preload``, then serve. The steps of a ``module:function`` are done later, when idle."""
     watch = killed_with_service()
     control = socket.socket(fileno=control_fd)
     steps = [step for name in preload if (step := _loaded(name)) is not None]
@@ -46,7 +46,7 @@ def main(control_fd: int, preload: Sequence[str]) -> None:
 
 
 def killed_with_service() -> int:
-    """Have the kernel end this process when the service ends; return the descriptor to close where it no longer shall.
+    """Have the kernel end this process when the service ends; return the descriptor whose closing undoes that.
 
     Standard input is a pipe to which nothing is written and that closes when the service ends in any way: the kernel
     then sends SIGKILL. Neither a thread nor a signal handler would run inside an import.
@@ -64,7 +64,7 @@ def killed_with_service() -> int:
 
 
 class Forking:
-    """Forks children as they are asked for over ``control``, and takes ``steps`` meanwhile."""
+    """A loop that forks children on request over ``control``, and takes ``steps`` meanwhile."""
 
     def __init__(self, control: socket.socket, watch: int, steps: Iterator[Step]) -> None:
         self._control, self._steps = control, steps
@@ -74,7 +74,7 @@ class Forking:
         """The child that takes a long step."""
         self._is_warm = False
         self._most_running = max(1, len(os.sched_getaffinity(0)) - 1)
-        """Children from which on there is no processor for steps as well."""
+        """Number of running children at which no processor is left for steps."""
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.setblocking(False)
@@ -120,9 +120,9 @@ class Forking:
         self._outlive_service()
 
     def _outlive_service(self) -> None:
-        """From here on notice the end of the service between steps, and end the children with all that they started.
+        """Stop the kernel from ending this process; notice the end of the service between steps instead.
 
-        The kernel, which would end this process at once, ends children with it, but not what they have started.
+        The kernel would end the children as well, but not the processes that they have started; this process does both.
         """
         if self._watch is not None:
             os.close(self._watch)
@@ -143,7 +143,7 @@ class Forking:
         return pid
 
     def _forget(self) -> None:
-        """In a child: close what is the forkserver's."""
+        """Close the forkserver's descriptors in a child."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._control, self._wake, self._waker, *self._running.values()):
@@ -205,12 +205,12 @@ def _loaded(name: str) -> Callable[[], Iterator[Step]] | None:
     except Exception:  # the first task meets the same error and reports it
         log.warning("%s cannot be loaded ahead", name, exc_info=True)
         return None
-    found: Callable[[], Iterator[Step]] | None = getattr(loaded, function) if function else None
-    return found
+    steps: Callable[[], Iterator[Step]] | None = getattr(loaded, function) if function else None
+    return steps
 
 
 def _share() -> None:
-    """Keep a child's garbage collection from touching, and so copying, what all children share."""
+    """Protect the memory that all children share from a child's garbage collection, which would copy it."""
     gc.collect()
     gc.freeze()
 

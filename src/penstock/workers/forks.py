@@ -15,7 +15,7 @@ from penstock.workers.solve_child import serve
 
 
 class OwnFork:
-    """A fork of this process, which must have a single thread; it dies with it."""
+    """A fork of this process, which must have a single thread; the fork dies with it."""
 
     def __init__(self) -> None:
         self.pipe, theirs = socket.socketpair()

@@ -27,7 +27,7 @@ PRELOAD = ("penstock.planning.solve", "penstock.planning.compare", "penstock.wor
 WARM = (*PRELOAD, "penstock.solvers.solve.warm:steps")
 """Modules to import, and functions whose steps are done afterwards while the process is idle."""
 READY = b"ready"
-"""What the process writes when all is imported."""
+"""The message of the process when all is imported."""
 
 
 class ForkedChild:
@@ -78,7 +78,7 @@ class Forkserver:
 
     @classmethod
     def for_solves(cls, *, warm_up: bool) -> Self:
-        """Return one whose children solve; with ``warm_up`` they find every kernel loaded after a while."""
+        """Return a forkserver whose children solve; with ``warm_up`` they find every kernel loaded after a while."""
         return cls(WARM if warm_up else PRELOAD)
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class Forkserver:
                 self._start()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Whether the imports are done, so that a child can be had at once; waits for that a while."""
+        """Wait until the imports are done, so that children start at once; return False when they are not in time."""
         if not self._lock.acquire(timeout=timeout_s):
             return False
         try:

@@ -1,6 +1,6 @@
 """The protocol with a child process: send a task, read its messages, end it, and report how it died.
 
-A message, also a task, is a line of JSON and then the bytes of a document, whose number the line says. A document that
+A message, also a task, is a line of JSON and then the bytes of a document; the line has their number. A document that
 is only passed on is not read.
 """
 
@@ -239,7 +239,7 @@ def memory_kills() -> int:
 
 
 def _memory_events() -> Iterator[Path]:
-    """Yield the files that may count them, by the versions of control groups; in a container its group is the root."""
+    """Yield the files that may count kills, for both versions of control groups; a container's group is the root."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -250,7 +250,7 @@ def _memory_events() -> Iterator[Path]:
 
 
 class _MemoryKills:
-    """Counter of what the kernel has killed for memory, so that a kill explains no later death than its own."""
+    """Counter of processes that the kernel has killed for memory, so that each kill explains one death only."""
 
     def __init__(self) -> None:
         self._counted = memory_kills()

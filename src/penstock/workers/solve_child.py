@@ -1,11 +1,11 @@
 """One task in one process: the only module that runs planners for the service.
 
-Messages of ``protocol`` go over a pipe. In: a task, of one of the kinds in TASKS, with its ``entry``, a
-``module:function``, and a request as its document. Out: ``incumbent``, ``progress``, ``compiling`` and what a question
-tells as they come, then ``result``, or ``error`` with the problem details, or ``crash`` with a traceback for the
-service's log; before the result of a solve comes its ``plan`` as it is stored. The same entry serves a child of the
-forkserver and a new interpreter (``child.InterpreterChild``).
-``memory_bytes`` of a task limits what its process may take beyond what it had loaded before.
+Messages of ``protocol`` go over a pipe. In: a task of a kind in TASKS, with its ``entry`` (a ``module:function``) and a
+request as its document. Out: ``incumbent``, ``progress``, ``compiling`` and a question's messages as they come. The
+last message is ``result``, or ``error`` with the problem details, or ``crash`` with a traceback for the service's log.
+Before the result of a solve comes its ``plan`` as it is stored. The same entry serves a child of the forkserver and a
+new interpreter (``child.InterpreterChild``).
+``memory_bytes`` of a task limits the memory that its process may take beyond what it had loaded before.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def _solve(entry: Callable[..., ResultOut], task: Message, send: Send) -> None:
 
 
 class Steps:
-    """Sends progress when it is worth a row in the database: a bound that closes a quarter of the gap, a new best time.
+    """A filter of progress: sent are a new best time and a bound that closes a quarter of the gap.
 
-    It counts steps instead of measuring time, so that none is late: for a search with n digits about 8 n.
+    Each message becomes a row in the database. The filter counts steps instead of measuring time, so that no message
+    is late; a search with n digits sends about 8 n.
     """
 
     def __init__(self, send: Send) -> None:
@@ -108,11 +109,11 @@ def _ask(entry: Callable[..., bytes], task: Message, send: Send) -> None:
 
 
 TASKS: dict[str, Callable[[Callable[..., Any], Message, Send], None]] = {"solve": _solve, "ask": _ask}
-"""A request of the queue, and a question of the table, whose entry is ``questions.asking:answer_task``."""
+"""The kinds of task: a request of the queue, and a question of the table (``questions.in_child:answer_task``)."""
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Limit what this process may allocate beyond what it holds now; 0: no limit.
+    """Limit the memory that this process may allocate beyond its present use; 0 for no limit.
 
     Linux counts private writable memory here, not the address space, which threads reserve far beyond their use.
     """
@@ -120,8 +121,8 @@ def limit_memory(memory_bytes: int) -> None:
     soft = most
     if memory_bytes:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        held = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
-        soft = held * 1024 + memory_bytes
+        used_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+        soft = used_kib * 1024 + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (soft if most < 0 else min(soft, most), most))
 
 

@@ -25,9 +25,9 @@ class SolveLimits:
 
 
 def solve_case(request: PlanRequest, limits: SolveLimits) -> ResultOut | ProblemDetails:
-    """Solve a plan request in a process of its own; return its result or its error.
+    """Solve a plan request in a separate process; return its result or its error.
 
-    A solver past its limit is ended, and its best plan is the answer; one whose answer is not needed is ended.
+    A solver past its limit is ended, and its best plan is the answer. A solver whose answer is not needed is ended.
     """
     place, started = here(), time.monotonic()
     limit_ns = request.termination.time_limit_ns

@@ -1,7 +1,7 @@
-"""A solve by interpreted kernels, for as long as the compiled ones are not there: slow, but with a plan at once.
+"""A solve by interpreted kernels until the compiled ones are ready: slow, but with a plan at once.
 
-It takes half of the time that is left to its request, so that its answer with its bounds is there in time also on a
-busy machine, and the rest is for what needs compiled kernels.
+It takes half of the request's remaining time, so that its answer with its bounds is in time on a busy machine too. The
+rest is for searches that need compiled kernels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from penstock.workers.protocol import Message, drain, send, solve_task
 
 ENTRY = "penstock.planning.solve:solve_verified"
 SHARE = 2
-"""By what the time that is left is divided."""
+"""Divisor of the remaining time."""
 
 log = logging.getLogger("penstock.service")
 
 
 class StandIn:
-    """The process that interprets; ``take`` is called with what it says, whose plans it has verified."""
+    """The interpreting process; ``take`` is called with its messages, whose plans it has verified."""
 
     def __init__(self, request: PlanRequest, until: float, take: Callable[[Message], None]) -> None:
         self._request, self._until, self._take = request, until, take
@@ -39,13 +39,13 @@ class StandIn:
         if left_ns <= 0:
             return
         limits = self._request.termination.model_copy(update={"time_limit_ns": left_ns})
-        asked = self._request.model_copy(update={"termination": limits})
+        request = self._request.model_copy(update={"termination": limits})
         self._child = InterpreterChild("penstock.workers.stand_in")
-        send(self._child, solve_task(ENTRY, asked.model_dump_json().encode(), 0))
+        send(self._child, solve_task(ENTRY, request.model_dump_json().encode(), 0))
 
     def look(self) -> None:
-        """Pass on what it has said since. One that has failed is ended: what it was asked is asked elsewhere too."""
-        for message in self._said():
+        """Pass on new messages. A process that has failed is ended: the compiled solve has the same request."""
+        for message in self._messages():
             if message.kind in ("error", "crash"):
                 log.debug("interpreted kernels have failed: %s", message)
                 self.end()
@@ -59,7 +59,7 @@ class StandIn:
             self._child.close()
             self._child = None
 
-    def _said(self) -> Iterator[Message]:
+    def _messages(self) -> Iterator[Message]:
         if self._child is not None:
             yield from drain(self._buffer, self._child)
 

@@ -48,10 +48,10 @@ def make_bundle(
     parts: list[dict[str, Any]] = []
     texts = Texts()
     for rank, programs in enumerate(zip(*work.programs, strict=True)):
-        own = [program.to_json(texts) for program in programs]
+        documents = [program.to_json(texts) for program in programs]
         device = programs[0].device
         place = {"rank": rank, "device": device, "device_kind": kinds[device]}
-        parts.append({**place, "programs": own, "digest": digest_of(own)})
+        parts.append({**place, "programs": documents, "digest": digest_of(documents)})
     profile = file.request.profile
     assert isinstance(profile, ModelProfile)
     whole = "whole" if work.segments is None else "segments"

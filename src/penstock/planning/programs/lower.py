@@ -64,7 +64,7 @@ def ladder(
 
 
 def _rungs(judgement: Judgement) -> Iterator[Orders]:
-    """Return the distinct orders with δ = 0, 1, … that fit in memory."""
+    """Yield the distinct orders with δ = 0, 1, … that fit in memory."""
     problem, allocation = judgement.problem, judgement.allocation
     assert allocation is not None
     before: tuple[int, ...] = ()
@@ -106,13 +106,13 @@ def _lowered(
 
 
 def _needs(judgement: Judgement) -> dict[str, Needs]:
-    """Return what the plan takes each device to be, by its name; of a cell each GPU."""
+    """Return the kind and memory that the plan assumes of each device, by its name; of a group, for each GPU."""
     problem, timeline = judgement.problem, judgement.timeline
     real = problem if problem.real is None else problem.real
-    found: dict[str, Needs] = {}
+    needs_of: dict[str, Needs] = {}
     for device, use in ({} if timeline is None else timeline.uses).items():
-        own = problem.devices[device]
-        needs = Needs(own.kind, max(0, use.memory.total - context_bytes(problem, device)))
+        hardware = problem.devices[device]
+        needs = Needs(hardware.kind, max(0, use.memory.total - context_bytes(problem, device)))
         gpus = (device,) if problem.real is None else problem.cells[device]
-        found |= {real.devices[gpu].name: needs for gpu in gpus}
-    return found
+        needs_of |= {real.devices[gpu].name: needs for gpu in gpus}
+    return needs_of
