@@ -31,7 +31,7 @@ class Dataflow:
 
 
 def linearise(graph: Dataflow) -> tuple[list[int], list[list[Tensor]]]:
-    """The nodes in topological order, and for each cut the tensors that cross it, oldest writer first.
+    """Return the nodes in topological order, and for each cut the tensors that cross it, oldest writer first.
 
     Kahn's algorithm; of the nodes that are ready the smallest number comes first, which is the order in which a
     profiler met them. O((V + E) log V + crossing tensors). Raises InvalidDocument naming the nodes of a cycle.

@@ -6,13 +6,13 @@ Times are milliseconds and sizes bytes of one profiled micro-batch; ``activation
 
 Each distinct tensor counts once, at every cut between its writer and its last reader and in its writer's stash:
 
-* ``__getitem__(k)`` takes output k out of its predecessor's list and makes no tensor of its own.
+* ``__getitem__(k)`` takes output k out of its predecessor's list and makes no new tensor.
 * A list with one size throughout and one entry for each reader is one tensor, written once for each edge (so are the
   cells of DAPPLE's AmoebaNet-36).
 
 Where a list has other sizes, and as many as there are readers, its entries go one to each reader, in the order of the
-edges; where it has not as many, every reader reads all of them. PipeDream's optimizer adds up the lists, and counts
-what ``__getitem__`` hands on a second time.
+edges; where their numbers differ, every reader reads all of them. PipeDream's optimizer adds up the lists, and counts
+an output that ``__getitem__`` hands on a second time.
 
 .. [1] Narayanan et al., PipeDream (SOSP 2019), section 3.1: the profiler, and the graph it writes.
 .. [2] DAPPLE, section VI-A and Table II: the models and their profiled micro-batches.
@@ -60,12 +60,12 @@ class _Node:
 
 
 def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch_size: int) -> ModelProfile:
-    """The chain that a PipeDream or DAPPLE profile text describes.
+    """Read the chain that a PipeDream or DAPPLE profile text describes.
 
-    ``micro_batch_size`` is the number of samples the text's times and sizes are of (DAPPLE writes it into the file
-    name, ``pbs``). ``Input…`` nodes carry data-loading time and are dropped; other sources without parameters and
-    backward pass become model inputs, listed in ``assumptions``. Sizes per sample are rounded up. The stash of a layer
-    is its output, which is all that the text tells.
+    ``micro_batch_size`` is the number of samples of the text's times and sizes (DAPPLE writes it into the file name,
+    ``pbs``). ``Input…`` nodes carry data-loading time and are dropped; other sources without parameters and backward
+    pass become model inputs, listed in ``assumptions``. Sizes per sample are rounded up. The stash of a layer is its
+    output: the text has no more.
 
     Raises InvalidDocument with one fault per line that is wrong.
     """
@@ -156,8 +156,8 @@ def _read_node(line: int, number: int, description: str, fields: str, faults: Fa
     for field in fields.split(" -- ")[0].split(","):
         key, equals, value = (part.strip() for part in field.partition("="))
         if not equals or key not in (*_TIMES, *_SIZES):
-            known = ", ".join((*_TIMES, *_SIZES))
-            faults.add(line, f"node{number}: {field.strip()!r} is not key=value with one of the keys {known}")
+            keys = ", ".join((*_TIMES, *_SIZES))
+            faults.add(line, f"node{number}: {field.strip()!r} is not key=value with one of the keys {keys}")
         elif key in values:
             faults.add(line, f"node{number}: {key} is given twice")
         values[key] = value
@@ -199,7 +199,7 @@ def _number(line: int, node: int, key: str, text: str, scale: int, faults: Fault
 
 
 def _model_inputs(nodes: dict[int, _Node], edges: list[tuple[int, int]]) -> set[int]:
-    """``Input…`` nodes, and what is made from them alone without parameters and gradient: ids, masks, tables."""
+    """Return ``Input…`` nodes and nodes made from them alone without parameters and gradient: ids, masks, tables."""
     before: dict[int, list[int]] = {number: [] for number in nodes}
     read: set[int] = set()
     for a, b in edges:
@@ -208,7 +208,7 @@ def _model_inputs(nodes: dict[int, _Node], edges: list[tuple[int, int]]) -> set[
     inputs = {number for number, node in nodes.items() if node.description.startswith("Input")}
     grew = True
     while grew:
-        found = {
+        derived = {
             number
             for number, node in nodes.items()
             if number in read
@@ -216,8 +216,8 @@ def _model_inputs(nodes: dict[int, _Node], edges: list[tuple[int, int]]) -> set[
             and not node.backward_ns
             and inputs.issuperset(before[number])
         }
-        grew = not found <= inputs
-        inputs |= found
+        grew = not derived <= inputs
+        inputs |= derived
     return inputs
 
 
@@ -244,7 +244,7 @@ def _dataflow(nodes: dict[int, _Node], edges: list[tuple[int, int]], inputs: set
 
 
 def _item_of(nodes: dict[int, _Node], before: dict[int, list[int]], number: int) -> tuple[int, int] | None:
-    """(writer, output) that a ``__getitem__`` node hands on; None for any other node."""
+    """Return the (writer, output) that a ``__getitem__`` node hands on; None for any other node."""
     node, item = nodes[number], _ITEM.fullmatch(nodes[number].description)
     if item is None or len(before[number]) != 1 or node.parameter_bytes:
         return None
@@ -256,11 +256,11 @@ def _item_of(nodes: dict[int, _Node], before: dict[int, list[int]], number: int)
 def _outputs_read(
     sizes: tuple[int, ...], readers: list[int], items: dict[int, tuple[int, int]]
 ) -> list[tuple[int, list[int]]]:
-    """The size of each distinct output of a node, and which of its successors read it."""
+    """Return the size of each distinct output of a node, and which of its successors read it."""
     others = [reader for reader in readers if reader not in items]
     if len(others) < len(readers):
-        taken = [[reader for reader in readers if items.get(reader, (0, k))[1] == k] for k in range(len(sizes))]
-        return list(zip(sizes, taken, strict=True))
+        readers_of = [[reader for reader in readers if items.get(reader, (0, k))[1] == k] for k in range(len(sizes))]
+        return list(zip(sizes, readers_of, strict=True))
     if len(sizes) > 1 and len(sizes) == len(others):
         return [(sizes[0], others)] if len(set(sizes)) == 1 else [(s, [r]) for s, r in zip(sizes, others, strict=True)]
     return [(size, others) for size in sizes]
@@ -285,19 +285,19 @@ def _boundary_tensor(names: dict[int, str], tensor: Tensor, graph: Dataflow, mic
 
 
 def _assumptions(nodes: dict[int, _Node], chain: list[_Node], inputs: set[int], graph: Dataflow) -> tuple[str, ...]:
-    said = ["the stash of a layer is its output; what it keeps besides is not in the profile text"]
+    sentences = ["the stash of a layer is its output; what it keeps besides is not in the profile text"]
     loaders = [nodes[i].description for i in sorted(inputs) if nodes[i].description.startswith("Input")]
     if loaders:
-        said.append(f"dropped, as they carry data-loading time: {', '.join(loaders)}")
+        sentences.append(f"dropped, as they carry data-loading time: {', '.join(loaders)}")
     others = [nodes[i].description for i in sorted(inputs) if not nodes[i].description.startswith("Input")]
     if others:
-        said.append(f"model inputs, delivered by the batch and crossing no cut: {', '.join(others)}")
+        sentences.append(f"model inputs, delivered by the batch and crossing no cut: {', '.join(others)}")
     if any(node.untimed for node in chain):
-        said.append("nodes without a forward_compute_time or backward_compute_time take none there")
+        sentences.append("nodes without a forward_compute_time or backward_compute_time take none there")
     if any(len(node.output_bytes) > len(graph.output_bytes[node.number]) > 0 for node in chain):
-        said.append("outputs of one size, as many as there are readers, are one tensor that all of them read")
+        sentences.append("outputs of one size, as many as there are readers, are one tensor that all of them read")
     if any(not graph.output_bytes[node.number] for node in chain):
-        said.append("__getitem__ hands on an output of the node before it and makes no tensor of its own")
+        sentences.append("__getitem__ hands on an output of the node before it and makes no tensor of its own")
     if any(len(graph.output_bytes[node.number]) > 1 for node in chain):
-        said.append("outputs of a node go one to each reader, in the order of the edges, where there are as many")
-    return tuple(said)
+        sentences.append("outputs of a node go one to each reader, in the order of the edges, where there are as many")
+    return tuple(sentences)

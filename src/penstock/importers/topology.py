@@ -1,4 +1,4 @@
-"""Topologies of what tools print, for people: ``penstock.import_topology``."""
+"""Topologies from the output of tools, for people: ``penstock.import_topology``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.schemas.api.topology_import import Format, ImportOptions, ImportSo
 from penstock.schemas.document import faults_of
 from penstock.schemas.errors import InvalidDocument
 
-Given = str | Path | ImportSource
+Source = str | Path | ImportSource
 
 
 def import_topology(
-    *sources: Given, format: Format | Sequence[Format] | None = None, **options: Any
+    *sources: Source, format: Format | Sequence[Format] | None = None, **options: Any
 ) -> TopologyImported:
-    """One topology of files, or of texts as ``ImportSource``; ``options``: fields of ``ImportOptions``.
+    """Build one topology of files, or of texts as ``ImportSource``; ``options``: fields of ``ImportOptions``.
 
     ``format``: of each source, or of all; left out, it is recognised. ``devices`` may be one name, and numbers may have
     units (``"80 GiB"``). Raises InvalidDocument as ``penstock.importers.cluster.formats.import_topology`` does.
@@ -30,22 +30,24 @@ def import_topology(
     if len(several) != len(sources) or any(name is not None and name not in get_args(Format) for name in several):
         raise InvalidDocument(f"the formats {several} are not one of {', '.join(get_args(Format))} for each source")
     try:
-        given = ImportOptions.model_validate(options, context={"units": True})
+        import_options = ImportOptions.model_validate(options, context={"units": True})
     except ValidationError as error:
         raise InvalidDocument(
             "the options of the import are not valid", faults=tuple(faults_of(error.errors()))
         ) from None
-    return formats.import_topology([_source(one, name) for one, name in zip(sources, several, strict=True)], given)
+    return formats.import_topology(
+        [_source(one, name) for one, name in zip(sources, several, strict=True)], import_options
+    )
 
 
-def _source(given: Given, name: Format | None) -> ImportSource:
-    if isinstance(given, ImportSource):
-        return given if name is None else given.model_copy(update={"format": name})
-    return ImportSource(text=text_of(Path(given)), format=name, name=str(given))
+def _source(source: Source, name: Format | None) -> ImportSource:
+    if isinstance(source, ImportSource):
+        return source if name is None else source.model_copy(update={"format": name})
+    return ImportSource(text=text_of(Path(source)), format=name, name=str(source))
 
 
 def text_of(path: Path) -> str:
-    """A file's text, whatever Unicode it is in. Raises InvalidDocument for one that cannot be read."""
+    """Return a file's text, in any Unicode encoding. Raises InvalidDocument for a file that cannot be read."""
     try:
         return decoded(path.read_bytes())
     except OSError as error:
@@ -53,6 +55,6 @@ def text_of(path: Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """UTF-8, or UTF-16 where it begins so; other bytes become U+FFFD, which readers refuse where they matter."""
+    """Decode UTF-8, or UTF-16 where it begins so; other bytes become U+FFFD, which readers refuse where they matter."""
     utf_16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     return data.decode("utf-16" if utf_16 else "utf-8-sig", errors="replace")

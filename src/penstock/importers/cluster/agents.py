@@ -9,7 +9,7 @@ from penstock.schemas.topology import ClusterTopology, Device
 
 
 def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
-    """The nodes of a topology document, JSON or YAML. Raises InvalidDocument as reading the document does."""
+    """Read the nodes of a topology document, JSON or YAML. Raises InvalidDocument as reading the document does."""
     faults = Faults(f"the topology {source!r}")
     documents = read_documents(text, faults)
     if len(documents) != 1:
@@ -25,8 +25,8 @@ def read_agents(text: str, source: str = "agents.json") -> SourceFacts:
         )
         for number, node in enumerate(topology.nodes)
     }
-    said = tuple(f"{source}: {sentence}" for sentence in topology.assumptions)
-    return SourceFacts(format="agents", source=source, nodes=nodes, assumptions=said, measured=topology)
+    assumptions = tuple(f"{source}: {sentence}" for sentence in topology.assumptions)
+    return SourceFacts(format="agents", source=source, nodes=nodes, assumptions=assumptions, measured=topology)
 
 
 def _device(node: str, place: int, device: Device) -> DeviceFacts:

@@ -1,4 +1,4 @@
-"""What one source says of a cluster, before sources are merged. None: the source does not say it."""
+"""Facts of one source about a cluster, before sources are merged. None: the source does not state it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was said; line and column count from 1. ``pointer``: in a document (``items/3``)."""
+    """The place of a statement; line and column count from 1. ``pointer``: the place in a document (``items/3``)."""
 
     source: str
     line: int | None = None
@@ -25,7 +25,7 @@ class Place:
 
 
 class StatedDevice(NamedTuple):
-    """What only a topology document says of a device; ``name``: after the node's in its id."""
+    """The facts of a device that only a topology document states; ``name``: its id without the node's name."""
 
     name: str
     context_bytes: int
@@ -38,7 +38,7 @@ class StatedDevice(NamedTuple):
 class DeviceFacts:
     """One accelerator. ``index``: as the driver counts. ``product``: as the source spells it.
 
-    ``pcie_bandwidth_bytes_per_s``: of one direction of its own link, by generation and width.
+    ``pcie_bandwidth_bytes_per_s``: one direction of the device's link, by its generation and width.
     """
 
     index: int
@@ -49,13 +49,13 @@ class DeviceFacts:
     is_partition: bool = False
     """A MIG instance or another part of a device."""
     is_kind: bool = False
-    """``product`` is a device kind as profiles call it, and no name of a maker's."""
+    """Whether ``product`` is a device kind as profiles call it, not a maker's name."""
     stated: StatedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLinkFacts:
-    """How two devices of a node (by index) reach each other; ``bandwidth_bytes_per_s`` is of one direction."""
+    """The path between two devices of a node (by index); ``bandwidth_bytes_per_s`` is one direction."""
 
     a: int
     b: int
@@ -94,7 +94,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class SwitchFacts:
-    """A switch, block, rack or domain and what hangs below it.
+    """A switch, block, rack or domain, and everything below it.
 
     ``tier`` counts from 0 at the nodes; ``layer`` is the source's word for it. ``is_nvlink``: its nodes share one
     NVLink domain. ``bandwidth_bytes_per_s``: of the link to each child, one direction.
@@ -123,7 +123,7 @@ class LinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """All that one source says. ``assumptions``: what had to be read into it, in sentences."""
+    """All facts of one source. ``assumptions``: what had to be read into it, in sentences."""
 
     format: str
     source: str
@@ -132,4 +132,4 @@ class SourceFacts:
     links: tuple[LinkFacts, ...] = ()
     assumptions: tuple[str, ...] = ()
     measured: ClusterTopology | None = None
-    """What a probe has written: the nodes' fabrics and links are its."""
+    """The topology that a probe has written, from which the nodes' fabrics and links are taken."""

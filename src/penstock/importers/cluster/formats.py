@@ -20,7 +20,7 @@ from penstock.schemas.errors import Fault, InvalidDocument
 from penstock.schemas.machine.collector import no_collection
 
 Reader = Callable[..., SourceFacts]
-"""Takes a text and what it is called; that of topology.yaml also which topology is meant."""
+"""The interface of a reader: it takes a text and its name. The reader of topology.yaml also takes a topology's name."""
 
 _LOOKED_AT = 1 << 20
 _MORE_EXACT: dict[tuple[Format, ...], Format] = {
@@ -29,20 +29,20 @@ _MORE_EXACT: dict[tuple[Format, ...], Format] = {
     ("k8s-nodes", "hypernodes"): "k8s-nodes",
     ("nvidia-topo", "rocm-topo"): "rocm-topo",
 }
-"""Where a text may be of both: scontrol adds to what topology.conf has, nodes say which topology they are of, and are
-read with their HyperNodes; rocm-smi's matrices have the columns of nvidia-smi's."""
+"""The format of a text that two patterns match. scontrol adds to the content of topology.conf. Nodes state which
+topology they belong to, and are read with their HyperNodes. rocm-smi's matrices have the columns of nvidia-smi's."""
 
 
 @dataclass(frozen=True)
 class KnownFormat:
-    """A format: the module of its reader, what it is, and what texts of it have (RE2: linear in any text)."""
+    """A format: the module of its reader, its description, and a pattern of its texts (RE2: linear in any text)."""
 
     module: str
     what: str
     tells: Any
 
     def reader(self, name: Format) -> Reader:
-        """The function that reads it."""
+        """Return the function that reads it."""
         module = import_module(f"penstock.importers.cluster.{self.module}")
         read: Reader = getattr(module, f"read_{name.replace('-', '_')}")
         return read
@@ -106,11 +106,11 @@ _AMD_SMI = re2.compile(r"(?im)^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:")
 def import_topology(
     sources: Sequence[ImportSource], options: ImportOptions | None = None, *, most_devices: int | None = None
 ) -> TopologyImported:
-    """One topology of all that the sources say.
+    """Build one topology from all sources.
 
-    Raises InvalidDocument for what cannot be read, by line and column; for contradictions, naming both places; and
-    for all that neither sources nor options nor the table say, each with the option that does. UnsupportedRequest for
-    more than ``most_devices``.
+    Raises InvalidDocument for texts that cannot be read, by line and column, and for contradictions, with both places.
+    Raises it too for facts that neither sources nor options nor the table have, each with the option that states it.
+    Raises UnsupportedRequest for more than ``most_devices``.
     """
     if not sources:
         raise InvalidDocument("there is no source to import", remedy="give a file, a text, or - for standard input")
@@ -124,7 +124,7 @@ def import_topology(
 
 
 def recognised(source: ImportSource, number: int = 0) -> Format:
-    """The format of a text. Raises InvalidDocument where it is none, or may be several."""
+    """Return the format of a text. Raises InvalidDocument where no format matches, or several do."""
     if source.format is not None:
         return source.format
     text = source.text[:_LOOKED_AT]
@@ -174,9 +174,9 @@ def _refuse_topology_alone(sources: Sequence[ImportSource], options: ImportOptio
 
 
 def _refuse_other_format(source: ImportSource, name: Format, called: str) -> None:
-    """Raises InvalidDocument where the format was given, and the text has all of another one and nothing of it."""
+    """Raise InvalidDocument where the text does not match the stated format, and matches exactly one other."""
     text = source.text[:_LOOKED_AT]
-    other = [each for each, known in FORMATS.items() if known.tells.search(text)]
+    other = [each for each, entry in FORMATS.items() if entry.tells.search(text)]
     if source.format is None or name in other or len(other) != 1:
         return
     raise InvalidDocument(
@@ -186,5 +186,5 @@ def _refuse_other_format(source: ImportSource, name: Format, called: str) -> Non
 
 
 def answer(request: TopologyImport, terms: Terms = NO_TERMS) -> TopologyImported:
-    """The same from a document to a document; ``agents`` are among its sources already."""
+    """Answer a request; the ``agents`` are among its sources already."""
     return import_topology(request.sources, request.options, most_devices=terms.most_devices)

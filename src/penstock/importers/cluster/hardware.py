@@ -21,7 +21,7 @@ from penstock.schemas.transformers.degrees import Operation
 
 ASSUMED = "assumed"
 SWITCH_LATENCY_NS = 1_000
-"""From one switch to the next; assumed."""
+"""Latency of a link from one switch to the next; assumed."""
 
 _TABLE = Path(__file__).with_name("hardware.yaml")
 _TELLS_NOTHING = frozenset({"nvidia", "amd", "tesla", "geforce", "instinct", "gpu", "hbm3", "hbm3e", "shared"})
@@ -29,7 +29,7 @@ _SIZE = re.compile(r"([0-9]{1,3})(?:g|gb|gib)?")
 _PARTITION = re.compile(r"(?:mig|[0-9]+[cg]\.[0-9]+gb.*|[0-9]{1,3}[abcq][0-9]?)")
 """A word of a MIG profile (``3g.20gb``), or the size and series of a vGPU (``H100-40C``, ``A40-48Q``)."""
 _SIZE_ERROR = 0.1
-"""How far a memory of the table may be from the number in a product's name, or from what a driver says."""
+"""Largest relative difference between a memory of the table and the size in a product's name or from a driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a collective reaches: part of the fabric's bandwidth, ns a step from member to member, and ns in all."""
+    """Figures of a collective: its share of the fabric's bandwidth, ns per step between members, and ns in all."""
 
     share: float
     step_ns: int
@@ -64,7 +64,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """Of a node's devices, by operation; ``most_members``: among how many at most they were measured."""
+    """Collectives of a node's devices, by operation; ``most_members``: the largest number of members measured."""
 
     source: str
     most_members: int
@@ -73,7 +73,7 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Communicators:
-    """What NCCL takes of a device's memory: for each directed edge, and for each group."""
+    """The memory that NCCL takes of a device for each directed edge, and for each group."""
 
     stated: topology.Communicators
     source: str
@@ -81,7 +81,7 @@ class Communicators:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a kind of device is sold as. ``memory``: the sizes that there are; ``nic`` is None where it is asked for."""
+    """A form in which a kind of device is sold. ``memory``: the sizes; ``nic``: None where the user has to state it."""
 
     kind: str
     form: str
@@ -104,13 +104,13 @@ class Hardware:
         return near[0] if near else None
 
     def node_nic_bytes_per_s(self, devices: int) -> int | None:
-        """Bandwidth of a node's network cards, by its devices, in one direction; None where the table has none."""
+        """Return the one-way bandwidth of a node's network cards, by its devices; None if it is not in the table."""
         if self.nic_bytes_per_s is None:
             return None
         return self.nic_bytes_per_s.value * (devices if self.nic_per_device else 1)
 
     def node_lanes(self, devices: int) -> int | None:
-        """How many equal cards those are; None for one."""
+        """Return how many equal cards a node has; None for one."""
         return devices if self.nic_per_device and devices > 1 else None
 
 
@@ -128,7 +128,7 @@ class Recognised:
 
 @cache
 def table() -> Mapping[str, tuple[Hardware, ...]]:
-    """The forms of each kind, the usual one first."""
+    """Return the forms of each kind, the usual one first."""
     data = yaml.load(_TABLE.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     return {
         kind: tuple(_hardware(kind, entry["context"], form) for form in entry["forms"]) for kind, entry in data.items()
@@ -136,14 +136,14 @@ def table() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def usual(kind: str) -> Hardware:
-    """The usual form of a kind. Raises KeyError."""
+    """Return the usual form of a kind. Raises KeyError."""
     return table()[kind][0]
 
 
 def communicators_of(kind: str) -> topology.Communicators | None:
-    """What communicators take of a device of a kind, in its usual form; None where that was not measured."""
-    known = table()[kind][0].communicators if kind in table() else None
-    return None if known is None else known.stated
+    """Return the memory that communicators take of a device kind in its usual form; None where it was not measured."""
+    communicators = table()[kind][0].communicators if kind in table() else None
+    return None if communicators is None else communicators.stated
 
 
 @cache
@@ -154,7 +154,7 @@ def is_partition(product: str) -> bool:
 
 @cache
 def recognise(product: str) -> Recognised | None:
-    """What a source calls ``product``; None for a name with a word that the table does not know."""
+    """Return the device that a source calls ``product``; None for a name with a word that the table does not have."""
     words = _words(product)
     kinds = [kind for kind in table() if kind.lower() in words]
     if len(kinds) != 1:
@@ -178,7 +178,7 @@ def _words(product: str) -> list[str]:
 
 
 def _size(word: str, hardware: Hardware) -> Figure | None:
-    """The memory that a word of a name means, if the form is sold with it."""
+    """Return the memory that a word of a name means, if the form is sold with it."""
     match = _SIZE.fullmatch(word)
     if match is None:
         return None
@@ -206,20 +206,20 @@ def _hardware(kind: str, context: dict[str, str], form: dict[str, Any]) -> Hardw
     )
 
 
-def _communicators(given: dict[str, str]) -> Communicators:
-    edge, group = parse_bytes(given["edge"]), parse_bytes(given["group"])
-    return Communicators(topology.Communicators(edge_bytes=edge, group_bytes=group), given["from"])
+def _communicators(fields: dict[str, str]) -> Communicators:
+    edge, group = parse_bytes(fields["edge"]), parse_bytes(fields["group"])
+    return Communicators(topology.Communicators(edge_bytes=edge, group_bytes=group), fields["from"])
 
 
-def _collectives(given: dict[str, Any]) -> Collectives:
+def _collectives(fields: dict[str, Any]) -> Collectives:
     reach = {
         operation: Reach(
-            given[operation]["share"], *(parse_time_ns(given[operation][name]) for name in ("step", "each"))
+            fields[operation]["share"], *(parse_time_ns(fields[operation][name]) for name in ("step", "each"))
         )
         for operation in get_args(Operation)
-        if operation in given
+        if operation in fields
     }
-    return Collectives(given["from"], given["most_members"], reach)
+    return Collectives(fields["from"], fields["most_members"], reach)
 
 
 _LATENCY_OF_OTHERS = {"is": "30 us", "from": ASSUMED}

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- devices: hardware.yaml -->\n", "<!-- end of devices -->\n"
 
 
 def markdown() -> str:
-    """A row for each form of each kind, and where each figure is from."""
+    """Return a row for each form of each kind, with the source of each figure."""
     lines = [
         "| kind | sold as | memory | between devices of a node | network cards of a node |",
         "|---|---|---|---|---|",
@@ -23,7 +23,7 @@ def markdown() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the table between its two marks."""
+    """Return the page with the table between its two marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{markdown()}{END}{after}"

@@ -33,7 +33,7 @@ _FORM = "write names like node[01-16,20],login1"
 NaturalKey = tuple[tuple[str | int, ...], str]
 
 Report = Callable[[int, str], None]
-"""Takes the offset of a fault in the text, from 0, and what is wrong there."""
+"""The receiver of a fault: its offset in the text, from 0, and its description."""
 
 
 def expand(text: str) -> list[str]:
@@ -49,7 +49,7 @@ def expand(text: str) -> list[str]:
 
 
 def expand_or_report(text: str, report: Report, most: int = MOST_NAMES) -> list[str]:
-    """As ``expand``, for a text within another one: its faults go to ``report``; at most ``most`` names."""
+    """Expand a text within another one, as ``expand``: faults go to ``report``; there are at most ``most`` names."""
     names: list[str] = []
     at = _skipped(text, 0)
     while at < len(text):
@@ -70,13 +70,13 @@ def expand_or_report(text: str, report: Report, most: int = MOST_NAMES) -> list[
 
 
 def fold(names: Iterable[str]) -> str:
-    """The short hostlist of these names, each once, in natural order (a2 before a10); ``expand`` gives them back.
+    """Return the short hostlist of these names in natural order (a2 before a10), each once; ``expand`` reverses it.
 
-    Numbers are folded where what stands around them is equal, further right first: r1n1, r1n2, r2n1, r2n2 become
-    ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``. A name that does not end with a number is
-    itself, because Slurm refuses what follows the last bracket.
+    Numbers are folded where the texts around them are equal, further right first: r1n1, r1n2, r2n1, r2n2 become
+    ``r[1-2]n[1-2]``. Widths are kept: 09 and 10 become ``[09-10]``. A name that does not end with a number stays as it
+    is, because Slurm refuses text after the last bracket.
 
-    Raises InvalidDocument for a name that no hostlist can say: empty, or with a blank, comma or bracket.
+    Raises InvalidDocument for a name that no hostlist can have: empty, or with a blank, comma or bracket.
     """
     alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for name in dict.fromkeys(names):
@@ -93,13 +93,13 @@ def fold(names: Iterable[str]) -> str:
 
 
 def fold_shortly(names: Sequence[str]) -> str:
-    """The hostlist of these names for a message; how many there are, where it has more than ``SHORT`` characters."""
+    """Return the hostlist of these names for a message, shortened, with their number, beyond ``SHORT`` characters."""
     text = fold(names)
     return text if len(text) <= SHORT else f"{_shortened(text, SHORT // 2)} ({len(names):,} names)"
 
 
 def natural_order(name: str) -> NaturalKey:
-    """A key that sorts names as people count: a2 before a10."""
+    """Return a key that sorts names as people count: a2 before a10."""
     pieces: list[str | int] = list(_DIGITS.split(name))
     pieces[1::2] = [int(piece) for piece in pieces[1::2]]
     return tuple(pieces), name
@@ -112,7 +112,7 @@ def _skipped(text: str, at: int) -> int:
 
 
 def _names(member: str, start: int, report: Report, most: int) -> list[str]:
-    """The names of one member that begins at ``start``."""
+    """Return the names of one member that begins at ``start``."""
     if "[" not in member:
         if len(member) > LONGEST_NAME or not member.isprintable():
             report(start, _unlike_a_name(member))
@@ -147,8 +147,8 @@ def _names(member: str, start: int, report: Report, most: int) -> list[str]:
 
 
 def _ranges(text: str, start: int, report: Report) -> list[tuple[int, int, int]]:
-    """Low, high and width of each range within one pair of brackets; nothing if one of them is wrong."""
-    found: list[tuple[int, int, int]] = []
+    """Return low, high and width of each range within one pair of brackets; nothing if one of them is wrong."""
+    ranges: list[tuple[int, int, int]] = []
     entries = text.split(",")
     at = start
     for entry in entries:
@@ -158,13 +158,13 @@ def _ranges(text: str, start: int, report: Report) -> list[tuple[int, int, int]]
         elif read[2] and int(read[2]) < int(read[1]):
             report(at, f"the range {entry.strip()} counts down")
         else:
-            found.append((int(read[1]), int(read[2] or read[1]), len(read[1])))
+            ranges.append((int(read[1]), int(read[2] or read[1]), len(read[1])))
         at += len(entry) + 1
-    return found if len(found) == len(entries) else []
+    return ranges if len(ranges) == len(entries) else []
 
 
 def _folded(texts: tuple[str, ...], numbers: list[tuple[str, ...]]) -> list[tuple[NaturalKey, str]]:
-    """Members for the names that have these texts around their numbers, each with the key of its first name."""
+    """Return members for the names that have these texts around their numbers, each with the key of its first name."""
     rows = {(number, texts[-1]): texts[-1] for number in numbers}  # what is yet to fold, what follows: its first name
     for index in reversed(range(len(texts) - 1)):
         firsts: dict[str, str] = {}
@@ -180,7 +180,7 @@ def _folded(texts: tuple[str, ...], numbers: list[tuple[str, ...]]) -> list[tupl
 
 
 def _group(numbers: list[str]) -> str:
-    """Ascending numbers as one group; a number alone needs no brackets."""
+    """Return ascending numbers as one group; a number alone needs no brackets."""
     if len(numbers) == 1:
         return numbers[0]
     runs: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What ``ibnetdiscover`` prints of an InfiniBand fabric: switches, the adapters of hosts, and cables with their rates.
+"""The output of ``ibnetdiscover``, an InfiniBand fabric: switches, the adapters of hosts, and cables with their rates.
 
 A block begins with ``Switch``, ``Ca`` or ``Rt``, the number of ports, an identifier and a description; each line after
 it is one port and what it is connected to. A cable is printed at both of its ends.
@@ -69,15 +69,15 @@ class _Block:
     description: str
     line: int
     ports: dict[int, tuple[End, int | None, int]] = field(default_factory=dict)
-    """What each port is connected to, its data rate in bytes per second and direction, and on which line that is."""
+    """The other end of each port, its data rate in bytes per second and direction, and its line."""
 
 
 def read_ibnetdiscover(text: str, source: str = "ibnetdiscover") -> SourceFacts:
-    """Hosts with their adapters, switches, and a link for each cable, with the data rate it runs at.
+    """Read hosts with their adapters, switches, and a link for each cable, with the data rate it runs at.
 
     Host names are the first word of an adapter's description, ``"host01 mlx5_0"``. Raises InvalidDocument with all
-    faults by line: lines that are none of the command's, ports without a block, cables whose ends contradict each
-    other, a text without hosts.
+    faults by line: lines that are not of this form, ports without a block, cables whose ends contradict each other, a
+    text without hosts.
     """
     faults = Faults(f"the fabric {source!r}")
     refuse_other_than_text(text, faults)
@@ -85,7 +85,7 @@ def read_ibnetdiscover(text: str, source: str = "ibnetdiscover") -> SourceFacts:
     faults.stop(_REMEDY)
     cables = _cables(blocks, faults)
     adapters = _adapters(blocks, faults)
-    if not adapters and not faults.found:
+    if not adapters and not faults.entries:
         faults.add(None, 'no adapter names its host: descriptions such as "host01 mlx5_0" do', code="missing")
     faults.stop()
     hosts = {guid: adapter.host for guid, adapter in adapters.items()}
@@ -130,7 +130,7 @@ def _read_blocks(text: str, faults: Faults) -> dict[str, _Block]:
                 block.ports[int(port[1])] = (_guid(port[2]), int(port[3])), _rate(port[4] or ""), number
         else:
             faults.add(number, f"{line[:60]!r} is not a line of ibnetdiscover")
-    if not blocks and not faults.found:
+    if not blocks and not faults.entries:
         faults.add(None, "it has no Switch and no Ca", code="missing")
     return blocks
 
@@ -140,15 +140,15 @@ def _guid(text: str) -> str:
 
 
 def _rate(comment: str) -> int | None:
-    """Data of a port, one direction, in bytes per second, from ``4xHDR``; None where the fabric did not tell."""
-    found = _RATE.search(comment.rpartition('"')[2])
-    lane = _LANE_BITS_PER_S.get(found[2]) if found else None
-    return int(found[1]) * lane // 8 if found and lane else None
+    """Return the data rate of a port, one direction, in bytes per second, from ``4xHDR``; None without a rate."""
+    match = _RATE.search(comment.rpartition('"')[2])
+    lane = _LANE_BITS_PER_S.get(match[2]) if match else None
+    return int(match[1]) * lane // 8 if match and lane else None
 
 
 def _cables(blocks: dict[str, _Block], faults: Faults) -> list[tuple[End, End, int | None, int]]:
-    """Each cable once: its ends, its rate, and the line of the end that is printed first."""
-    found = []
+    """Return each cable once: its ends, its rate, and the line of the end that is printed first."""
+    cables = []
     for guid, block in blocks.items():
         for port, (far, rate, line) in block.ports.items():
             near = guid, port
@@ -163,31 +163,31 @@ def _cables(blocks: dict[str, _Block], faults: Faults) -> list[tuple[End, End, i
                 )
                 faults.add(line, detail, code="contradiction")
             elif back is None or line < back[2]:
-                found.append((near, far, min(filter(None, (rate, back and back[1])), default=None), line))
-    return found
+                cables.append((near, far, min(filter(None, (rate, back and back[1])), default=None), line))
+    return cables
 
 
 def _adapters(blocks: dict[str, _Block], faults: Faults) -> dict[str, _Adapter]:
-    """The adapters whose descriptions name their hosts, by identifier."""
-    found: dict[str, _Adapter] = {}
+    """Return the adapters whose descriptions name their hosts, by identifier."""
+    adapters: dict[str, _Adapter] = {}
     first: dict[_Adapter, _Block] = {}
     for guid, block in blocks.items():
         host, _, rest = block.description.partition(" ")
         name = _NAME.match(rest.strip())
         if block.kind != "Ca" or name is None or set(host) & set("[],"):
             continue
-        adapter = found[guid] = _Adapter(host, name[1])
+        adapter = adapters[guid] = _Adapter(host, name[1])
         before = first.setdefault(adapter, block)
         if before is not block:
             detail = (
                 f"the adapter {host} {name[1]} is there twice, first on line {before.line}: do two hosts share a name?"
             )
             faults.add(block.line, detail, code="double")
-    return found
+    return adapters
 
 
 def _switch_names(blocks: dict[str, _Block], hosts: set[str]) -> dict[str, str]:
-    """A name for each switch and router: its system's, its description, or its identifier where another has that."""
+    """Return a name for each switch and router: its system, else its description, else its unique identifier."""
     switches = {guid: block for guid, block in blocks.items() if block.kind != "Ca"}
     names = {guid: _system(block.description) for guid, block in switches.items()}
     for instead in (
@@ -209,7 +209,7 @@ def _plain(description: str) -> str:
 
 
 def _tiers(adapters: dict[str, _Adapter], links: tuple[LinkFacts, ...]) -> dict[str, int]:
-    """How many cables each switch is away from the next host, less one."""
+    """Return how many cables each switch is away from the next host, less one."""
     neighbours: dict[str, list[str]] = {}
     for link in links:
         neighbours.setdefault(link.a, []).append(link.b)
@@ -231,17 +231,19 @@ def _nodes(blocks: dict[str, _Block], adapters: dict[str, _Adapter], source: str
         rates = [rate for _, rate, _ in blocks[guid].ports.values() if rate]
         nics.setdefault(adapter.host, []).append(NicFacts(adapter.name, sum(rates) or None))
         place.setdefault(adapter.host, Place(source, blocks[guid].line))
-    return {host: NodeFacts(host, place[host], nics=tuple(found)) for host, found in nics.items()}
+    return {host: NodeFacts(host, place[host], nics=tuple(cards)) for host, cards in nics.items()}
 
 
 def _assumptions(
     blocks: dict[str, _Block], adapters: dict[str, _Adapter], links: tuple[LinkFacts, ...], source: str
 ) -> list[str]:
-    said = [f"{source}: the first word of an adapter's description is the name of its host"]
+    sentences = [f"{source}: the first word of an adapter's description is the name of its host"]
     nameless = Counter(
         block.description for guid, block in blocks.items() if block.kind == "Ca" and guid not in adapters
     )
-    said += [f"{source}: {count} of {text!r} passed over: it names no host" for text, count in sorted(nameless.items())]
+    sentences += [
+        f"{source}: {count} of {text!r} passed over: it names no host" for text, count in sorted(nameless.items())
+    ]
     unknown = sum(link.bandwidth_bytes_per_s is None for link in links)
-    said += [f"{source}: {unknown} cables without a rate"] if unknown else []
-    return said
+    sentences += [f"{source}: {unknown} cables without a rate"] if unknown else []
+    return sentences

@@ -1,4 +1,4 @@
-"""On which line of a JSON or YAML text a pointer's value stands; looked for only where there is a fault to tell."""
+"""The line of a JSON or YAML text on which a pointer's value stands; computed only to report a fault."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ class _Open:
 
 
 def lines_of(text: str, pointers: Iterable[str]) -> dict[str, int]:
-    """Line of each pointer (``items/3/metadata``), or of what is nearest around it; none where the text is too long."""
+    """Return the line of each pointer (``items/3/metadata``), or of the nearest value around; empty for long text."""
     wanted = set(pointers)
     if len(text) > _LONGEST:
         return {}
     ways = {"/".join(pointer.split("/")[:depth]) for pointer in wanted for depth in range(pointer.count("/") + 2)}
     try:
-        found = _found(text, ways)
+        line_of = _lines_on_paths(text, ways)
     except yaml.YAMLError:
         return {}
     lines = {}
     for pointer in wanted:
         parts = pointer.split("/")
-        near = next((way for depth in range(len(parts), 0, -1) if (way := "/".join(parts[:depth])) in found), None)
+        near = next((way for depth in range(len(parts), 0, -1) if (way := "/".join(parts[:depth])) in line_of), None)
         if near is not None:
-            lines[pointer] = found[near]
+            lines[pointer] = line_of[near]
     return lines
 
 
-def _found(text: str, ways: set[str]) -> dict[str, int]:
-    """Line of every value that is on the way to one that is wanted."""
-    found: dict[str, int] = {}
+def _lines_on_paths(text: str, ways: set[str]) -> dict[str, int]:
+    """Return the line of every value on the path to a wanted one."""
+    line_of: dict[str, int] = {}
     around: list[_Open] = []
     documents = 0
     several = any(way.startswith("document ") for way in ways)
@@ -59,15 +59,15 @@ def _found(text: str, ways: set[str]) -> dict[str, int]:
             path = _path(event, around, f"document {documents}" if several else "")
             if path is not None and path in ways:
                 assert event.start_mark is not None
-                found.setdefault(path, event.start_mark.line + 1)
+                line_of.setdefault(path, event.start_mark.line + 1)
             if isinstance(event, yaml.CollectionStartEvent):
                 is_here = path is not None and (not path or path in ways)
                 around.append(_Open(path if is_here else None, isinstance(event, yaml.MappingStartEvent)))
-    return found
+    return line_of
 
 
 def _path(event: Any, around: list[_Open], start: str) -> str | None:
-    """The pointer of a value; None for a key, and for what is nowhere near a pointer."""
+    """Return the pointer of a value; None for a key, and for a value that is on no wanted path."""
     if not around:
         return start
     here = around[-1]

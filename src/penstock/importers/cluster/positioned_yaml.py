@@ -23,7 +23,7 @@ class Word:
     exact: bool = True
 
     def place(self, offset: int) -> At:
-        """Line and column of an offset into the word."""
+        """Return line and column of an offset into the word."""
         return (self.at[0], self.at[1] + offset) if self.exact else self.at
 
 
@@ -48,7 +48,7 @@ Item = Word | Sequence | Mapping
 
 
 def read_yaml(text: str, faults: Faults) -> Item:
-    """The one document of a YAML text.
+    """Return the one document of a YAML text.
 
     Raises InvalidDocument where it does not parse, is nested deeper than 100 levels, has aliases (which may grow
     without bound), tags, keys that are no words or there twice, or more than one document.
@@ -66,16 +66,16 @@ class _Events:
         self._faults = faults
 
     def document(self) -> Item:
-        found: Item | None = None
+        item: Item | None = None
         for event in self._events:
-            if isinstance(event, yaml.DocumentStartEvent) and found is not None:
+            if isinstance(event, yaml.DocumentStartEvent) and item is not None:
                 self._stop(event, "a second document begins; one text has one")
-            elif not isinstance(event, (yaml.StreamStartEvent, yaml.DocumentStartEvent)) and found is None:
+            elif not isinstance(event, (yaml.StreamStartEvent, yaml.DocumentStartEvent)) and item is None:
                 if isinstance(event, yaml.StreamEndEvent):
                     self._stop(event, "it has comments only")
-                found = self._item(event, 1)
-        assert found is not None  # a stream has an end, which is looked at above
-        return found
+                item = self._item(event, 1)
+        assert item is not None  # a stream has an end, which is looked at above
+        return item
 
     def _item(self, event: Any, level: int) -> Item:
         at = _at(event)

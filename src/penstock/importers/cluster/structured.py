@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def read_documents(text: str, faults: Faults) -> list[Any]:
-    """The documents of a JSON text (one) or a YAML text (those that are not empty).
+    """Return the documents of a JSON text (one) or a YAML text (all that are not empty).
 
     Text that begins with a brace or bracket is read as JSON. Raises InvalidDocument where the text does not parse,
     is nested too deeply, or repeats itself through aliases, which may grow without bound. Later faults that have a
@@ -40,9 +40,9 @@ def read_documents(text: str, faults: Faults) -> list[Any]:
         faults.add(None, "it is binary, or not UTF-8")
     faults.stop()
     text = text.lstrip("\ufeff")
-    found = [_read_json(text, faults)] if stripped[0] in "{[" else _read_yaml(text, faults)
+    documents = [_read_json(text, faults)] if stripped[0] in "{[" else _read_yaml(text, faults)
     faults.locate = partial(lines_of, text)
-    return found
+    return documents
 
 
 def _read_json(text: str, faults: Faults) -> Any:
@@ -76,7 +76,7 @@ def _read_yaml(text: str, faults: Faults) -> list[Any]:
 
 @contextmanager
 def yaml_faults(faults: Faults) -> Iterator[None]:
-    """What PyYAML raises in the block becomes a fault at its place."""
+    """Report an error that PyYAML raises in the block as a fault at its place."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -88,7 +88,7 @@ def yaml_faults(faults: Faults) -> Iterator[None]:
 
 
 def _check_shape(text: str, faults: Faults) -> None:
-    """Refuses what must not reach the composer: libyaml's recurses in C without a bound, and aliases multiply."""
+    """Refuse texts that must not reach the composer: libyaml's recurses in C without a bound, and aliases multiply."""
     depth = 0
     for event in yaml.parse(text, Loader=YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -103,20 +103,20 @@ def _check_shape(text: str, faults: Faults) -> None:
 
 
 def report_invalid(error: ValidationError, pointer: str, faults: Faults) -> None:
-    """One fault for each field that is not of its form; ``pointer``: of the value that was read."""
-    for found in error.errors(include_url=False):
-        place = [str(part) for part in found["loc"]]
+    """Add one fault for each field that is not of its form; ``pointer``: of the value that was read."""
+    for entry in error.errors(include_url=False):
+        place = [str(part) for part in entry["loc"]]
         named = next((depth for depth, part in enumerate(place) if "/" in part or "." in part), len(place))
         prefix = "".join(f"{part}: " for part in place[named:])
-        message = _WORDS.get(found["type"]) or found["msg"][:1].lower() + found["msg"][1:]
-        shown = "" if found["type"] == "missing" else f"; it is {shortened(found['input'])}"
+        message = _WORDS.get(entry["type"]) or entry["msg"][:1].lower() + entry["msg"][1:]
+        shown = "" if entry["type"] == "missing" else f"; it is {shortened(entry['input'])}"
         faults.add(
             None, f"{prefix}{message}{shown}", at="/".join([pointer, *place[:named]] if pointer else place[:named])
         )
 
 
 def shortened(value: Any) -> str:
-    """A value as it is shown in a message."""
+    """Return a value as a message shows it."""
     try:
         text = repr(value)
     except ValueError:
@@ -125,5 +125,5 @@ def shortened(value: Any) -> str:
 
 
 def several(names: Sequence[str]) -> str:
-    """Names as they are shown in a message: the first three, and how many more."""
+    """Return names as a message shows them: the first three, and how many more."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

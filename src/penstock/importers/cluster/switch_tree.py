@@ -1,4 +1,4 @@
-"""Switches and blocks as a source lists them, checked to be a tree: what every form of Slurm's topology ends in."""
+"""Switches and blocks of a source, checked to be a tree; every form of Slurm's topology is read into them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.importers.cluster.slurm.slurm_lines import At
 from penstock.importers.lines import Faults
 
 MOST_TIERS = 20
-"""As Slurm, which takes more for no tree."""
+"""The most tiers of a tree; Slurm's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Group:
 def switch_facts(
     switches: Sequence[Switch], faults: Faults, source: str, *, remedy: str | None = None
 ) -> tuple[tuple[SwitchFacts, ...], tuple[str, ...]]:
-    """The facts of these switches, lowest tier first, and what had to be assumed.
+    """Return the facts of these switches, lowest tier first, and the assumptions.
 
-    Switches above the very same switches, as the spines of a fat tree are, become one. Raises InvalidDocument with all
+    Switches above the very same switches, such as the spines of a fat tree, become one. Raises InvalidDocument with all
     faults: doubles, unknown switches, nodes and switches that are below two, cycles.
     """
     _check_names(switches, faults)
@@ -63,27 +63,27 @@ def switch_facts(
         )
         for switch in kept
     ]
-    said = [
+    assumptions = [
         f"{source}: {fold_shortly([first, *others])} are above the same switches and read as one, {first}"
         for first, others in duplicates.items()
     ]
-    return tuple(facts), tuple(said)
+    return tuple(facts), tuple(assumptions)
 
 
 def node_facts(switches: Iterable[Switch], source: str) -> dict[str, NodeFacts]:
-    """The nodes that switches name: that they are there, and where that is said."""
-    found: dict[str, NodeFacts] = {}
+    """Return the nodes that switches name, with the places that name them."""
+    nodes: dict[str, NodeFacts] = {}
     for switch in switches:
         place = Place(source, *switch.below_at)
-        found.update({name: NodeFacts(name, place) for name in switch.nodes})
-    return found
+        nodes.update({name: NodeFacts(name, place) for name in switch.nodes})
+    return nodes
 
 
 def nested(blocks: Sequence[Switch], groups: Iterable[Group], faults: Faults) -> list[Switch]:
-    """The blocks, and the groups above them, each above the largest smaller groups that it holds."""
+    """Return the blocks and the groups above them, each above the largest smaller groups in it."""
     top = {block.name: block.name for block in blocks}
-    held = {block.name: {block.name} for block in blocks}
-    found = list(blocks)
+    blocks_of = {block.name: {block.name} for block in blocks}
+    switches = list(blocks)
     for group in sorted(groups, key=lambda group: len(group.blocks)):
         unknown = [name for name in group.blocks if name not in top]
         if unknown:
@@ -91,15 +91,15 @@ def nested(blocks: Sequence[Switch], groups: Iterable[Group], faults: Faults) ->
             continue
         members = set(group.blocks)
         tops = tuple(dict.fromkeys(top[name] for name in group.blocks))
-        torn = [name for name in tops if not held[name] <= members]
+        torn = [name for name in tops if not blocks_of[name] <= members]
         if torn:
             detail = f"{group.name!r} has some blocks of {torn[0]!r}, and not all of them"
             faults.add(group.at[0], detail, column=group.at[1])
         elif len(tops) > 1:
-            found.append(Switch(group.name, group.at, group.at, switches=tops, layer="aggregated-block"))
-            held[group.name] = members
+            switches.append(Switch(group.name, group.at, group.at, switches=tops, layer="aggregated-block"))
+            blocks_of[group.name] = members
             top.update(dict.fromkeys(group.blocks, group.name))
-    return found
+    return switches
 
 
 def _check_names(switches: Sequence[Switch], faults: Faults) -> None:
@@ -142,7 +142,7 @@ def _doubles(names: Sequence[str]) -> str:
 
 
 def tiers_of(switches: Sequence[Switch], faults: Faults) -> dict[str, int]:
-    """How far each switch is above the nodes; a cycle is a fault that names it, and so is a tree of too many tiers."""
+    """Return how far each switch is above the nodes; a cycle and a tree of too many tiers are faults."""
     above: dict[str, list[str]] = {switch.name: [] for switch in switches}
     waits = {}
     for switch in switches:
@@ -172,7 +172,7 @@ def tiers_of(switches: Sequence[Switch], faults: Faults) -> dict[str, int]:
 
 
 def _cycles(left: set[str], by_name: dict[str, Switch]) -> Iterable[list[str]]:
-    """The cycles that one meets going down from switches that wait for themselves, each from where it is said first."""
+    """Yield the cycles below switches that wait for themselves, each from the switch that comes first in the text."""
     done: set[str] = set()
     for start in by_name:
         path: dict[str, None] = {}
@@ -189,7 +189,7 @@ def _cycles(left: set[str], by_name: dict[str, Switch]) -> Iterable[list[str]]:
 
 
 def _without_duplicates(by_tier: Sequence[Switch]) -> tuple[list[Switch], dict[str, list[str]]]:
-    """The switches but those above the same switches as an earlier one, which is then above and below for both."""
+    """Return the switches without duplicates: an earlier switch above the same switches takes a duplicate's place."""
     kept: list[Switch] = []
     instead: dict[str, str] = {}
     first: dict[frozenset[str], str] = {}

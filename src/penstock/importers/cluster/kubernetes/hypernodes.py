@@ -25,11 +25,11 @@ from penstock.importers.cluster.kubernetes.kubernetes_objects import (
 from penstock.importers.lines import Faults
 
 _EXPRESSION_BYTES = 32 << 20
-"""What RE2 may take for the automaton of all expressions of a text."""
+"""Memory that RE2 may take for the automaton of all expressions of a text."""
 
 
 def read_hypernodes(text: str, source: str = "hypernodes.yaml") -> SourceFacts:
-    """The switches that HyperNodes describe. Nodes of the same text are what expressions and labels choose from.
+    """Read the switches that HyperNodes describe. Expressions and labels choose among nodes of the same text.
 
     Raises InvalidDocument with all faults: members that are not there, cycles, a node or HyperNode in two places,
     tiers that do not grow outwards, expressions and labels without nodes to choose from.
@@ -37,7 +37,7 @@ def read_hypernodes(text: str, source: str = "hypernodes.yaml") -> SourceFacts:
     faults = Faults(f"the HyperNodes {source!r}")
     objects = read_objects(text, faults)
     check_labels(objects, faults)
-    if not objects.hypernodes and not faults.found:
+    if not objects.hypernodes and not faults.entries:
         faults.add(None, f"there is no HyperNode among them, but {objects.kinds_found}")
     labels = {node.metadata.name: node.labels for node in objects.nodes.values()}
     switches, assumptions = hypernode_switches(objects.hypernodes, labels, source, faults)
@@ -58,7 +58,7 @@ class _Tree:
 def hypernode_switches(
     hypernodes: Mapping[str, HyperNode], labels: Mapping[str, Labels], source: str, faults: Faults
 ) -> tuple[tuple[SwitchFacts, ...], list[str]]:
-    """The switches of HyperNodes (by pointer), and what had to be assumed. ``labels``: of the text's nodes, by name."""
+    """Return the switches of HyperNodes (by pointer), and the assumptions. ``labels``: of the text's nodes, by name."""
     of_name = {one.metadata.name: one for one in hypernodes.values()}
     tree = _Tree(
         pointers={one.metadata.name: pointer for pointer, one in hypernodes.items()},
@@ -87,21 +87,21 @@ def hypernode_switches(
 def _choose_members(
     of_name: Mapping[str, HyperNode], labels: Mapping[str, Labels], tree: _Tree, faults: Faults
 ) -> list[str]:
-    said = []
+    assumptions = []
     matches = _match_expressions(of_name, labels, tree, faults)
     for name, one in of_name.items():
-        held: dict[str, dict[str, str]] = {"Node": {}, "HyperNode": {}}
+        members: dict[str, dict[str, str]] = {"Node": {}, "HyperNode": {}}
         for number, member in enumerate(one.spec.members or ()):
             at = _member_pointer(tree.pointers[name], number)
             chosen = _chosen(member, at, labels, matches, faults)
             if chosen == []:
-                said.append(f"the member {number} of HyperNode {name!r} chooses nothing that is there")
+                assumptions.append(f"the member {number} of HyperNode {name!r} chooses nothing that is there")
             for other in chosen or ():
-                held[member.type].setdefault(other, at)
-        tree.nodes[name], tree.below[name] = held["Node"], held["HyperNode"]
+                members[member.type].setdefault(other, at)
+        tree.nodes[name], tree.below[name] = members["Node"], members["HyperNode"]
         if not one.spec.members:
-            said.append(f"HyperNode {name!r} has no members")
-    return said
+            assumptions.append(f"HyperNode {name!r} has no members")
+    return assumptions
 
 
 def _member_pointer(pointer: str, number: int) -> str:
@@ -111,11 +111,11 @@ def _member_pointer(pointer: str, number: int) -> str:
 def _chosen(
     member: Member, at: str, labels: Mapping[str, Labels], matches: Mapping[str, list[str]], faults: Faults
 ) -> list[str] | None:
-    """The names that a member's selector chooses; None where it is at fault."""
+    """Return the names that a member's selector chooses; None where it is at fault."""
     selector = member.selector
-    given = [one for one in (selector.exactMatch, selector.regexMatch, selector.labelMatch) if one is not None]
-    if len(given) != 1:
-        faults.add(None, f"a member has one of exactMatch, regexMatch and labelMatch; this has {len(given)}", at=at)
+    selectors = [one for one in (selector.exactMatch, selector.regexMatch, selector.labelMatch) if one is not None]
+    if len(selectors) != 1:
+        faults.add(None, f"a member has one of exactMatch, regexMatch and labelMatch; this has {len(selectors)}", at=at)
         return None
     if selector.exactMatch is not None:
         return [selector.exactMatch.name]
@@ -139,7 +139,7 @@ def _chosen(
 def _match_expressions(
     of_name: Mapping[str, HyperNode], labels: Mapping[str, Labels], tree: _Tree, faults: Faults
 ) -> dict[str, list[str]]:
-    """What each regular expression matches, by its member's pointer."""
+    """Return the names that each regular expression matches, by its member's pointer."""
     matches: dict[str, list[str]] = {}
     for kind, names in (("Node", labels), ("HyperNode", of_name)):
         patterns: dict[str, str] = {}
@@ -155,7 +155,7 @@ def _match_expressions(
 
 
 def _search(patterns: Mapping[str, str], names: list[str], faults: Faults) -> dict[str, list[str]]:
-    """The names that each pattern matches somewhere: all patterns at once over each name."""
+    """Return the names that each pattern matches somewhere; each name is compared with all patterns at once."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, _EXPRESSION_BYTES
     together = re2.Set.SearchSet(options)
@@ -176,10 +176,10 @@ def _search(patterns: Mapping[str, str], names: list[str], faults: Faults) -> di
         together.Compile()
         for name in names:
             # The empty pattern matches every name: no match at all means that RE2 ran out of its memory.
-            found = together.Match(name)
-            if found is None:
+            indices = together.Match(name)
+            if indices is None:
                 raise re2.error("out of memory")
-            for index in found:
+            for index in indices:
                 if index:
                     matched[read[index - 1]].append(name)
     except re2.error:
@@ -213,7 +213,7 @@ def _holds(expression: Requirement, labels: Labels) -> bool:
 
 def _check_tree(tree: _Tree, faults: Faults) -> None:
     parents: dict[str, str] = {}
-    all_read = not faults.found
+    all_read = not faults.entries
     for name, below in tree.below.items():
         for child, at in below.items():
             if child not in tree.tiers:
@@ -234,12 +234,12 @@ def _check_tree(tree: _Tree, faults: Faults) -> None:
         if tree.tiers[child] >= tree.tiers[name] and child not in in_cycles:
             tiers = f"its tier {tree.tiers[child]} has to be less than {tree.tiers[name]}"
             faults.add(None, f"HyperNode {child!r} is part of {name!r}, so {tiers}", at=tree.below[name][child])
-    if not faults.found:
+    if not faults.entries:
         _settle_nodes(tree, parents, faults)
 
 
 def _cycles(parents: Mapping[str, str]) -> Iterable[list[str]]:
-    """Each cycle once, from the member that comes first."""
+    """Yield each cycle once, from the member that comes first."""
     done: set[str] = set()
     for start in parents:
         way: dict[str, None] = {}
@@ -254,7 +254,7 @@ def _cycles(parents: Mapping[str, str]) -> Iterable[list[str]]:
 
 
 def _settle_nodes(tree: _Tree, parents: Mapping[str, str], faults: Faults) -> None:
-    """A node stays in the innermost HyperNode that names it; faults where neither of two is inside the other."""
+    """Keep a node in the innermost HyperNode that names it; two of which neither is inside the other are a fault."""
     first: dict[str, str] = {}
     for name in sorted(tree.nodes, key=lambda name: tree.tiers[name]):
         for node, at in list(tree.nodes[name].items()):

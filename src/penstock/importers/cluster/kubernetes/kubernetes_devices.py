@@ -29,7 +29,7 @@ _PRODUCTS = (
     "karpenter.k8s.aws/instance-gpu-name",
 )
 MOST_DEVICES = 1024
-"""Of a node; more is a mistake, or an attack."""
+"""The most devices of a node; more is a mistake, or an attack."""
 _DIGITS = re.compile(r"[0-9]{1,9}")
 _MIB = 2**20
 _VRAM = re.compile(r"([0-9]{1,6})([MGT])i?")
@@ -44,7 +44,7 @@ class Devices(NamedTuple):
 
 
 def read_devices(node: Node, pointer: str, faults: Faults) -> Devices:
-    """What a node's capacity and labels say of its accelerators; no device: it has none."""
+    """Return the accelerators by a node's capacity and labels; empty for a node without any."""
     capacity = _counts(node.status.capacity, f"{pointer}/status/capacity".lstrip("/"), faults)
     allocatable = _counts(node.status.allocatable, f"{pointer}/status/allocatable".lstrip("/"), faults)
     at = f"{pointer}/metadata/labels".lstrip("/")
@@ -55,33 +55,37 @@ def read_devices(node: Node, pointer: str, faults: Faults) -> Devices:
     whole = {name: count for name, count in capacity.items() if name in RESOURCES}
     parts = sum(count for name, count in capacity.items() if name not in RESOURCES)
     total = sum(whole.values())
-    made = _make(total or (0 if parts else labelled or 0), product, _memory(node.labels, at, faults), is_partition)
-    made += tuple(DeviceFacts(index=len(made) + i, product=product, is_partition=True) for i in range(parts))
+    devices = _make(total or (0 if parts else labelled or 0), product, _memory(node.labels, at, faults), is_partition)
+    devices += tuple(DeviceFacts(index=len(devices) + i, product=product, is_partition=True) for i in range(parts))
     if len(whole) > 1:
-        return Devices(made, f"it has devices of two vendors ({' and '.join(sorted(whole))}), and labels for one kind")
+        return Devices(
+            devices, f"it has devices of two vendors ({' and '.join(sorted(whole))}), and labels for one kind"
+        )
     if not total and not parts and labelled:
-        return Devices(made, f"its device plugin offers none of the {labelled} devices that nvidia.com/gpu.count names")
+        return Devices(
+            devices, f"its device plugin offers none of the {labelled} devices that nvidia.com/gpu.count names"
+        )
     for name, count in capacity.items():
         if node.status.allocatable is not None and allocatable.get(name, 0) < count:
             sick = count - allocatable.get(name, 0)
-            return Devices(made, f"{sick} of its {count} {name} are not allocatable, and the API does not say which")
+            return Devices(devices, f"{sick} of its {count} {name} are not allocatable, and the API does not say which")
     if labelled is not None and not is_partition and 0 < labelled < whole.get("nvidia.com/gpu", 0):
         other = whole["nvidia.com/gpu"] - labelled
         return Devices(
-            made, f"its labels describe {labelled} devices as {product}, and {other} more are of some other kind"
+            devices, f"its labels describe {labelled} devices as {product}, and {other} more are of some other kind"
         )
-    return Devices(made)
+    return Devices(devices)
 
 
 def busy_devices(pods: Mapping[str, Pod]) -> dict[str, int]:
-    """How many devices the pods of a text hold, by node; pods that have ended hold none."""
+    """Count the devices that the pods of a text hold, by node; pods that have ended hold no device."""
     busy: dict[str, int] = {}
     for pod in pods.values():
         if pod.spec.nodeName is None or pod.status.phase in ("Succeeded", "Failed"):
             continue
         limits = [box.resources.limits or {} for box in pod.spec.containers if box.resources]
-        held = sum(_number(value) or 0 for limit in limits for name, value in limit.items() if _is_count(name, value))
-        busy[pod.spec.nodeName] = busy.get(pod.spec.nodeName, 0) + held
+        count = sum(_number(value) or 0 for limit in limits for name, value in limit.items() if _is_count(name, value))
+        busy[pod.spec.nodeName] = busy.get(pod.spec.nodeName, 0) + count
     return busy
 
 
@@ -102,14 +106,14 @@ def _is_count(name: str, value: object) -> bool:
 
 
 def _number(value: str | int) -> int | None:
-    """A number of devices; None for what is none, or beyond MOST_DEVICES."""
+    """Return a number of devices; None for another value, or one beyond MOST_DEVICES."""
     if isinstance(value, str):
         value = int(value) if _DIGITS.fullmatch(value) else -1
     return value if 0 <= value <= MOST_DEVICES else None
 
 
 def _counts(resources: Mapping[str, str | int] | None, at: str, faults: Faults) -> dict[str, int]:
-    """Devices by resource; a shared one (``nvidia.com/gpu.shared``) counts as partitions, as MIG profiles do."""
+    """Count devices by resource; a shared one (``nvidia.com/gpu.shared``) counts as partitions, as MIG profiles do."""
     counts = {}
     for name, value in (resources or {}).items():
         if not _is_device(name):

@@ -1,12 +1,12 @@
 """Places of Kubernetes nodes by their labels: which label is which level of the network.
 
-Kueue's ``Topology`` object names the labels of a site. Without one, the labels are those that are known:
+Kueue's ``Topology`` object names the labels of a site. Without one, these well-known labels are used:
 
 .. [1] NVIDIA topograph: ``fabric.topograph.run/tier-N`` (0 is next to the node), ``accelerator.topograph.run/domain``
    and ``sub-domain``; before, ``network.topology.nvidia.com/leaf|spine|core|accelerator``.
 .. [2] Amazon EKS: ``topology.k8s.aws/network-node-layer-N`` (the largest N is next to the node).
 .. [3] Google GKE: ``cloud.google.com/gce-topology-block|subblock``.
-.. [4] Oracle OKE: ``oci.oraclecloud.com/rdma.hpc_island_id|network_block_id|local_block_id``, or those of the host,
+.. [4] Oracle OKE: ``oci.oraclecloud.com/rdma.hpc_island_id|network_block_id|local_block_id``, or of the host,
    ``oci.oraclecloud.com/host.network_block_id|rack_id``.
 .. [5] CoreWeave: ``backend.coreweave.cloud/fabric|superpod|leafgroup``, for InfiniBand ``ib.coreweave.cloud/…`` too;
    ``ds.coreweave.com/nvlink.domain``.
@@ -56,9 +56,9 @@ def read_levels(
     source: str,
     faults: Faults,
 ) -> tuple[tuple[SwitchFacts, ...], list[str]]:
-    """The switches above nodes (by pointer), NVLink domains among them, and what had to be assumed.
+    """Return the switches above nodes (by pointer), with NVLink domains, and the assumptions.
 
-    ``with_devices``: names of the nodes that have any; labels that others lack are not reported.
+    ``with_devices``: names of the nodes that have devices; labels that other nodes lack are not reported.
     """
     places = {node.metadata.name: Place(source, pointer=pointer) for pointer, node in nodes.items()}
     labels = {node.metadata.name: node.labels for node in nodes.values()}
@@ -68,12 +68,12 @@ def read_levels(
     assumptions += _assumptions(chosen or paths, keys, bool(topologies))
     switches = make_switches(paths, places)
     switches = _without_lone_areas(switches)
-    taken = [switch.name for switch in switches]
+    switch_names = [switch.name for switch in switches]
     domains: tuple[SwitchFacts, ...] = ()
     for of_domain in NVLINK_LABELS:
         inside = {name: path for name, of_node in labels.items() if (path := _path(of_node, of_domain))}
         if inside:
-            domains = make_switches(inside, places, is_nvlink=True, taken=taken)
+            domains = make_switches(inside, places, is_nvlink=True, names_in_use=switch_names)
             break
     return switches + domains, assumptions
 
@@ -81,7 +81,7 @@ def read_levels(
 def _level_labels(
     of_nodes: Iterable[Labels], topologies: Mapping[str, Topology], faults: Faults
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The labels that name the levels, outermost first."""
+    """Return the labels that name the levels, outermost first."""
     present = {key for labels in of_nodes for key, value in labels.items() if value}
     if len(topologies) > 1:
         names = ", ".join(repr(one.metadata.name) for one in topologies.values())
@@ -94,8 +94,8 @@ def _level_labels(
         named = tuple(level.nodeLabel for level in topology.spec.levels)
         levels = tuple(key for key in named if key not in _HOST | _OF_NVLINK)
         unused = [key for key in levels if key not in present]
-        said = [f"no node carries the label {key} of the Topology {topology.metadata.name!r}" for key in unused]
-        return tuple(key for key in levels if key in present), said
+        assumptions = [f"no node carries the label {key} of the Topology {topology.metadata.name!r}" for key in unused]
+        return tuple(key for key in levels if key in present), assumptions
     keys = tuple(key for key in _AREAS if key in present) + _known_scheme(present)
     if len(keys) > MOST_LEVELS:
         faults.add(None, f"nodes have labels of {len(keys)} levels; there are {MOST_LEVELS} at most", at="items")
@@ -124,22 +124,24 @@ def _path(labels: Labels, keys: tuple[str, ...]) -> Path:
 def _assumptions(paths: Mapping[str, Path], keys: tuple[str, ...], by_topology: bool) -> list[str]:
     if not keys:
         return ["no label says where nodes are in the network"]
-    said = [] if by_topology else [f"nodes are joined by their labels {', '.join(keys)}, outermost first"]
+    sentences = [] if by_topology else [f"nodes are joined by their labels {', '.join(keys)}, outermost first"]
     shared = shared_values(paths.values())
     for layer in dict.fromkeys(step.layer for step in shared):
         values = [step for step in shared if step.layer == layer]
         parents = sorted("/".join(one.value for one in path) or "the outside" for path in shared[values[0]])
         more = f", and {len(values) - 1} more such" if len(values) > 1 else ""
         example = f"{values[0].value} under {several(parents)}"
-        said.append(f"{layer} is the same in several places ({example}{more}): each is a switch of its own")
+        sentences.append(f"{layer} is the same in several places ({example}{more}): each is a switch of its own")
     partly = [name for name, path in paths.items() if 0 < len(path) < len(keys)]
     if partly:
-        said.append(f"some labels of {', '.join(keys)} are missing on {several(partly)}: joined where the labels end")
-    return said
+        sentences.append(
+            f"some labels of {', '.join(keys)} are missing on {several(partly)}: joined where the labels end"
+        )
+    return sentences
 
 
 def _without_lone_areas(switches: tuple[SwitchFacts, ...]) -> tuple[SwitchFacts, ...]:
-    """A region or zone that holds one place only is no junction of the network."""
+    """Return the switches without top regions and zones that hold one place only: these join nothing."""
     kept = list(switches)
     while kept and kept[0].layer in _AREAS and len(kept[0].switches) == 1 and not kept[0].nodes:
         kept.pop(0)

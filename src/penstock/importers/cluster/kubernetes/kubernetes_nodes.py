@@ -1,7 +1,7 @@
-"""``kubectl get nodes -o json`` (or yaml): devices by feature discovery, states, and places in the network by labels.
+"""The output of ``kubectl get nodes -o json`` (or yaml): devices by feature discovery, states, places by labels.
 
 Other objects of the same text are used where they help: Kueue's Topology names the labels of the levels, Volcano's
-HyperNodes say the switches themselves, and pods say what is taken.
+HyperNodes are the switches themselves, and pods show which devices are busy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penstock.importers.cluster.structured import several
 from penstock.importers.lines import Faults
 
 _EXPECTED_TAINTS = ("nvidia.com/", "amd.com/")
-"""Keep pods away that ask for no accelerator."""
+"""Taints that keep away pods without a request for accelerators."""
 _CLOSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "ToBeDeletedByClusterAutoscaler")
 
 
 def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
-    """The nodes of a Kubernetes cluster.
+    """Read the nodes of a Kubernetes cluster.
 
     Nodes that are not ready, cordoned, or whose devices cannot be distinguished are reported as not usable. Raises
     InvalidDocument with all faults, each by the object's pointer; a text that does not parse by line and column.
@@ -30,7 +30,7 @@ def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
     faults = Faults(f"the Kubernetes objects {source!r}")
     objects = read_objects(text, faults)
     check_labels(objects, faults)
-    if not objects.nodes and not faults.found:
+    if not objects.nodes and not faults.entries:
         faults.add(None, f"there is no node among them, but {objects.kinds_found}; give `kubectl get nodes -o json`")
     devices = {pointer: read_devices(node, pointer, faults) for pointer, node in objects.nodes.items()}
     with_devices = {node.metadata.name for pointer, node in objects.nodes.items() if devices[pointer].devices}
@@ -48,7 +48,7 @@ def read_k8s_nodes(text: str, source: str = "nodes.json") -> SourceFacts:
             why_not_usable=why,
             busy_devices=busy.get(name, 0) if objects.pods else None,
         )
-    assumptions += _told_of_nodes(objects, nodes)
+    assumptions += _node_assumptions(objects, nodes)
     return SourceFacts(
         format="k8s-nodes", source=source, nodes=nodes, switches=switches, assumptions=tuple(assumptions)
     )
@@ -65,7 +65,7 @@ def _switches(
 
 
 def _why_closed(node: Node) -> str:
-    """Why no new pod would start on a node; empty: one would."""
+    """Return why no new pod would start on a node; empty where one would."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready" and condition.status != "True":
             return f"it is not ready ({condition.reason or f'Ready={condition.status}'})"
@@ -79,8 +79,8 @@ def _why_closed(node: Node) -> str:
     return ""
 
 
-def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
-    said = []
+def _node_assumptions(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
+    sentences = []
     tolerated: dict[str, list[str]] = {}
     for node in objects.nodes.values():
         for taint in node.spec.taints or ():
@@ -89,7 +89,7 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
             ):
                 tolerated.setdefault(f"{taint.key}:{taint.effect}", []).append(node.metadata.name)
     for taint_name, holders in tolerated.items():
-        said.append(f"jobs are taken to tolerate {taint_name}, a taint of {several(holders)}")
+        sentences.append(f"jobs are taken to tolerate {taint_name}, a taint of {several(holders)}")
     memories: dict[str, dict[int, list[str]]] = {}
     for name, facts in nodes.items():
         for device in facts.devices[:1] if facts.devices else ():
@@ -98,10 +98,14 @@ def _told_of_nodes(objects: Objects, nodes: dict[str, NodeFacts]) -> list[str]:
     for product, by_size in memories.items():
         if max(by_size) > min(by_size) * _SAME_MEMORY:
             parts = [f"{size / 2**30:.1f} GiB on {several(by_size[size])}" for size in sorted(by_size)]
-            said.append(f"{product} has {', '.join(parts)}: kinds are mixed under one name; each node keeps its memory")
+            sentences.append(
+                f"{product} has {', '.join(parts)}: kinds are mixed under one name; each node keeps its memory"
+            )
     if not objects.pods:
-        said.append("what runs on the nodes is not in this text; give `kubectl get nodes,pods -A -o json` to have it")
-    return said
+        sentences.append(
+            "what runs on the nodes is not in this text; give `kubectl get nodes,pods -A -o json` to have it"
+        )
+    return sentences
 
 
 _SAME_MEMORY = 1.05

@@ -1,7 +1,7 @@
-"""Objects of a Kubernetes API as ``kubectl get … -o json`` or ``-o yaml`` prints them: nodes and what lies around them.
+"""Objects of a Kubernetes API as ``kubectl get … -o json`` or ``-o yaml`` prints them: nodes and related objects.
 
 A text may be one object, a List, a NodeList, or several YAML documents of these. Only the fields that readers use are
-looked at; everything else is left alone.
+read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.importers.cluster.structured import read_documents, report_invalid
 from penstock.importers.lines import Faults
 
 MOST_LABEL_CHARACTERS = 63
-"""Of a label's value; the API server refuses more."""
+"""The most characters of a label's value; the API server refuses more."""
 MOST_NAME_CHARACTERS = 253
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME_CHARACTERS)]
 ObjectName = Annotated[
@@ -139,7 +139,7 @@ class LabelSelector(_Part):
 
 
 class Selector(_Part):
-    """Of a HyperNode's member; one of the three."""
+    """A selector of a HyperNode's member; exactly one of the three is set."""
 
     exactMatch: _Exact | None = None  # noqa: N815
     regexMatch: _Regex | None = None  # noqa: N815
@@ -185,17 +185,17 @@ class Objects:
     hypernodes: dict[str, HyperNode] = field(default_factory=dict)
     others: dict[str, int] = field(default_factory=dict)
 
-    def add(self, pointer: str, found: Kind) -> None:
-        """Puts an object where it belongs."""
-        match found:
+    def add(self, pointer: str, entry: Kind) -> None:
+        """Add an object to the others of its kind."""
+        match entry:
             case Node():
-                self.nodes[pointer] = found
+                self.nodes[pointer] = entry
             case Pod():
-                self.pods[pointer] = found
+                self.pods[pointer] = entry
             case Topology():
-                self.topologies[pointer] = found
+                self.topologies[pointer] = entry
             case HyperNode():
-                self.hypernodes[pointer] = found
+                self.hypernodes[pointer] = entry
 
     @property
     def kinds_found(self) -> str:
@@ -210,7 +210,7 @@ class Objects:
 
 
 def read_objects(text: str, faults: Faults) -> Objects:
-    """All objects of a text. Adds a fault for what is no object or has fields of a wrong form.
+    """Return all objects of a text. Adds a fault for values that are no object or have fields of a wrong form.
 
     Raises InvalidDocument where the text is neither JSON nor YAML.
     """
@@ -259,9 +259,9 @@ def _read_object(pointer: str, value: dict[str, Any], objects: Objects, faults: 
 
 
 def _refuse_doubles(objects: Objects, faults: Faults) -> None:
-    for kind, found in (("node", objects.nodes), ("HyperNode", objects.hypernodes)):
+    for kind, entries in (("node", objects.nodes), ("HyperNode", objects.hypernodes)):
         first: dict[str, str] = {}
-        for pointer, one in found.items():
+        for pointer, one in entries.items():
             name = one.metadata.name
             if name in first:
                 before = first[name] or "the first document"
@@ -270,7 +270,7 @@ def _refuse_doubles(objects: Objects, faults: Faults) -> None:
 
 
 def check_labels(objects: Objects, faults: Faults) -> None:
-    """Adds a fault for each label of a node that no API server would have taken."""
+    """Add a fault for each label of a node that no API server would have taken."""
     for pointer, node in objects.nodes.items():
         for key, value in node.labels.items():
             if len(value) > MOST_LABEL_CHARACTERS:

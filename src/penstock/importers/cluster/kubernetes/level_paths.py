@@ -1,4 +1,4 @@
-"""Switches from what nodes say of their place: each node's path through named levels, from the outermost inwards."""
+"""Switches from the places of nodes: each node's path through named levels, from the outermost inwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LEVELS = 16
 
 
 class Step(NamedTuple):
-    """One level of a node's path: what the level is called, how far from the nodes it is (0: next to them), whose."""
+    """One level of a node's path: its name, its distance from the nodes (0: next to them), and the node's value."""
 
     layer: str
     tier: int
@@ -24,36 +24,36 @@ Path = tuple[Step, ...]
 
 
 @dataclass(slots=True)
-class _Found:
+class _Switch:
     place: Place
     nodes: list[str] = field(default_factory=list)
     below: dict[Path, None] = field(default_factory=dict)
 
 
 def make_switches(
-    paths: Mapping[str, Path], places: Mapping[str, Place], *, is_nvlink: bool = False, taken: Iterable[str] = ()
+    paths: Mapping[str, Path], places: Mapping[str, Place], *, is_nvlink: bool = False, names_in_use: Iterable[str] = ()
 ) -> tuple[SwitchFacts, ...]:
-    """The switches that the nodes' paths go through, outermost first, in the order in which they are met.
+    """Return the switches on the nodes' paths, outermost first, otherwise in the order of the paths.
 
-    Equal values under different parents are different switches (racks are numbered from 0 in each block): a value that
-    names one switch is its name, others are called by where they are, ``block-1/rack-7``. ``taken``: names in use.
+    Equal values under different parents are different switches (racks count from 0 in each block). A value of one
+    switch alone is its name; others get the names of their parents, ``block-1/rack-7``. ``names_in_use`` are avoided.
     """
-    found: dict[Path, _Found] = {}
+    switches: dict[Path, _Switch] = {}
     for node, path in paths.items():
         for depth in range(1, len(path) + 1):
-            here = found.setdefault(path[:depth], _Found(places[node]))
+            here = switches.setdefault(path[:depth], _Switch(places[node]))
             if depth == len(path):
                 here.nodes.append(node)
             else:
                 here.below[path[: depth + 1]] = None
-    names = _names(found, {*taken, *places})
-    ordered = sorted(found, key=lambda path: -path[-1].tier)
+    names = _names(switches, {*names_in_use, *places})
+    ordered = sorted(switches, key=lambda path: -path[-1].tier)
     return tuple(
         SwitchFacts(
             name=names[path],
-            place=found[path].place,
-            nodes=tuple(found[path].nodes),
-            switches=tuple(names[below] for below in found[path].below),
+            place=switches[path].place,
+            nodes=tuple(switches[path].nodes),
+            switches=tuple(names[below] for below in switches[path].below),
             tier=path[-1].tier,
             layer=path[-1].layer,
             is_nvlink=is_nvlink,
@@ -63,7 +63,7 @@ def make_switches(
 
 
 def shared_values(paths: Iterable[Path]) -> dict[Step, set[Path]]:
-    """Steps that stand under more than one parent, with these parents."""
+    """Return the steps that stand under more than one parent, with these parents."""
     parents: dict[Step, set[Path]] = {}
     for path in paths:
         for depth, step in enumerate(path):
@@ -71,8 +71,8 @@ def shared_values(paths: Iterable[Path]) -> dict[Step, set[Path]]:
     return {step: above for step, above in parents.items() if len(above) > 1}
 
 
-def _names(paths: Iterable[Path], taken: set[str]) -> dict[Path, str]:
-    """A name for each switch: its value with as many of the values around it as it takes to be one of its kind."""
+def _names(paths: Iterable[Path], names_in_use: set[str]) -> dict[Path, str]:
+    """Return a name for each switch: its value with the fewest outer values before it that make it unique."""
     names: dict[Path, str] = {}
     waiting, length = list(paths), 0
     while waiting and length < max(map(len, waiting)):
@@ -82,13 +82,13 @@ def _names(paths: Iterable[Path], taken: set[str]) -> dict[Path, str]:
             wanted.setdefault("/".join(step.value for step in path[-length:]), []).append(path)
         waiting = []
         for name, several in wanted.items():
-            if len(several) == 1 and name not in taken:
+            if len(several) == 1 and name not in names_in_use:
                 names[several[0]] = name
-                taken.add(name)
+                names_in_use.add(name)
             else:
                 waiting += several
     for number, path in enumerate(waiting):
         name = "/".join(f"{step.layer}={step.value}" for step in path)
-        names[path] = f"{name}#{number}" if name in taken else name
-        taken.add(names[path])
+        names[path] = f"{name}#{number}" if name in names_in_use else name
+        names_in_use.add(names[path])
     return names

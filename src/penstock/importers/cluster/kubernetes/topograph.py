@@ -35,7 +35,7 @@ class _Instance(BaseModel):
 
 
 def read_topograph(text: str, source: str = "graph.json") -> SourceFacts:
-    """The instances of topograph's graph and the switches above them.
+    """Read the instances of topograph's graph and the switches above them.
 
     Raises InvalidDocument with all faults by pointer; among them an instance that stands twice, a switch with two
     parents and a switch above itself.
@@ -49,7 +49,7 @@ def read_topograph(text: str, source: str = "graph.json") -> SourceFacts:
     faults.stop()
     domains = {name: path for name, (_, one) in instances.items() if (path := _domain(one))}
     switches = make_switches(paths, places)
-    nvlink = make_switches(domains, places, is_nvlink=True, taken=[switch.name for switch in switches])
+    nvlink = make_switches(domains, places, is_nvlink=True, names_in_use=[switch.name for switch in switches])
     return SourceFacts(
         format="topograph",
         source=source,
@@ -60,7 +60,7 @@ def read_topograph(text: str, source: str = "graph.json") -> SourceFacts:
 
 
 def _instances(documents: list[Any], faults: Faults) -> dict[str, tuple[str, _Instance]]:
-    """The instances by id, each with its pointer."""
+    """Return the instances by id, each with its pointer."""
     listed = documents[0].get("instances") if documents and isinstance(documents[0], dict) else None
     if not isinstance(listed, list) or len(documents) > 1:
         faults.add(None, "it has to be one object with a list of `instances`, as topograph's engine `graph` writes")
@@ -84,7 +84,7 @@ def _instances(documents: list[Any], faults: Faults) -> dict[str, tuple[str, _In
 
 
 def _paths(layers: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
-    """From the outermost switch inwards; a switch is as far out as the instance says that is farthest from it."""
+    """Return each instance's switches, outermost first. A switch's tier is its largest distance from any instance."""
     tiers: dict[str, int] = {}
     for above in layers.values():
         for tier, switch in enumerate(above):
@@ -110,7 +110,7 @@ def _check_layers(instances: Mapping[str, tuple[str, _Instance]], paths: Mapping
         if len(set(layers)) < len(layers):
             way = " under ".join(layers)
             faults.add(None, f"a switch stands above itself: {name} under {way}", at=f"{pointer}/network_layers")
-    if faults.found:
+    if faults.entries:
         return
     for step, above in shared_values(paths.values()).items():
         parents = sorted(path[-1].value if path else "no switch" for path in above)

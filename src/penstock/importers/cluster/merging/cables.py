@@ -1,4 +1,4 @@
-"""A network that a source gives cable by cable: what is reached, equal spines as one, dead ends dropped."""
+"""A network that a source lists cable by cable: reached hosts, equal spines as one switch, dead ends dropped."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Cable:
 
     def add(self, bytes_per_s: int | None, each: tuple[int, ...]) -> None:
         """Count further cables in."""
-        known = self.bytes_per_s is not None and bytes_per_s is not None
-        self.bytes_per_s = (self.bytes_per_s or 0) + (bytes_per_s or 0) if known else None
+        are_known = self.bytes_per_s is not None and bytes_per_s is not None
+        self.bytes_per_s = (self.bytes_per_s or 0) + (bytes_per_s or 0) if are_known else None
         self.each += each
 
 
@@ -39,25 +39,25 @@ class CableMap:
     cables: dict[Ends, Cable] = field(default_factory=dict)
 
     def known_hosts(self) -> set[str]:
-        """Hosts whose cables all have a bandwidth."""
+        """Return the hosts whose cables all have a bandwidth."""
         unknown = {end for ends, cable in self.cables.items() if cable.bytes_per_s is None for end in ends}
         return set(self.hosts) - unknown
 
     def links(
         self, cards: Mapping[str, int], devices: Mapping[str, int], latency_ns: Mapping[str, int], notes: Notes
     ) -> tuple[list[str], list[Link]]:
-        """Switches, and links with bandwidths: unknown ones share the cards of the node that they are of."""
+        """Return switches and links; a cable of unknown bandwidth gets a share of its node's cards."""
         degree: dict[str, int] = {}
         for end in (end for ends in self.cables for end in ends):
             degree[end] = degree.get(end, 0) + 1
-        known = [cable.bytes_per_s for cable in self.cables.values() if cable.bytes_per_s is not None]
+        bandwidths = [cable.bytes_per_s for cable in self.cables.values() if cable.bytes_per_s is not None]
         links, guessed = [], 0
         for ends, cable in self.cables.items():
             width = cable.bytes_per_s
             of_host = [end for end in ends if end in self.hosts] if width is not None else []
             if width is None:
                 of_nodes = [cards[end] // degree[end] for end in ends if end in self.hosts]
-                width = min(of_nodes) if of_nodes else min(known, default=min(cards.values()))
+                width = min(of_nodes) if of_nodes else min(bandwidths, default=min(cards.values()))
                 guessed += 1
             late = cable.latency_ns
             if late is None:
@@ -81,7 +81,7 @@ class CableMap:
 
 
 def cable_map(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[CableMap, set[str]]:
-    """The cables among these hosts, and the hosts that are reached; the others are left out.
+    """Return the cables among these hosts, and the hosts that are reached; the others are left out.
 
     Hosts are reached that the largest connected part holds.
     """
@@ -106,7 +106,7 @@ def cable_map(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Cable
 
 
 def _ends(a: str, b: str, hosts: Mapping[str, None]) -> Ends:
-    """Two ends in one order: the host first."""
+    """Return two ends in one order: the host first."""
     return (a, b) if (a not in hosts, a) < (b not in hosts, b) else (b, a)
 
 
@@ -119,7 +119,7 @@ def _near(cables: Iterable[Ends]) -> dict[str, set[str]]:
 
 
 def _parts(cables: Iterable[Ends]) -> list[set[str]]:
-    """Connected parts, in the order in which they are first met."""
+    """Return the connected parts, in the order in which they are first met."""
     near, seen, parts = _near(cables), set[str](), []
     for start in near:
         if start in seen:
@@ -135,7 +135,7 @@ def _parts(cables: Iterable[Ends]) -> list[set[str]]:
 
 
 def _without_dead_ends(cables: dict[Ends, Cable], hosts: Mapping[str, None]) -> dict[Ends, Cable]:
-    """Without switches that lead nowhere."""
+    """Return the cables without switches that lead nowhere."""
     near = _near(cables)
     left = [name for name, others in near.items() if name not in hosts and len(others) == 1]
     while left:
@@ -150,7 +150,7 @@ def _without_dead_ends(cables: dict[Ends, Cable], hosts: Mapping[str, None]) -> 
 def _without_duplicates(
     cables: dict[Ends, Cable], hosts: Mapping[str, None], source: str, notes: Notes
 ) -> dict[Ends, Cable]:
-    """Switches with the very same neighbours become one that carries what all of them do: traffic spreads over them."""
+    """Merge switches with the very same neighbours: one carries what all of them do, as traffic spreads over them."""
     assumed: list[str] = []
     while True:
         alike: dict[frozenset[str], list[str]] = {}

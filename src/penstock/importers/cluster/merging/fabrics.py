@@ -1,4 +1,4 @@
-"""What joins the devices of a node: as sources say, as the user says, or as such nodes are usually sold."""
+"""The fabric between the devices of a node: as sources or the user state it, or as such nodes are usually sold."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Literal
 from penstock.importers.cluster.facts import DeviceFacts, DeviceLinkFacts
 from penstock.importers.cluster.hardware import Hardware, NvLink
 from penstock.importers.cluster.merging.joining import Host
-from penstock.importers.cluster.merging.reading import Known, Reading, gb, only
+from penstock.importers.cluster.merging.reading import NodeDevice, Reading, gb, only
 from penstock.schemas.topology import Fabric
 
 Form = Literal["pairs", "ports", "bus"]
 
 
-def fabric_of(host: Host, facts: Sequence[DeviceFacts], devices: Sequence[Known], reading: Reading) -> Fabric | None:
+def fabric_of(
+    host: Host, facts: Sequence[DeviceFacts], devices: Sequence[NodeDevice], reading: Reading
+) -> Fabric | None:
     if host.measured is not None and host.measured.fabric is not None:
         return host.measured.fabric
-    hardware, given = only(devices), reading.options.given
+    hardware, options = only(devices), reading.options.import_options
     late = hardware.fabric_latency_ns.value if hardware else 0
-    form, bandwidth = _said_fabric(host, facts, hardware, reading)
-    bandwidth = given.fabric_bytes_per_s if bandwidth is None else bandwidth
-    form = form or given.fabric or (hardware.fabric if hardware else None)
+    form, bandwidth = _fabric_of_sources(host, facts, hardware, reading)
+    bandwidth = options.fabric_bytes_per_s if bandwidth is None else bandwidth
+    form = form or options.fabric or (hardware.fabric if hardware else None)
     if bandwidth is None and hardware is not None and form == hardware.fabric:
         bandwidth = hardware.fabric_bytes_per_s.value
         words = f"{hardware.kind} {hardware.form} nodes have {_WORDS[form]} of {gb(bandwidth)} a direction"
-        reading.said.append(f"{words}: {hardware.fabric_bytes_per_s.source}")
+        reading.sentences.append(f"{words}: {hardware.fabric_bytes_per_s.source}")
     if form is None:
         reading.missing.append(("how the devices of a node are joined", "--fabric ports (options.fabric)"))
     if bandwidth is None:
@@ -35,7 +37,7 @@ def fabric_of(host: Host, facts: Sequence[DeviceFacts], devices: Sequence[Known]
     if form is None or bandwidth is None:
         return None
     if late:
-        reading.said.append(f"a transfer between devices of a node begins {late / 1000:g} µs late: assumed")
+        reading.sentences.append(f"a transfer between devices of a node begins {late / 1000:g} µs late: assumed")
     return Fabric(form=form, bandwidth_bytes_per_s=bandwidth, latency_ns=late)
 
 
@@ -71,10 +73,10 @@ _WORDS: dict[Form, str] = {
 }
 
 
-def _said_fabric(
+def _fabric_of_sources(
     host: Host, facts: Sequence[DeviceFacts], hardware: Hardware | None, reading: Reading
 ) -> tuple[Form | None, int | None]:
-    """What the sources say: the form, and the bandwidth where they or the table tell it."""
+    """Return the fabric by the sources: its form, and its bandwidth where they or the table have it."""
     nvlink = hardware.nvlink if hardware else None
     wired = _wired(host)
     pairs = len(facts) * (len(facts) - 1) // 2
@@ -90,17 +92,17 @@ def _said_fabric(
         return "pairs", _of_mesh(list(wired.values()), pairs, nvlink, reading)
     if wired:
         apart = _without_nvlink(wired, facts) or f"NVLink joins {len(wired)} of {pairs} pairs of devices, not all"
-        reading.said.append(f"{apart}; only PCIe is counted")
+        reading.sentences.append(f"{apart}; only PCIe is counted")
     others = [link.bandwidth_bytes_per_s for link in host.device_links if link.path != "nvlink"]
     slowest = min((each for each in others if each is not None), default=None)
     cards = [device.pcie_bandwidth_bytes_per_s for device in facts]
-    known = [each for each in (slowest, *cards) if each is not None]
-    reading.said.append("devices without NVLink between them share the host's bus")
-    return "bus", min(known, default=None)
+    bandwidths = [each for each in (slowest, *cards) if each is not None]
+    reading.sentences.append("devices without NVLink between them share the host's bus")
+    return "bus", min(bandwidths, default=None)
 
 
 def _is_switched(wired: Iterable[DeviceLinkFacts], nvlink: NvLink) -> bool:
-    """Whether a device's links, counted for each peer, are more than it has: they end in a switch."""
+    """Return whether a device's links, counted for each peer, exceed the links that it has: they end in a switch."""
     ends: dict[int, int] = {}
     for link in wired:
         for end in (link.a, link.b):
@@ -111,33 +113,33 @@ def _is_switched(wired: Iterable[DeviceLinkFacts], nvlink: NvLink) -> bool:
 def _of_mesh(links: Sequence[DeviceLinkFacts], pairs: int, nvlink: NvLink | None, reading: Reading) -> int | None:
     narrowest = min(link.links for link in links)
     if len(links) < pairs:
-        reading.said.append(f"{pairs - len(links)} of {pairs} pairs have no link between them; others pass it on")
+        reading.sentences.append(f"{pairs - len(links)} of {pairs} pairs have no link between them; others pass it on")
     _note_narrowest("pair", links, narrowest, reading)
     return _carried(links, narrowest, nvlink, reading)
 
 
 def _note_narrowest(what: str, links: Sequence[DeviceLinkFacts], narrowest: int, reading: Reading) -> None:
     if any(link.links > narrowest for link in links):
-        reading.said.append(f"every {what} is counted with {narrowest} NVLinks, as many as the narrowest has")
+        reading.sentences.append(f"every {what} is counted with {narrowest} NVLinks, as many as the narrowest has")
 
 
 def _carried(links: Iterable[DeviceLinkFacts], count: int, nvlink: NvLink | None, reading: Reading) -> int | None:
-    """The bandwidth of ``count`` links: as the source says, else as the table has it for each."""
+    """Return the bandwidth of ``count`` links: as the source states it, else by the table for each."""
     bandwidths = [link.bandwidth_bytes_per_s for link in links]
-    known = [each for each in bandwidths if each is not None]
-    if known and len(known) == len(bandwidths):
-        return min(known)
-    if nvlink is None or not count or reading.options.given.fabric_bytes_per_s is not None:
+    rates = [each for each in bandwidths if each is not None]
+    if rates and len(rates) == len(bandwidths):
+        return min(rates)
+    if nvlink is None or not count or reading.options.import_options.fabric_bytes_per_s is not None:
         return None
     each = nvlink.bytes_per_s
-    reading.said.append(
+    reading.sentences.append(
         f"an NVLink carries {gb(each.value)} a direction, {count} of them {gb(count * each.value)}: {each.source}"
     )
     return count * each.value
 
 
 def _joins_all(wired: Iterable[tuple[int, int]], devices: Sequence[int]) -> bool:
-    """Whether NVLink alone leads from each device to all others."""
+    """Return whether NVLink alone leads from each device to all others."""
     near: dict[int, set[int]] = {}
     for a, b in wired:
         near.setdefault(a, set()).add(b)

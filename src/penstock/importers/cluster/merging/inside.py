@@ -1,4 +1,4 @@
-"""What is inside a node: its devices, what joins them, and its network cards; from facts, options and the table."""
+"""The inside of a node: devices, what joins them, and network cards; from facts, options and the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.importers.cluster.merging.cards import Cards, cards_of
 from penstock.importers.cluster.merging.fabrics import fabric_of
 from penstock.importers.cluster.merging.joining import Host
 from penstock.importers.cluster.merging.notes import Notes
-from penstock.importers.cluster.merging.reading import Known, Options, Reading, gib, only
+from penstock.importers.cluster.merging.reading import NodeDevice, Options, Reading, gib, only
 from penstock.schemas.amounts import amount
 from penstock.schemas.topology import Communicators, Fabric, Link
 
@@ -20,7 +20,7 @@ from penstock.schemas.topology import Communicators, Fabric, Link
 class Inside:
     """A node. ``names``: of its devices within it. ``nvlink_bytes_per_s``: of all into a domain; 0 without NVLink."""
 
-    devices: tuple[Known, ...]
+    devices: tuple[NodeDevice, ...]
     names: tuple[str, ...]
     fabric: Fabric | None
     cards: Cards
@@ -28,26 +28,26 @@ class Inside:
 
 
 def insides(hosts: Mapping[str, Host], options: Options, notes: Notes) -> dict[str, Inside]:
-    """What is inside each host. What is missing is noted, and such hosts are not among them."""
+    """Return the inside of each host. Hosts with missing facts are noted, and left out of the result."""
     alike: dict[object, list[Host]] = {}
     for host in hosts.values():
         alike.setdefault(_signature(host), []).append(host)
-    found: dict[str, Inside] = {}
+    inside_of: dict[str, Inside] = {}
     for group in alike.values():
         names = [host.name for host in group]
         reading = Reading(options)
         inside = _inside(group[0], reading)
-        for sentence in reading.said:
+        for sentence in reading.sentences:
             notes.assume(sentence, names)
         for what, option in reading.missing:
             notes.miss(what, option, names)
         if inside is not None:
-            found |= dict.fromkeys(names, inside)
-    return found
+            inside_of |= dict.fromkeys(names, inside)
+    return inside_of
 
 
 def _signature(host: Host) -> tuple[object, ...]:
-    """What two hosts have to share so that one reading does for both. Where a device sits on its bus is none of it."""
+    """Return the facts that two hosts must share so that one reading serves both; a device's bus address is not one."""
     measured = host.measured and (host.measured.source, _key(host.measured.fabric), _link_key(host.measured.link))
     return host.devices, host.device_links, host.has_nvswitch, host.nics, measured
 
@@ -62,28 +62,28 @@ def _link_key(link: Link | None) -> tuple[int, int, int | None] | None:
 
 def _inside(host: Host, reading: Reading) -> Inside | None:
     facts = _devices(host, reading)
-    devices = [_known(device, reading) for device in facts]
-    known = tuple(device for device in devices if device is not None)
-    if not facts or len(known) < len(devices):
+    devices = [_node_device(device, reading) for device in facts]
+    node_devices = tuple(device for device in devices if device is not None)
+    if not facts or len(node_devices) < len(devices):
         return None
-    reading.said[:] = dict.fromkeys(reading.said)
-    fabric = fabric_of(host, facts, known, reading) if len(known) > 1 else None
-    hardware = only(known)
+    reading.sentences[:] = dict.fromkeys(reading.sentences)
+    fabric = fabric_of(host, facts, node_devices, reading) if len(node_devices) > 1 else None
+    hardware = only(node_devices)
     nvlink = hardware.nvlink if hardware and hardware.fabric == "ports" else None
     indices = _indices(facts)
-    cards = cards_of(host, indices, hardware, reading.options.given)
-    nvlink_bytes_per_s = nvlink.total_bytes_per_s * len(known) if nvlink else 0
-    return Inside(known, _names(facts, indices), fabric, cards, nvlink_bytes_per_s)
+    cards = cards_of(host, indices, hardware, reading.options.import_options)
+    nvlink_bytes_per_s = nvlink.total_bytes_per_s * len(node_devices) if nvlink else 0
+    return Inside(node_devices, _names(facts, indices), fabric, cards, nvlink_bytes_per_s)
 
 
 def _indices(devices: Sequence[DeviceFacts]) -> tuple[int, ...]:
-    """As the driver counts; by place where a source does not count."""
+    """Return the driver's indices; the positions where a source has no index."""
     indices = tuple(device.index for device in devices)
     return indices if len(set(indices)) == len(indices) else tuple(range(len(indices)))
 
 
 def _names(devices: Sequence[DeviceFacts], indices: Sequence[int]) -> tuple[str, ...]:
-    """As a topology document calls them, else by index."""
+    """Return the devices' names as a topology document has them, else their indices."""
     names = tuple(device.stated.name for device in devices if device.stated is not None)
     return names if len(names) == len(devices) else tuple(map(str, indices))
 
@@ -91,14 +91,14 @@ def _names(devices: Sequence[DeviceFacts], indices: Sequence[int]) -> tuple[str,
 def _devices(host: Host, reading: Reading) -> tuple[DeviceFacts, ...]:
     if host.devices is not None:
         return host.devices
-    count = reading.options.given.devices_per_node
+    count = reading.options.import_options.devices_per_node
     if count is None:
         reading.missing.append(("the number of devices", "--devices-per-node 8 (options.devices_per_node)"))
         count = 1
     return tuple(DeviceFacts(index) for index in range(count))
 
 
-def _known(device: DeviceFacts, reading: Reading) -> Known | None:
+def _node_device(device: DeviceFacts, reading: Reading) -> NodeDevice | None:
     product, options = device.product, reading.options
     if device.is_kind and product is not None:
         hardware = table().get(product, (None,))[0]
@@ -106,29 +106,29 @@ def _known(device: DeviceFacts, reading: Reading) -> Known | None:
     meant = options.meant(product)
     read = recognise(meant or product) if meant or product else None
     if read is None and meant is None:
-        asked = f"--device-kind '{product}=H100'" if product else "--device-kind H100"
+        option = f"--device-kind '{product}=H100'" if product else "--device-kind H100"
         what = f"what {product!r} is" if product else "what the devices are"
-        reading.missing.append((what, f"{asked} (options.devices)"))
+        reading.missing.append((what, f"{option} (options.devices)"))
         return None
     if read is None:
         assert meant is not None
         return _with_memory(meant, None, None, device, reading)
     if read.is_bare:
         hardware = read.hardware
-        reading.said.append(f"{meant or product!r} is taken for {hardware.kind} {hardware.form}, its usual form")
+        reading.sentences.append(f"{meant or product!r} is taken for {hardware.kind} {hardware.form}, its usual form")
     return _with_memory(read.hardware.kind, read.hardware, read.memory, device, reading)
 
 
 def _with_memory(
     kind: str, hardware: Hardware | None, size: Figure | None, device: DeviceFacts, reading: Reading
-) -> Known:
-    memory = device.memory_bytes or reading.options.given.memory_bytes
+) -> NodeDevice:
+    memory = device.memory_bytes or reading.options.import_options.memory_bytes
     if device.memory_bytes and device.stated is None and not device.is_partition and hardware is not None:
         size = hardware.size_near(device.memory_bytes)
         memory = device.memory_bytes if size is None else None  # drivers count what torch cannot have
     if memory is None and size is not None:
         memory = size.value
-        reading.said.append(f"{kind} has {gib(size.value)} of memory: {size.source}")
+        reading.sentences.append(f"{kind} has {gib(size.value)} of memory: {size.source}")
     if memory is None:
         sizes = f" ({' or '.join(gib(each.value) for each in hardware.memory)})" if hardware else ""
         reading.missing.append((f"the memory of {kind}{sizes}", "--memory 80GiB (options.memory_bytes)"))
@@ -136,9 +136,11 @@ def _with_memory(
     context_bytes = stated.context_bytes if stated is not None else 0
     if not context_bytes and hardware is not None:
         context_bytes = hardware.context.value
-        reading.said.append(f"driver and libraries take {gib(context_bytes)} of each {kind}: {hardware.context.source}")
+        reading.sentences.append(
+            f"driver and libraries take {gib(context_bytes)} of each {kind}: {hardware.context.source}"
+        )
     price, gpus = (stated.price, stated.gpus) if stated is not None else (None, 1)
-    return Known(
+    return NodeDevice(
         kind, memory or 0, hardware, context_bytes, price, gpus, _communicators(kind, hardware, stated, reading)
     )
 
@@ -146,13 +148,13 @@ def _with_memory(
 def _communicators(
     kind: str, hardware: Hardware | None, stated: StatedDevice | None, reading: Reading
 ) -> Communicators | None:
-    """What a device's document says, else what the table has; None where neither knows."""
+    """Return the communicators' memory by the device's document, else by the table; None where neither has it."""
     if stated is not None and stated.communicators is not None:
         return stated.communicators
-    known = None if hardware is None else hardware.communicators
-    if known is None:
+    entry = None if hardware is None else hardware.communicators
+    if entry is None:
         return None
-    taken = known.stated
-    each = f"{amount(taken.edge_bytes)} for a directed edge and {amount(taken.group_bytes)} for a group"
-    reading.said.append(f"each communicator takes {each} of each {kind}: {known.source}")
-    return taken
+    communicators = entry.stated
+    each = f"{amount(communicators.edge_bytes)} for a directed edge and {amount(communicators.group_bytes)} for a group"
+    reading.sentences.append(f"each communicator takes {each} of each {kind}: {entry.source}")
+    return communicators

@@ -1,4 +1,4 @@
-"""Nodes of several sources joined by their names: what is known of each, and where sources contradict each other."""
+"""Nodes of several sources joined by their names: the facts of each, and contradictions between sources."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from penstock.importers.cluster.facts import (
 )
 from penstock.importers.cluster.hardware import is_partition
 from penstock.importers.cluster.hostlist import expand
-from penstock.importers.cluster.merging.contradictions import Contradictions, against, agree, count_of, told_by
+from penstock.importers.cluster.merging.contradictions import Contradictions, against, agree, count_of, precision_of
 from penstock.importers.cluster.merging.node_names import Names, free_name
 from penstock.importers.cluster.merging.notes import Notes, shown
 from penstock.importers.lines import Faults
 from penstock.schemas.topology import Fabric, Link
 
 NAMELESS = "node0"
-"""What the one node is called that no source names."""
+"""The name of the one node that no source names."""
 NO_DEVICE = "it has no device"
 
 
 class Measured(NamedTuple):
-    """A node as a topology of Penstock's has it: its fabric, and its link if it has one to a switch."""
+    """A node in a topology document of Penstock: its fabric, and its link if it has one to a switch."""
 
     source: str
     fabric: Fabric | None
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """All that sources say of a node. ``devices`` is None where no source says them."""
+    """All facts of the sources about a node. ``devices`` is None where no source lists them."""
 
     name: str
     devices: tuple[DeviceFacts, ...] | None = None
@@ -52,7 +52,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What one source says of the network, in the names of the hosts."""
+    """The network by one source, in the names of the hosts."""
 
     source: str
     switches: tuple[SwitchFacts, ...]
@@ -61,9 +61,9 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Hosts by name, in the order in which they were first named; what each source says of the network.
+    """Hosts by name, in the order in which they were first named; the network by each source.
 
-    ``names``: what a host is called here by each other name of it.
+    ``names``: the name here for each other name of a host.
     """
 
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -74,19 +74,19 @@ class Joined:
 def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes: Notes) -> Joined:
     """Join sources; ``described``: per source, the hostlist of the nodes that a text without names is about.
 
-    Raises InvalidDocument with all contradictions, each with both places; for short names that fit several nodes; for
-    a hostlist with names that no source has.
+    Raises InvalidDocument with all contradictions, each with both places, for short names that fit several nodes, and
+    for a hostlist with names that no source has.
     """
     faults = Faults("what the sources say together")
     names = Names(faults)
     for facts in sources:
         names.learn(facts)
     faults.stop("give the nodes the same names in all sources")
-    said: dict[str, list[NodeFacts]] = {name: [] for name in names.known}
+    facts_of: dict[str, list[NodeFacts]] = {name: [] for name in names.nodes}
     for facts in sources:
         for name, node in facts.nodes.items():
             if name:
-                said[names.of(name)].append(node)
+                facts_of[names.of(name)].append(node)
     nameless = [
         (facts.nodes[""], hostlist) for facts, hostlist in zip(sources, described, strict=True) if "" in facts.nodes
     ]
@@ -94,10 +94,10 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
         faults.add(None, "every source names its nodes itself; leave --node (sources.nodes) out", at=str(described[0]))
     for node, hostlist in nameless:
         wanted = None if hostlist is None else [names.of(name) for name in expand(hostlist)]
-        _describe(said, node, wanted, notes, faults, is_known=bool(names.known))
+        _describe(facts_of, node, wanted, notes, faults, is_known=bool(names.nodes))
     measured = _measured(sources, names)
     contradictions = Contradictions()
-    hosts = {name: _host(name, nodes, measured.get(name), contradictions) for name, nodes in said.items()}
+    hosts = {name: _host(name, nodes, measured.get(name), contradictions) for name, nodes in facts_of.items()}
     contradictions.report(faults)
     faults.stop("mend the source that is wrong, or leave it out")
     if names.joined:
@@ -110,12 +110,12 @@ def join(sources: Sequence[SourceFacts], described: Sequence[str | None], notes:
 
 
 def _wiring(facts: SourceFacts, names: Names, notes: Notes) -> Wiring:
-    """What a source says of the network, with nodes called as the hosts, and no switch called as one of them."""
-    taken = {*names.known, *(switch.name for switch in facts.switches)}
+    """Return a source's network with the hosts' names for nodes, and no switch named like a host."""
+    names_in_use = {*names.nodes, *(switch.name for switch in facts.switches)}
     called = {
-        switch.name: free_name(f"{switch.name}-switch", taken)
+        switch.name: free_name(f"{switch.name}-switch", names_in_use)
         for switch in facts.switches
-        if switch.name in names.known and not switch.is_nvlink
+        if switch.name in names.nodes and not switch.is_nvlink
     }
     if called:
         notes.assume(f"{facts.source} has switches and nodes of one name; the switches are {shown(called.values())}")
@@ -139,7 +139,7 @@ def _wiring(facts: SourceFacts, names: Names, notes: Notes) -> Wiring:
 
 
 def _describe(
-    said: dict[str, list[NodeFacts]],
+    facts_of: dict[str, list[NodeFacts]],
     node: NodeFacts,
     wanted: Sequence[str] | None,
     notes: Notes,
@@ -149,41 +149,41 @@ def _describe(
 ) -> None:
     """Apply a text without names to the nodes that it describes; ``is_known``: others say which nodes there are."""
     if wanted is not None:
-        if is_known and (unknown := [name for name in wanted if name not in said]):
+        if is_known and (unknown := [name for name in wanted if name not in facts_of]):
             faults.add(None, f"no source names it; {node.place.source} cannot describe it", at=shown(unknown))
         for name in wanted:
-            said.setdefault(name, []).append(node)
+            facts_of.setdefault(name, []).append(node)
         return
-    if not said:
-        said[NAMELESS] = [node]
+    if not facts_of:
+        facts_of[NAMELESS] = [node]
         notes.assume(f"{node.place.source} names no node; it is called {NAMELESS}")
         return
-    are_known = any(each.devices is not None for nodes in said.values() for each in nodes)
-    alike = [name for name, nodes in said.items() if _may_describe(node, nodes, are_known)]
+    are_known = any(each.devices is not None for nodes in facts_of.values() for each in nodes)
+    alike = [name for name, nodes in facts_of.items() if _may_describe(node, nodes, are_known)]
     if not alike:
         what = "it" if node.devices is None else f"the node with {count_of(node.devices)}"
         faults.add(None, f"{what} is like none of the other sources; say which it is (--node)", at=str(node.place))
         return
     for name in alike:
-        said[name].append(node)
-    if len(said) > 1:
+        facts_of[name].append(node)
+    if len(facts_of) > 1:
         notes.assume(
             f"{shown(alike)} {'is' if len(alike) == 1 else 'are each'} as {node.place.source} describes one node"
         )
 
 
 def _may_describe(node: NodeFacts, nodes: Sequence[NodeFacts], are_known: bool) -> bool:
-    """Whether a node is like one whose ``nodes`` sources tell of; ``are_known``: some tell what devices nodes have."""
-    known = [each.devices for each in nodes if each.devices is not None]
-    if node.devices is None or not known:
+    """Return whether a node is like the one of ``nodes``; ``are_known``: some source lists devices of nodes."""
+    others = [each.devices for each in nodes if each.devices is not None]
+    if node.devices is None or not others:
         return not are_known
-    if len(known[0]) != len(node.devices):
+    if len(others[0]) != len(node.devices):
         return False
-    return all(agree(a.product, b.product) for a, b in zip(known[0], node.devices, strict=True))
+    return all(agree(a.product, b.product) for a, b in zip(others[0], node.devices, strict=True))
 
 
 def _measured(sources: Sequence[SourceFacts], names: Names) -> dict[str, Measured]:
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     for facts in sources:
         topology = facts.measured
         if topology is None:
@@ -192,8 +192,8 @@ def _measured(sources: Sequence[SourceFacts], names: Names) -> dict[str, Measure
         links |= {link.b: link for link in topology.links if link.a in topology.switches}
         for node in topology.nodes:
             here = Measured(facts.source, node.fabric, links.get(node.name))
-            found.setdefault(names.of(node.name), here)
-    return found
+            measured.setdefault(names.of(node.name), here)
+    return measured
 
 
 def _host(name: str, nodes: Sequence[NodeFacts], measured: Measured | None, contradictions: Contradictions) -> Host:
@@ -216,7 +216,7 @@ def _host(name: str, nodes: Sequence[NodeFacts], measured: Measured | None, cont
 
 
 def _check_links(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictions) -> None:
-    """NVLink between devices by one source, and PCIe alone by another."""
+    """Add a contradiction where one source has NVLink between devices, and another PCIe alone."""
     nvlink = [node for node in nodes if node.has_nvswitch or any(link.path == "nvlink" for link in node.device_links)]
     pcie = [node for node in nodes if node.device_links and node not in nvlink]
     if nvlink and pcie:
@@ -228,18 +228,18 @@ def _why_not_usable(nodes: Sequence[NodeFacts]) -> str:
 
 
 def _speeds(nics: Sequence[NicFacts]) -> tuple[int, int]:
-    """The source that says more of the cards counts."""
+    """Return a key that ranks network cards by how much their source states."""
     return sum(nic.bandwidth_bytes_per_s is not None for nic in nics), sum(bool(nic.near) for nic in nics)
 
 
 def _devices(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictions) -> tuple[DeviceFacts, ...] | None:
-    known = [(node.devices, node.place) for node in nodes if node.devices is not None]
-    if not known:
+    statements = [(node.devices, node.place) for node in nodes if node.devices is not None]
+    if not statements:
         return None
-    devices, place = known[0]
-    for others, other_place in known[1:]:
+    devices, place = statements[0]
+    for others, other_place in statements[1:]:
         pairs = list(zip(devices, others, strict=False))
-        words = next((found for found in map(against, pairs) if found), None)
+        words = next((difference for difference in map(against, pairs) if difference), None)
         if len(others) != len(devices):
             words = count_of(devices), count_of(others)
         if words is not None:
@@ -250,7 +250,7 @@ def _devices(name: str, nodes: Sequence[NodeFacts], contradictions: Contradictio
 
 
 def _device(a: DeviceFacts, b: DeviceFacts) -> DeviceFacts:
-    most = max((a, b), key=lambda each: (told_by(each.product), each.is_kind))
+    most = max((a, b), key=lambda each: (precision_of(each.product), each.is_kind))
     memory = [each for each in (a.memory_bytes, b.memory_bytes) if each is not None]
     return replace(
         most,
@@ -264,10 +264,10 @@ def _device(a: DeviceFacts, b: DeviceFacts) -> DeviceFacts:
 
 
 def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes) -> dict[str, Host]:
-    """Hosts with whole devices that may be used; the others are left out.
+    """Return the hosts with whole devices that may be used; the others are left out.
 
-    Where a source says devices of some hosts, others need ``devices_per_node``. Where none has a device, as Slurm has
-    it of a cluster without GPUs, all have that many: something else is meant, such as processors.
+    Where a source lists devices of some hosts, others need ``devices_per_node``. Where no host has a device, as Slurm
+    prints a cluster without GPUs, all have that many: processors, for example, are meant.
     """
     are_known = devices_per_node is None and any(host.devices is not None for host in hosts.values())
     if devices_per_node is not None and hosts and not any(host.devices for host in hosts.values()):
@@ -276,7 +276,7 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
                 f"sources count no device; a node has {devices_per_node}, as --devices-per-node says", uncounted
             )
         hosts = {name: replace(host, devices=None) for name, host in hosts.items()}
-    found = {}
+    usable_hosts = {}
     for name, host in hosts.items():
         if host.why_not_usable:
             notes.leave_out(name, host.why_not_usable)
@@ -289,8 +289,8 @@ def usable(hosts: Mapping[str, Host], devices_per_node: int | None, notes: Notes
                 name, "its devices are partitions (MIG, vGPU, or shared in time); plans are for whole devices"
             )
         else:
-            found[name] = _whole_only(host, notes)
-    return found
+            usable_hosts[name] = _whole_only(host, notes)
+    return usable_hosts
 
 
 def _whole_only(host: Host, notes: Notes) -> Host:

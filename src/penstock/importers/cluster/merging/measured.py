@@ -1,4 +1,4 @@
-"""What only a topology of Penstock's own has: its network, where no other source has one, and its kinds."""
+"""The network and kinds of a topology document of Penstock, used where no other source has them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from penstock.importers.cluster.merging.notes import Notes
 from penstock.schemas.topology import ClusterTopology, DeviceKind, Node
 
 
-def kinds_of(sources: Sequence[SourceFacts], given: Sequence[DeviceKind]) -> tuple[DeviceKind, ...]:
-    """How topologies cost the kinds that profiles lack, then as ``given``; of two that cost one kind, the first."""
-    said = [kind for facts in sources if facts.measured is not None for kind in facts.measured.kinds]
-    found: dict[str, DeviceKind] = {}
-    for kind in (*said, *given):
-        found.setdefault(kind.name, kind)
-    return tuple(found.values())
+def kinds_of(sources: Sequence[SourceFacts], option_kinds: Sequence[DeviceKind]) -> tuple[DeviceKind, ...]:
+    """Return the device kinds whose costs topologies state, then the options' kinds; the first of each name counts."""
+    source_kinds = [kind for facts in sources if facts.measured is not None for kind in facts.measured.kinds]
+    kinds: dict[str, DeviceKind] = {}
+    for kind in (*source_kinds, *option_kinds):
+        kinds.setdefault(kind.name, kind)
+    return tuple(kinds.values())
 
 
 def measured_network(
     sources: Sequence[SourceFacts], hosts: Sequence[str], joined: Mapping[str, str], notes: Notes
 ) -> dict[str, Any] | None:
-    """Switches and links, or the matrix, of the first topology that has all of these hosts; None without one.
+    """Return switches and links, or the matrix, of the first topology that has all of these hosts; None without one.
 
-    With them come the collectives that were measured, if any.
-    ``joined``: what hosts are called whose name is another one in some source.
+    The measured collectives come with them, if any. ``joined``: the hosts' names here for other names in some source.
     """
     for facts in sources:
         if facts.measured is None:
@@ -47,7 +46,7 @@ def measured_network(
 
 
 def _called(topology: ClusterTopology, joined: Mapping[str, str]) -> ClusterTopology:
-    """The topology with its nodes, and their devices, called as the hosts are."""
+    """Return the topology with its nodes and their devices renamed as the hosts."""
     new = {node.name: joined[node.name] for node in topology.nodes if node.name in joined}
     if not new:
         return topology

@@ -1,4 +1,4 @@
-"""Facts of several sources become one topology, with all that was assumed and left out.
+"""Facts of several sources become one topology, with all assumptions and everything left out.
 
 Nodes are joined by name (``joining``), what is inside each comes from facts, options and the table of devices
 (``inside``), what is between them from one source (``network``). The same sources give the same topology, byte by byte.
@@ -29,12 +29,12 @@ def merge(
     options: ImportOptions,
     most_devices: int | None = None,
 ) -> TopologyImported:
-    """One topology of all sources; ``described``: per source, the nodes that a text without names is about.
+    """Merge all sources into one topology; ``described``: per source, the nodes that a text without names is about.
 
     Raises InvalidDocument for contradictions, for nodes that no source has, where nothing is left, and with all that
     is missing; UnsupportedRequest for more than ``most_devices``.
     """
-    notes, given = Notes(), Options(options)
+    notes, device_options = Notes(), Options(options)
     joined = join(sources, described, notes)
     for sentence in (sentence for facts in sources for sentence in facts.assumptions):
         notes.assume(sentence)
@@ -49,13 +49,13 @@ def merge(
     hosts = {name: host for name, host in hosts.items() if name in reached}
     if not hosts:
         _refuse_nothing(notes)
-    inside = insides(hosts, given, notes)
+    inside = insides(hosts, device_options, notes)
     _refuse_more(sum(len(each.devices) for each in inside.values()), most_devices)
     wires = measured_network(sources, list(hosts), joined.names, notes) if net.is_unknown else None
     if wires is None:
         wires = links_of(net, inside, options, notes) if len(inside) == len(hosts) else {}
     notes.stop_if_missing()
-    for unused in given.unused():
+    for unused in device_options.unused():
         notes.assume(f"that devices are {unused} has no effect: the sources say what they are")
     assumptions = notes.assumptions(hosts)
     topology = ClusterTopology.parse(
@@ -69,7 +69,7 @@ def merge(
     )
     return TopologyImported.model_construct(
         topology=topology,
-        found=tuple(map(_found, sources)),
+        found=tuple(map(_source_row, sources)),
         assumptions=assumptions,
         left_out=notes.left_out(),
         free=_free(hosts),
@@ -78,19 +78,19 @@ def merge(
 
 
 def _with_nvlink_blocks(wirings: Sequence[Wiring]) -> tuple[Wiring, ...]:
-    """Blocks as NVLink domains. Raises InvalidDocument where no source has any."""
-    found = tuple(
+    """Return blocks as NVLink domains. Raises InvalidDocument where no source has any."""
+    with_blocks = tuple(
         replace(wiring, switches=tuple(replace(each, is_nvlink=each.layer == "block") for each in wiring.switches))
         for wiring in wirings
         if any(each.layer == "block" for each in wiring.switches)
     )
-    if not found:
+    if not with_blocks:
         raise InvalidDocument("no source has blocks that could be NVLink domains", remedy="leave --nvlink-blocks out")
     others = tuple(each for each in wirings if all(switch.layer != "block" for switch in each.switches))
-    return found + others
+    return with_blocks + others
 
 
-def _found(facts: SourceFacts) -> SourceFound:
+def _source_row(facts: SourceFacts) -> SourceFound:
     return SourceFound(
         source=facts.source,
         format=facts.format,  # type: ignore[arg-type]
@@ -101,9 +101,9 @@ def _found(facts: SourceFacts) -> SourceFound:
 
 
 def _node(name: str, inside: Inside) -> dict[str, Any]:
-    """Plain data: validated as a whole, which is many times faster than object by object."""
+    """Return plain data, which is validated as a whole: many times faster than object by object."""
     devices = [
-        {"id": f"{name}/{device}", **known.plain} for device, known in zip(inside.names, inside.devices, strict=True)
+        {"id": f"{name}/{device}", **entry.plain} for device, entry in zip(inside.names, inside.devices, strict=True)
     ]
     return {"name": name, "devices": devices, "fabric": inside.fabric}
 
@@ -140,7 +140,7 @@ def _free_only(hosts: Mapping[str, Host], notes: Notes) -> dict[str, Host]:
 
 
 def _free(hosts: Mapping[str, Host]) -> str | None:
-    """The hosts on which nothing runs; None where no source says what runs."""
+    """Return the hosts on which nothing runs; None where no source states what runs."""
     if all(host.busy_devices is None for host in hosts.values()):
         return None
     free = [name for name, host in hosts.items() if host.busy_devices == 0]

@@ -1,4 +1,4 @@
-"""The network between nodes: which source's counts, who hangs where, and links with bandwidths."""
+"""The network between nodes: which source counts, the place of each node, and links with bandwidths."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from penstock.schemas.topology import Link
 
 @dataclass
 class Tree:
-    """Switches with what hangs below them; ``given``: the bandwidth of a switch's links to its children."""
+    """Switches with everything below them; ``bandwidths``: of the links to a switch's children, if a source has it."""
 
     nodes: dict[str, list[str]] = field(default_factory=dict)
     switches: dict[str, list[str]] = field(default_factory=dict)
-    given: dict[str, int] = field(default_factory=dict)
+    bandwidths: dict[str, int] = field(default_factory=dict)
     root: str = ""
 
 
 @dataclass(frozen=True)
 class Network:
-    """How nodes hang together, without bandwidths where no source has them. ``domains``: NVLink beyond a node."""
+    """The connections of nodes, without bandwidths where no source has them. ``domains``: NVLink beyond a node."""
 
     tree: Tree | None = None
     cables: CableMap | None = None
@@ -44,11 +44,11 @@ class Network:
 
 
 def network(wirings: Sequence[Wiring], hosts: Iterable[str], notes: Notes) -> tuple[Network, set[str]]:
-    """The network of these hosts, and which of them it holds; the others are left out.
+    """Return the network of these hosts, and the hosts in it; the others are left out.
 
-    The first source with cables counts, or else the first one with switches; NVLink domains are those of the first
-    source that has some. Without any, nothing is left out and the network has neither tree nor cables. Raises
-    InvalidDocument for switches that make no tree, and for a host in two domains.
+    The first source with cables counts, or else the first one with switches. NVLink domains are from the first source
+    that has some. Without any, nothing is left out and the network has neither tree nor cables. Raises InvalidDocument
+    for switches that make no tree, and for a host in two domains.
     """
     here = list(dict.fromkeys(hosts))
     usable = [wiring for wiring in wirings if wiring.links or any(not each.is_nvlink for each in wiring.switches)]
@@ -62,27 +62,30 @@ def network(wirings: Sequence[Wiring], hosts: Iterable[str], notes: Notes) -> tu
         cables, reached = cable_map(chosen, here, notes)
     elif chosen is not None:
         tree, reached = _tree(chosen, here, notes)
-    taken = {*here, *(switch.name for wiring in usable for switch in wiring.switches if not switch.is_nvlink)}
-    return Network(tree, cables, _domains(wirings, reached, taken, notes)), reached
+    names_in_use = {*here, *(switch.name for wiring in usable for switch in wiring.switches if not switch.is_nvlink)}
+    return Network(tree, cables, _domains(wirings, reached, names_in_use, notes)), reached
 
 
-def _domains(wirings: Sequence[Wiring], hosts: set[str], taken: set[str], notes: Notes) -> dict[str, list[str]]:
-    """NVLink domains that join at least two hosts. Raises InvalidDocument for a host in two of them."""
+def _domains(wirings: Sequence[Wiring], hosts: set[str], names_in_use: set[str], notes: Notes) -> dict[str, list[str]]:
+    """Return NVLink domains that join at least two hosts. Raises InvalidDocument for a host in two of them."""
     sources = [wiring for wiring in wirings if any(switch.is_nvlink for switch in wiring.switches)]
     for other in sources[1:]:
         notes.assume(f"NVLink domains are those of {sources[0].source}; those of {other.source} are not used")
     faults = Faults("the NVLink domains")
     of: dict[str, str] = {}
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for switch in (each for wiring in sources[:1] for each in wiring.switches if each.is_nvlink):
         for node in switch.nodes:
             if of.setdefault(node, switch.name) != switch.name:
                 faults.add(None, f"it is in {of[node]!r} and in {switch.name!r} of {switch.place}", at=node)
-            elif node in hosts and node not in found.setdefault(switch.name, []):
-                found[switch.name].append(node)
+            elif node in hosts and node not in members.setdefault(switch.name, []):
+                members[switch.name].append(node)
     faults.stop()
-    joining = {name: nodes for name, nodes in found.items() if len(nodes) > 1}
-    return {(free_name(f"{name}-nvlink", taken) if name in taken else name): nodes for name, nodes in joining.items()}
+    joining = {name: nodes for name, nodes in members.items() if len(nodes) > 1}
+    return {
+        (free_name(f"{name}-nvlink", names_in_use) if name in names_in_use else name): nodes
+        for name, nodes in joining.items()
+    }
 
 
 def _tree(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Tree, set[str]]:
@@ -90,7 +93,7 @@ def _tree(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Tree, set
     switches = {switch.name: switch for switch in wiring.switches}
     faults = Faults(f"the switches of {wiring.source}")
     parent: dict[str, str] = {}
-    wanted, found = set(hosts), set[str]()
+    wanted, reached = set(hosts), set[str]()
     for switch in sorted(wiring.switches, key=lambda each: bool(each.switches)):
         below, nodes = _children(switch, switches)
         for name in below:
@@ -104,21 +107,21 @@ def _tree(wiring: Wiring, hosts: Sequence[str], notes: Notes) -> tuple[Tree, set
         if switch.is_nvlink:
             continue
         tree.switches[switch.name] = [name for name in below if name in switches]
-        tree.nodes[switch.name] = [node for node in nodes if node in wanted and node not in found]
-        found.update(tree.nodes[switch.name])
+        tree.nodes[switch.name] = [node for node in nodes if node in wanted and node not in reached]
+        reached.update(tree.nodes[switch.name])
         if switch.bandwidth_bytes_per_s is not None:
-            tree.given[switch.name] = switch.bandwidth_bytes_per_s
+            tree.bandwidths[switch.name] = switch.bandwidth_bytes_per_s
     _refuse_cycles(parent, switches, faults)
     faults.stop()
     for host in hosts:
-        if host not in found:
+        if host not in reached:
             notes.leave_out(host, f"it hangs on no switch of {wiring.source}")
     _close(tree, [name for name in tree.nodes if name not in parent], wiring, hosts, notes)
-    return tree, found
+    return tree, reached
 
 
 def _children(switch: SwitchFacts, switches: Mapping[str, SwitchFacts]) -> tuple[list[str], list[str]]:
-    """Switches and nodes right below; the nodes of an NVLink domain hang on what is above it with their cards."""
+    """Return switches and nodes right below; the nodes of an NVLink domain hang on its parent with their cards."""
     below, nodes = [], list(switch.nodes)
     for name in switch.switches:
         if name in switches and switches[name].is_nvlink:
@@ -165,7 +168,7 @@ def _close(tree: Tree, roots: list[str], wiring: Wiring, hosts: Sequence[str], n
 
 
 def _counts(tree: Tree, roots: Sequence[str]) -> dict[str, int]:
-    """The nodes below each switch."""
+    """Return the number of nodes below each switch."""
     counts: dict[str, int] = {}
     for name in reversed(_downwards(tree, roots)):
         counts[name] = len(tree.nodes[name]) + sum(counts[below] for below in tree.switches[name])
@@ -173,7 +176,7 @@ def _counts(tree: Tree, roots: Sequence[str]) -> dict[str, int]:
 
 
 def _downwards(tree: Tree, roots: Sequence[str]) -> list[str]:
-    """All switches, each before those below it."""
+    """Return all switches, each before those below it."""
     order = list(roots)
     for name in order:
         order += tree.switches[name]
@@ -184,7 +187,7 @@ def _downwards(tree: Tree, roots: Sequence[str]) -> list[str]:
 
 
 def links_of(net: Network, insides: Mapping[str, Inside], options: ImportOptions, notes: Notes) -> dict[str, Any]:
-    """Switches and links of a topology. What is missing of network cards is noted, and then there are none."""
+    """Return switches and links of a topology. Missing network cards are noted; then both lists are empty."""
     switches, links = _links_of(net, insides, options, notes) if len(insides) > 1 else ([], [])
     return {"switches": switches, "links": links}
 
@@ -205,24 +208,24 @@ def _links_of(
         tree = Tree(nodes={top: list(insides)}, switches={top: []}, root=top)
         notes.assume("no source says how nodes are joined; one switch with the bandwidth of their cards is assumed")
     if tree is not None:
-        names, found = _downwards(tree, [tree.root]), _tree_links(tree, insides, cards, lanes, options, notes)
+        names, node_links = _downwards(tree, [tree.root]), _tree_links(tree, insides, cards, lanes, options, notes)
     else:
         assert net.cables is not None
         latency_ns = {name: inside.cards.latency_ns for name, inside in insides.items()}
         devices = {name: len(inside.devices) for name, inside in insides.items()}
-        names, found = net.cables.links(cards, devices, latency_ns, notes)
+        names, node_links = net.cables.links(cards, devices, latency_ns, notes)
     assumed = {name: inside.cards.latency_ns for name, inside in insides.items() if inside.cards.is_latency_assumed}
-    for name, late in assumed.items() if found else ():
+    for name, late in assumed.items() if node_links else ():
         notes.assume(f"a node's link adds {late / 1000:g} µs: assumed", [name])
-    if any(link.latency_ns == SWITCH_LATENCY_NS and link.a not in insides for link in found):
+    if any(link.latency_ns == SWITCH_LATENCY_NS and link.a not in insides for link in node_links):
         notes.assume(f"each link between switches adds {SWITCH_LATENCY_NS / 1000:g} µs: assumed")
-    return switches + names, links + found
+    return switches + names, links + node_links
 
 
 def _all_cards(
     insides: Mapping[str, Inside], not_needed: set[str], notes: Notes
 ) -> tuple[dict[str, int], dict[str, int | None]] | None:
-    """All cards of each node together, bytes a second in one direction, and their lanes.
+    """Return the one-way bandwidth of all cards of each node together, in bytes per second, and their lanes.
 
     None where some are missing, which is noted.
     """
@@ -234,13 +237,13 @@ def _all_cards(
     lanes = {name: inside.cards.lanes for name, inside in insides.items()}
     complete = True
     for names in alike.values():
-        said: list[str] = []
-        usual = usual_cards(insides[names[0]].devices, said)
+        sentences: list[str] = []
+        usual = usual_cards(insides[names[0]].devices, sentences)
         if usual is None:
             notes.miss("the bandwidth of a node's network cards", "--nic 400Gbit/s (options.nic_bytes_per_s)", names)
             complete = False
         else:
-            notes.assume(said[0], names)
+            notes.assume(sentences[0], names)
             cards |= dict.fromkeys(names, usual[0])
             lanes |= dict.fromkeys(names, usual[1])
     return (cards, lanes) if complete else None
@@ -282,13 +285,13 @@ def _tree_links(
     links: list[Link] = []
     for name in order:
         for node in tree.nodes[name]:
-            together = (tree.given[name], None) if name in tree.given else (cards[node], lanes[node])
+            together = (tree.bandwidths[name], None) if name in tree.bandwidths else (cards[node], lanes[node])
             links += _node_links(node, name, insides[node], *together)
     for name in order:
         for below in tree.switches[name]:
-            width = tree.given.get(name, max(1, int(below_of[below] / options.oversubscription)))
+            width = tree.bandwidths.get(name, max(1, int(below_of[below] / options.oversubscription)))
             links.append(Link(a=below, b=name, bandwidth_bytes_per_s=width, latency_ns=SWITCH_LATENCY_NS))
-    if any(below for name, below in tree.switches.items() if name not in tree.given):
+    if any(below for name, below in tree.switches.items() if name not in tree.bandwidths):
         ratio = options.oversubscription
         share = "" if ratio == 1 else f", divided by {ratio:g} as --oversubscription says"
         notes.assume(f"a switch's link upwards carries what the cards of these nodes below it do{share}")
@@ -297,7 +300,7 @@ def _tree_links(
 
 def _node_links(node: str, switch: str, inside: Inside, width: int, lanes: int | None) -> list[Link]:
     late = inside.cards.latency_ns
-    if inside.cards.own:
-        own = zip(inside.names, inside.cards.own, strict=True)
-        return [Link(a=f"{node}/{name}", b=switch, bandwidth_bytes_per_s=each, latency_ns=late) for name, each in own]
+    if inside.cards.per_device:
+        cards = zip(inside.names, inside.cards.per_device, strict=True)
+        return [Link(a=f"{node}/{name}", b=switch, bandwidth_bytes_per_s=each, latency_ns=late) for name, each in cards]
     return [Link(a=node, b=switch, bandwidth_bytes_per_s=width, latency_ns=late, lanes=lanes)]

@@ -1,4 +1,4 @@
-"""What an import reports in addition to its topology: what was assumed, what was left out, what is missing."""
+"""The notes of an import beside its topology: assumptions, nodes left out, and missing facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 200
 
 
 class Notes:
-    """Sentences about nodes; said of many nodes at once, they become one sentence with a hostlist."""
+    """Sentences about nodes; a sentence about many nodes appears once, with a hostlist."""
 
     def __init__(self) -> None:
         self._general: list[str] = []
@@ -21,7 +21,7 @@ class Notes:
         self._missing: dict[tuple[str, str], list[str]] = {}
 
     def assume(self, sentence: str, nodes: Iterable[str] = ()) -> None:
-        """Something that no source says; of these nodes, or of the whole."""
+        """Note an assumption that no source states; of these nodes, or of the whole."""
         nodes = list(nodes)
         if nodes:
             self._of_nodes.setdefault(sentence, []).extend(nodes)
@@ -29,11 +29,11 @@ class Notes:
             self._general.append(sentence)
 
     def leave_out(self, node: str, why: str) -> None:
-        """A node that is no part of the topology."""
+        """Note a node that is no part of the topology."""
         self._left_out.setdefault(why, []).append(node)
 
     def miss(self, what: str, option: str, nodes: Iterable[str]) -> None:
-        """Something that has to be known of these nodes, and the option that says it."""
+        """Note a fact of these nodes that is missing, and the option that states it."""
         self._missing.setdefault((what, option), []).extend(nodes)
 
     def stop_if_missing(self) -> None:
@@ -53,12 +53,12 @@ class Notes:
         )
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Nodes by the reason why, the most of them first."""
+        """Return the nodes by the reason why they are left out, the most frequent reason first."""
         groups = sorted(self._left_out.items(), key=lambda each: (-len(each[1]), each[0]))
         return tuple(LeftOut(nodes=shown(nodes), count=len(nodes), why=why) for why, nodes in groups)
 
     def assumptions(self, all_nodes: Iterable[str]) -> tuple[str, ...]:
-        """All sentences; those of every node do not list them."""
+        """Return all sentences; a sentence about every node does not list them."""
         everybody = set(all_nodes)
         return (*self._general, *(_of(nodes, sentence, everybody) for sentence, nodes in self._of_nodes.items()))
 
@@ -72,7 +72,7 @@ def _of(nodes: list[str], sentence: str, everybody: set[str]) -> str:
 
 
 def shown(nodes: Iterable[str]) -> str:
-    """The nodes as a hostlist; names that no hostlist can say are listed."""
+    """Return the nodes as a hostlist; names that no hostlist can have are listed."""
     try:
         return fold(nodes)
     except InvalidDocument:

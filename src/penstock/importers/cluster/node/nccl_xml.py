@@ -4,7 +4,7 @@ Dumped files (``NCCL_TOPO_DUMP_FILE``) have ``<gpu>`` and ``<net>`` in their PCI
 for ``NCCL_TOPO_FILE`` have bare PCI devices, which are recognised by their class. ``<c2c>`` joins a device to its
 processor, not to other devices, and is not read.
 
-.. [1] NCCL, ``src/graph/xml.cc`` and ``topo.cc``: the elements and attributes; ``speed`` of a net is Mbit/s; the class
+.. [1] NCCL, ``src/graph/xml.cc`` and ``topo.cc``: the elements and attributes. ``speed`` of a net is Mbit/s. The class
    of an NVLink's other end is 0x068000 for a switch. RCCL writes ``<xgmi>`` in the place of ``<nvlink>``.
 .. [2] PCI code and ID assignment: classes 0x0300, 0x0302, 0x0380 (display), 0x1200 (accelerator), 0x0200 (Ethernet),
    0x0207 (InfiniBand).
@@ -43,11 +43,11 @@ _MOST_MBIT_PER_S = 10**7
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """A device: where it hangs in the tree, and the element that says its links, if there is one."""
+    """A device: its place in the tree, and the ``<gpu>`` element with its links, if there is one."""
 
     index: int
     at: Element
-    said: Element | None
+    element: Element | None
 
     @property
     def address(self) -> str | None:
@@ -57,7 +57,7 @@ class _Gpu:
 
 @dataclass(slots=True)
 class _NvLinks:
-    """NVLinks by pair of devices and into a switch by device, each with the element that says it."""
+    """NVLinks by pair of devices and into a switch by device, each with its element."""
 
     pairs: dict[tuple[int, int], tuple[int, Element]]
     switched: dict[int, int]
@@ -66,7 +66,7 @@ class _NvLinks:
 
 
 def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
-    """The devices of a node, how they reach each other, and its network cards; the node has no name here.
+    """Read the devices of a node, how they reach each other, and its network cards; the node has no name here.
 
     Raises InvalidDocument with all faults by line and column.
     """
@@ -88,7 +88,7 @@ def read_nccl_xml(text: str, source: str = "nccl-topo.xml") -> SourceFacts:
                 index=gpu.index,
                 bus_id=gpu.address,
                 pcie_bandwidth_bytes_per_s=bandwidths.get(id(gpu.at)),
-                is_partition=gpu.said is not None and "mlopart" in gpu.said.attributes,
+                is_partition=gpu.element is not None and "mlopart" in gpu.element.attributes,
             )
             for gpu in gpus
         ),
@@ -114,7 +114,7 @@ def _check_host(root: Element, faults: Faults) -> None:
 
 
 def _check_size(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> None:
-    """Every device is looked at from every other and from every card."""
+    """Refuse more devices and cards than a node has: each device is compared with every other and every card."""
     parts = sum(1 for tag in ("pci", "net") for _ in root.below(tag))
     if len(gpus) > MOST_DEVICES or parts > MOST_PARTS:
         detail = f"{len(gpus)} devices among {parts} PCI devices and cards are more than a node has"
@@ -139,27 +139,27 @@ def _class(pci: Element) -> int | None:
 
 
 def _gpus(root: Element, faults: Faults) -> list[_Gpu]:
-    """The devices in the order of their indices: as the file counts, else in the order of their addresses."""
-    said = list(root.below("gpu"))
-    if not said:
+    """Return the devices in the order of their indices in the file, else in the order of their addresses."""
+    elements = list(root.below("gpu"))
+    if not elements:
         bare = [pci for pci in root.below("pci") if _class(pci) in _DEVICE_CLASSES]
         if not bare:
             detail = "there is no device: neither a <gpu> nor a <pci> of a display or accelerator class (0x030200)"
             faults.add(root.line, detail, column=root.column)
         bare.sort(key=lambda pci: _address_order(pci.attributes.get("busid", "")))
         return [_Gpu(index, pci, None) for index, pci in enumerate(bare)]
-    found: dict[int, _Gpu] = {}
-    for gpu in said:
+    gpus: dict[int, _Gpu] = {}
+    for gpu in elements:
         index = _number(gpu, "dev", faults)
         at = gpu.parent if gpu.parent is not None and gpu.parent.tag == "pci" else gpu
         if index is None:
             continue
-        if index in found and found[index].at is not at:
-            before = found[index].said or found[index].at
+        if index in gpus and gpus[index].at is not at:
+            before = gpus[index].element or gpus[index].at
             faults.add(gpu.line, f"dev {index} stands already in line {before.line}", column=gpu.column)
         # Several ranks on one device, or parts of one, repeat it.
-        found.setdefault(index, _Gpu(index, at, gpu))
-    return [found[index] for index in sorted(found)]
+        gpus.setdefault(index, _Gpu(index, at, gpu))
+    return [gpus[index] for index in sorted(gpus)]
 
 
 def _address_order(address: str) -> tuple[int, str]:
@@ -177,7 +177,7 @@ def _number(element: Element, key: str, faults: Faults, most: int = 10**6) -> in
 
 
 def _bandwidth(pci: Element, faults: Faults) -> int | None:
-    """Of the link from a PCI device towards the processor."""
+    """Return the bandwidth of the link from a PCI device towards the processor."""
     if not pci.attributes.get("link_speed", "").strip() or not pci.attributes.get("link_width"):
         return None
     width = _number(pci, "link_width", faults)
@@ -195,7 +195,7 @@ def _nvlinks(gpus: Sequence[_Gpu], faults: Faults) -> _NvLinks:
     by_target = {gpu.address: gpu.index for gpu in gpus if gpu.address} | {str(gpu.index): gpu.index for gpu in gpus}
     links = _NvLinks({}, {})
     for gpu in gpus:
-        for link in gpu.said.children if gpu.said is not None else ():
+        for link in gpu.element.children if gpu.element is not None else ():
             if link.tag not in _LINKS:
                 continue
             count = _number(link, "count", faults, _MOST_LINKS)
@@ -231,20 +231,20 @@ def _check_both_ways(links: _NvLinks, faults: Faults) -> None:
 
 
 def _check_switched(gpus: Sequence[_Gpu], links: _NvLinks, faults: Faults) -> None:
-    """A device whose links into the switch are down is left out of the file's links; NCCL is silent on it."""
+    """Report a device whose links into the switch are down: the file leaves them out, and NCCL does not report it."""
     for gpu in gpus:
-        if links.switched and gpu.index not in links.switched and gpu.said is not None:
+        if links.switched and gpu.index not in links.switched and gpu.element is not None:
             many = max(links.switched.values())
             detail = (
                 f"dev {gpu.index} has no link into the NVLink switch, where others have {many}; see "
                 "`nvidia-smi nvlink -s`, and dump the topology again"
             )
-            faults.add(gpu.said.line, detail, column=gpu.said.column)
+            faults.add(gpu.element.line, detail, column=gpu.element.column)
 
 
 def _links(gpus: Sequence[_Gpu], nvlinks: _NvLinks, bandwidths: Mapping[int, int | None]) -> Iterator[DeviceLinkFacts]:
-    """None where the file leaves NVLink to the driver: their PCI devices may well not be all that joins them."""
-    for a, b in combinations([gpu for gpu in gpus if gpu.said is not None], 2):
+    """Yield the links between devices; none where the file leaves NVLink to the driver: PCI may not be all there is."""
+    for a, b in combinations([gpu for gpu in gpus if gpu.element is not None], 2):
         ends = (a.index, b.index)
         direct = nvlinks.pairs.get(ends) or nvlinks.pairs.get((b.index, a.index))
         if direct and direct[0]:
@@ -262,13 +262,13 @@ def _links(gpus: Sequence[_Gpu], nvlinks: _NvLinks, bandwidths: Mapping[int, int
 def _over_pci(
     a: Element, b: Element, bandwidths: Mapping[int, int | None]
 ) -> tuple[Literal["pcie-switch", "pcie", "host-bridge", "socket"], int | None]:
-    """Where the ways of two devices meet, and the narrowest link on them. What joins processors is not in the file."""
+    """Return where the paths of two devices meet, and the narrowest link on them, without links between processors."""
     top = _common_ancestor(a, b)
     if top.tag == "system":
         return "socket", None
     way = [one for end in (a, b) for one in (*end.ancestors(), end) if one.tag == "pci" and not _is_around(one, top)]
-    known = [bandwidth for one in way if (bandwidth := bandwidths.get(id(one))) is not None]
-    narrowest = min(known) if known and len(known) == len(way) else None
+    rates = [bandwidth for one in way if (bandwidth := bandwidths.get(id(one))) is not None]
+    narrowest = min(rates) if rates and len(rates) == len(way) else None
     if top.tag != "pci":
         return "host-bridge", narrowest
     return ("pcie-switch" if len(way) <= 2 else "pcie"), narrowest
@@ -284,7 +284,7 @@ def _is_around(element: Element, top: Element) -> bool:
 
 
 def _nics(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> Iterator[NicFacts]:
-    """Cards by ``<net>``; in a file without, PCI devices of a network class."""
+    """Yield the cards of ``<net>`` elements; in a file without any, PCI devices of a network class."""
     nets = list(root.below("net"))
     seen: set[tuple[str, str]] = set()
     for net in nets:
@@ -300,14 +300,14 @@ def _nics(root: Element, gpus: Sequence[_Gpu], faults: Faults) -> Iterator[NicFa
 
 
 def _near(card: Element, gpus: Sequence[_Gpu]) -> tuple[int, ...]:
-    """The devices whose way to the card is the shortest; none where all lead over another processor."""
+    """Return the devices with the shortest path to the card; none where all paths cross to another processor."""
     depths = {gpu.index: len(_common_ancestor(card, gpu.at).ancestors()) for gpu in gpus}
     deepest = max(depths.values(), default=0)
     return tuple(index for index, depth in depths.items() if depth == deepest) if deepest else ()
 
 
 def _assumptions(root: Element, gpus: Sequence[_Gpu], nvlinks: _NvLinks) -> Iterator[str]:
-    if gpus and gpus[0].said is None:
+    if gpus and gpus[0].element is None:
         yield f"a file without <gpu>: {len(gpus)} PCI devices of a display class count in the order of their addresses"
         yield "a file without <gpu> says nothing of NVLink, so not how devices reach each other"
     if nvlinks.outside:
@@ -315,5 +315,5 @@ def _assumptions(root: Element, gpus: Sequence[_Gpu], nvlinks: _NvLinks) -> Iter
     if nvlinks.to_itself:
         yield f"{nvlinks.to_itself} NVLinks lead from a device to itself, as in files of clouds; they do not count"
     silent = [pci for pci in root.below("pci") if _class(pci) in _DEVICE_CLASSES and pci.find("gpu") is None]
-    if gpus and gpus[0].said is not None and silent:
+    if gpus and gpus[0].element is not None and silent:
         yield f"{len(silent)} devices without a <gpu> are left out: the run that wrote the file did not use them"

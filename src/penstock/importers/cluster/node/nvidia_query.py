@@ -1,4 +1,4 @@
-"""``nvidia-smi -q -x``: the devices of one node, their memory, their PCIe links and whether they are divided.
+"""The output of ``nvidia-smi -q -x``: the devices of one node, their memory, PCIe links and partitions.
 
 The drivers' files differ from release to release (``nvsmi_device_v4.dtd`` to ``v12``); what is read here has kept its
 name, and what a driver does not know is ``N/A``.
@@ -24,26 +24,26 @@ _NO_CLUSTER = re.compile(r"[0-]*|N/A")
 
 
 def read_nvidia_query(text: str, source: str = "nvidia-smi -q -x") -> SourceFacts:
-    """The devices of a node; it has no name here. Partitions take the place of a device in MIG mode.
+    """Read the devices of a node; it has no name here. Partitions take the place of a device in MIG mode.
 
     Raises InvalidDocument with all faults by line and column.
     """
     faults = Faults(f"the XML of nvidia-smi {source!r}")
     root = read_xml(text, faults, root="nvidia_smi_log", is_instead=ROOTS)
-    found = list(root.below("gpu"))
-    if not found:
+    gpus = list(root.below("gpu"))
+    if not gpus:
         faults.add(root.line, "there is no <gpu> in it", column=root.column)
-    _check_count(root, len(found), faults)
+    _check_count(root, len(gpus), faults)
     devices: list[DeviceFacts] = []
-    for gpu in found:
+    for gpu in gpus:
         devices += _devices(gpu, len(devices), faults)
-    _check_addresses(found, faults)
-    _check_fabric(found, faults)
+    _check_addresses(gpus, faults)
+    _check_fabric(gpus, faults)
     faults.stop()
     node = NodeFacts(
-        name="", place=Place(source, line=root.line), devices=tuple(devices), has_nvswitch=_has_nvswitch(found)
+        name="", place=Place(source, line=root.line), devices=tuple(devices), has_nvswitch=_has_nvswitch(gpus)
     )
-    domains = sorted({domain for gpu in found if (domain := _domain(gpu))})
+    domains = sorted({domain for gpu in gpus if (domain := _domain(gpu))})
     assumptions = [
         f"the node is in the NVLink domain {domain}; this does not say which others are" for domain in domains
     ]
@@ -79,26 +79,26 @@ def _devices(gpu: Element, index: int, faults: Faults) -> list[DeviceFacts]:
 
 
 def _text(element: Element, path: str) -> str | None:
-    found = element.find(path)
-    return found.text if found is not None and found.text and found.text != "N/A" else None
+    child = element.find(path)
+    return child.text if child is not None and child.text and child.text != "N/A" else None
 
 
 def _memory(element: Element, faults: Faults) -> int | None:
-    """The whole of it, also where the driver keeps a part for itself."""
-    found = element.find("fb_memory_usage/total")
-    if found is None or found.text in ("N/A", ""):
+    """Return the whole memory, including the part that the driver keeps for itself."""
+    total = element.find("fb_memory_usage/total")
+    if total is None or total.text in ("N/A", ""):
         return None
-    match = _MEMORY.fullmatch(found.text)
+    match = _MEMORY.fullmatch(total.text)
     if match is None or not int(match[1]):
         faults.add(
-            found.line, f"the memory has to be such as 81559 MiB; it is {found.text[:40]!r}", column=found.column
+            total.line, f"the memory has to be such as 81559 MiB; it is {total.text[:40]!r}", column=total.column
         )
         return None
     return int(match[1]) * _MIB
 
 
 def _pcie(gpu: Element, faults: Faults) -> int | None:
-    """At its best: an idle device lowers its link."""
+    """Return the bandwidth of the best link: an idle device lowers its link."""
     info = gpu.find("pci/pci_gpu_link_info")
     generation, width = (info.find(path) if info else None for path in _BEST)
     if generation is None or width is None or "N/A" in (generation.text, width.text):
@@ -116,9 +116,9 @@ def _pcie(gpu: Element, faults: Faults) -> int | None:
 _BEST = ("pcie_gen/max_link_gen", "link_widths/max_link_width")
 
 
-def _has_nvswitch(found: list[Element]) -> bool | None:
-    """A fabric manager joined the devices, so there is a switch; without one, older devices may have one even so."""
-    return True if found and all(_text(gpu, "fabric/state") == "Completed" for gpu in found) else None
+def _has_nvswitch(gpus: list[Element]) -> bool | None:
+    """Return True where a fabric manager joined the devices, so that there is a switch; None where that is open."""
+    return True if gpus and all(_text(gpu, "fabric/state") == "Completed" for gpu in gpus) else None
 
 
 def _check_fabric(gpus: list[Element], faults: Faults) -> None:
@@ -136,21 +136,21 @@ def _check_fabric(gpus: list[Element], faults: Faults) -> None:
 
 
 def _domain(gpu: Element) -> str | None:
-    """``<ClusterUUID>.<CliqueId>`` of NVLink beyond the node, as GPU feature discovery writes it."""
+    """Return the NVLink domain beyond the node, ``<ClusterUUID>.<CliqueId>``, as GPU feature discovery writes it."""
     cluster, clique = _text(gpu, "fabric/clusterUuid"), _text(gpu, "fabric/cliqueId")
     return f"{cluster}.{clique}" if cluster and clique and not _NO_CLUSTER.fullmatch(cluster) else None
 
 
-def _check_count(root: Element, found: int, faults: Faults) -> None:
+def _check_count(root: Element, count: int, faults: Faults) -> None:
     attached = root.find("attached_gpus")
-    if attached is not None and attached.text.isdecimal() and int(attached.text[:6]) != found:
-        detail = f"attached_gpus is {attached.text[:6]}, and there are {found} <gpu>"
+    if attached is not None and attached.text.isdecimal() and int(attached.text[:6]) != count:
+        detail = f"attached_gpus is {attached.text[:6]}, and there are {count} <gpu>"
         faults.add(attached.line, f"{detail}; give the output of `nvidia-smi -q -x` whole", column=attached.column)
 
 
-def _check_addresses(found: list[Element], faults: Faults) -> None:
+def _check_addresses(gpus: list[Element], faults: Faults) -> None:
     first: dict[str, Element] = {}
-    for gpu in found:
+    for gpu in gpus:
         address = one_address(_text(gpu, "pci/pci_bus_id") or gpu.attributes.get("id") or "")
         if address and address in first:
             detail = f"the device {address} stands already in line {first[address].line}"

@@ -1,4 +1,4 @@
-"""``nvidia-smi topo -m``: how the devices and network cards of one node reach each other.
+"""The output of ``nvidia-smi topo -m``: how the devices and network cards of one node reach each other.
 
 .. [1] Its legend: X, NV# (# NVLinks), PIX (one PCIe bridge), PXB (several), PHB (a host bridge), NODE (several host
    bridges of a NUMA node), SYS (between NUMA nodes; SOC in old drivers), C2C (chip to chip).
@@ -39,12 +39,12 @@ _PATHS: dict[str, Literal["nvlink", "pcie-switch", "pcie", "host-bridge", "socke
     "SOC": "socket",
 }
 _DISTANCE = ("C2C", "PIX", "PXB", "PHB", "NODE")
-"""From near to far; what is not among them (SYS) is near to nothing."""
+"""Paths from near to far; a path that is not among them (SYS) is near to nothing."""
 _GLUED_NAMES = re.compile(r"(?:(?:GPU|NIC|mlx[0-9]_)[0-9]+){2,}")
 _GLUED_NAME = re.compile(r"(?:GPU|NIC|mlx[0-9]_)[0-9]+")
 _GLUED_PATHS = re.compile(r"(?:NV[0-9]+|PIX|PXB|PHB|NODE|SYS|SOC|C2C){2,}")
 _AGAIN = "a tab was lost, as terminals do where a line wraps; take the text again with `nvidia-smi topo -m > topo.txt`"
-_KNOWN = "X, NV1 … NV99, PIX, PXB, PHB, NODE, SYS, SOC, C2C"
+_PATH_NAMES = "X, NV1 … NV99, PIX, PXB, PHB, NODE, SYS, SOC, C2C"
 
 
 class _Cell(NamedTuple):
@@ -77,7 +77,7 @@ class _Matrix:
 
 
 def read_nvidia_topo(text: str, source: str = "nvidia-smi topo -m") -> SourceFacts:
-    """The devices of a node, the links between them, and which cards are near to which.
+    """Read the devices of a node, the links between them, and which cards are near to which.
 
     The node has no name here. Raises InvalidDocument with all faults by line and column; among them a matrix that is
     cut off or not symmetric.
@@ -103,7 +103,7 @@ def read_nvidia_topo(text: str, source: str = "nvidia-smi topo -m") -> SourceFac
 
 
 def _read_matrix(lines: Sequence[str], faults: Faults) -> _Matrix:
-    """The first matrix of the text; a second one is a fault, as the two would be of different nodes."""
+    """Return the first matrix of the text; a second one is a fault, as the two would be of different nodes."""
     headers = [number for number, line in enumerate(lines) if _is_header(line)]
     if not headers:
         beginning = next((line.strip() for line in lines if line.strip()), "")
@@ -145,7 +145,7 @@ def _words(line: str) -> Iterator[_Cell]:
 
 
 def _cells(line: str) -> Iterator[_Cell]:
-    """Cells between tabs where there are tabs (a cell may be empty), else between blanks."""
+    """Yield the cells between tabs where there are tabs (a cell may be empty), else between blanks."""
     if "\t" not in line:
         yield from _words(line)
         return
@@ -193,7 +193,7 @@ def _check_cells(matrix: _Matrix, faults: Faults) -> None:
             back = matrix.cell(b, a) if b in matrix.rows else there
             line = matrix.rows[a].line
             if not _is_path(there.text):
-                wrong = f"{there.text[:20]!r} is none of {_KNOWN}" if there.text else "it is empty"
+                wrong = f"{there.text[:20]!r} is none of {_PATH_NAMES}" if there.text else "it is empty"
                 faults.add(line, f"{a} to {b}: {wrong}", column=there.column)
             elif (a == b) != (there.text == "X"):
                 wanted = "has to be X, itself" if a == b else "cannot be X, which means itself"
@@ -216,16 +216,16 @@ def _links(matrix: _Matrix) -> Iterator[DeviceLinkFacts]:
 
 
 def _near(matrix: _Matrix, card: str) -> tuple[int, ...]:
-    """The devices on the shortest way to a card; none where all are beyond the NUMA node."""
+    """Return the devices on the shortest path to a card; none where all are beyond the NUMA node."""
     codes = {index: matrix.cell(name, card).text for name, index in matrix.devices.items()}
     for code in _DISTANCE:
-        if found := tuple(sorted(index for index, one in codes.items() if one == code)):
-            return found
+        if nearest := tuple(sorted(index for index, one in codes.items() if one == code)):
+            return nearest
     return ()
 
 
 def _legend(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """What the cards are called, from ``NIC Legend:`` (newer drivers number the columns)."""
+    """Yield the names of the cards, from ``NIC Legend:`` (newer drivers number the columns)."""
     for line in lines:
         if entry := _LEGEND_ENTRY.fullmatch(line):
             yield entry[1], entry[2]

@@ -1,4 +1,4 @@
-"""PCI Express: what a link carries in one direction, and addresses in one spelling."""
+"""PCI Express: the bandwidth of a link in one direction, and addresses in one spelling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LANES = 32
 
 
 def link_bandwidth(rate: str, lanes: int) -> int | None:
-    """Bytes per second of a link with ``lanes`` lanes; ``rate`` such as ``16.0 GT/s PCIe``. None: neither is known.
+    """Return bytes per second of a link; ``rate`` is such as ``16.0 GT/s PCIe``. None: rate or lanes are unknown.
 
     Raises ValueError for a rate that no PCI Express has, or more than MOST_LANES lanes.
     """
@@ -21,13 +21,13 @@ def link_bandwidth(rate: str, lanes: int) -> int | None:
         return None
     match = _RATE.fullmatch(rate.strip())
     if match is None or float(match[1]) not in _FRACTION_OF_BITS:
-        known = ", ".join(f"{each:g} GT/s" for each in _FRACTION_OF_BITS)
-        raise ValueError(f"{rate!r} is no rate of PCI Express; there are {known}")
+        rates = ", ".join(f"{each:g} GT/s" for each in _FRACTION_OF_BITS)
+        raise ValueError(f"{rate!r} is no rate of PCI Express; there are {rates}")
     return _bandwidth(float(match[1]), lanes)
 
 
 def generation_bandwidth(generation: int, lanes: int) -> int:
-    """Bytes per second of a link of a generation (1 to 6). Raises ValueError for others."""
+    """Return bytes per second of a link of a generation (1 to 6). Raises ValueError for others."""
     if generation not in _GENERATION_GT_PER_S:
         raise ValueError(f"{generation} is no generation of PCI Express; there are 1 to {max(_GENERATION_GT_PER_S)}")
     return _bandwidth(_GENERATION_GT_PER_S[generation], lanes)
@@ -41,7 +41,7 @@ def _bandwidth(gt_per_s: float, lanes: int) -> int:
 
 
 def one_address(address: str) -> str:
-    """A PCI address as ``domain:bus:device.function``, in small letters, the domain with four digits or more.
+    """Return a PCI address as ``domain:bus:device.function`` in small letters, the domain with four digits or more.
 
     Drivers write domains with eight digits and NCCL with four; what is no address comes back as it is.
     """

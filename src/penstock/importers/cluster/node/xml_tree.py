@@ -17,7 +17,7 @@ from penstock.importers.lines import Faults
 
 MOST_LEVELS = 64
 _CUT_OFF = ("unclosed token", "no element found", "unclosed CDATA section")
-"""What expat says where a text ends too early."""
+"""Messages of expat for a text that ends too early."""
 
 
 @dataclass(slots=True)
@@ -33,21 +33,21 @@ class Element:
     children: list[Element] = field(default_factory=list)
 
     def below(self, tag: str) -> Iterator[Element]:
-        """All elements of a tag below this one, in the order of the text."""
+        """Yield all elements of a tag below this one, in the order of the text."""
         for child in self.children:
             if child.tag == tag:
                 yield child
             yield from child.below(tag)
 
     def find(self, path: str) -> Element | None:
-        """The first element at ``a/b/c`` below this one."""
-        found: Element | None = self
+        """Return the first element at ``a/b/c`` below this one."""
+        element: Element | None = self
         for tag in path.split("/"):
-            found = next((child for child in found.children if child.tag == tag), None) if found else None
-        return found
+            element = next((child for child in element.children if child.tag == tag), None) if element else None
+        return element
 
     def ancestors(self) -> tuple[Element, ...]:
-        """What stands around this element, outermost first."""
+        """Return the elements around this element, outermost first."""
         around: list[Element] = []
         at = self.parent
         while at is not None:
@@ -57,7 +57,7 @@ class Element:
 
 
 class _TooDeep(SAXException):
-    """Says where: the parser has gone on when it is caught."""
+    """The place where nesting is too deep; the parser has gone on when the error is caught."""
 
     def __init__(self, line: int, column: int) -> None:
         super().__init__("too deep")
@@ -98,11 +98,11 @@ class _Builder(ContentHandler):
 
 
 def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]) -> Element:
-    """The tree of a text whose outermost element is ``root``.
+    """Return the tree of a text whose outermost element is ``root``.
 
-    ``is_instead``: what a text with another outermost element is, for the message. Raises InvalidDocument where the
-    text is no XML, declares entities, or is nested deeper than MOST_LEVELS. A DOCTYPE that names a file (nvidia-smi
-    writes one) is read past and the file is not opened: expat's SAX driver opens none, and entities would need a
+    ``is_instead``: the meaning of other outermost elements, for the message. Raises InvalidDocument where the text is
+    not XML, declares entities, or is nested deeper than MOST_LEVELS. A DOCTYPE that names a file (nvidia-smi writes
+    one) is read past and the file is not opened: expat's SAX driver opens no file, and entities would need a
     declaration.
     """
     begun = text.lstrip("\ufeff \t\r\n")
@@ -133,13 +133,13 @@ def read_xml(text: str, faults: Faults, *, root: str, is_instead: dict[str, str]
     faults.stop()
     assert builder.root is not None, "a text that parses has an outermost element"
     if builder.root.tag != root:
-        known = is_instead.get(builder.root.tag)
-        other = f"that is {known}" if known else f"it has to be <{root}>"
+        meaning = is_instead.get(builder.root.tag)
+        other = f"that is {meaning}" if meaning else f"it has to be <{root}>"
         faults.add(builder.root.line, f"the outermost element is <{builder.root.tag}>: {other}", column=1)
     faults.stop()
     return builder.root
 
 
 def _position(locator: Any, lines_before: int) -> tuple[int, int]:
-    """Line and column from 1; SAX counts columns from 0 and knows nothing of what was stripped."""
+    """Return line and column from 1; SAX counts columns from 0 and does not count the stripped lines."""
     return (locator.getLineNumber() or 1) + lines_before, (locator.getColumnNumber() or 0) + 1

@@ -1,4 +1,4 @@
-"""What ``scontrol show nodes`` prints: lines, one per node with ``--oneliner``; or a document, JSON or YAML."""
+"""The output of ``scontrol show nodes``: lines, one per node with ``--oneliner``; or a document, JSON or YAML."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Record:
 
 
 def read_scontrol_nodes(text: str, source: str = "scontrol show nodes") -> SourceFacts:
-    """The nodes that Slurm knows: their devices and how many are taken, and which nodes take no jobs, and why.
+    """Read the nodes that Slurm knows: their devices, how many are busy, and why some take no jobs.
 
     Device types are as Slurm's configuration spells them. Raises InvalidDocument with all faults: what is no output
     of the command, nodes without a state (a text that is cut off) or there twice, resources that cannot be read.
@@ -77,12 +77,12 @@ class _Reader:
         self.nodes: dict[str, NodeFacts] = {}
         self._faults = faults
         self._source = source
-        self._said: dict[str, list[str]] = {}
+        self._sentences: dict[str, list[str]] = {}
         self._paths: dict[str, Path] = {}
         self._has_tres = False
 
     def read(self, record: _Record) -> None:
-        """Takes one node in."""
+        """Take one node in."""
         before = self.nodes.get(record.name)
         if before is not None:
             where = f"first on line {before.place.line}" if before.place.line else "once before"
@@ -123,15 +123,17 @@ class _Reader:
         )
 
     def assumptions(self) -> tuple[str, ...]:
-        """What had to be read into the states and resources, with the nodes that it is about."""
-        return tuple(f"{self._source}: {said} ({fold_shortly(names)})" for said, names in self._said.items())
+        """Return the assumptions about states and resources, with the nodes that they are about."""
+        return tuple(
+            f"{self._source}: {sentence} ({fold_shortly(names)})" for sentence, names in self._sentences.items()
+        )
 
     def switches(self) -> tuple[SwitchFacts, ...]:
-        """The switches or blocks that nodes name as the ones they are below."""
+        """Return the switches or blocks that nodes name as the ones above them."""
         return make_switches(self._paths, {name: node.place for name, node in self.nodes.items()})
 
     def _read_topology(self, record: _Record) -> None:
-        """``name:unit:unit``, outermost first; of several topologies (``,``) the first one."""
+        """Parse ``name:unit:unit``, outermost first; of several topologies (``,``) the first one."""
         topology, *others = record.topology.split(",")
         name, *units = topology.strip().split(":")
         if not units or record.topology in _NONE:
@@ -146,16 +148,16 @@ class _Reader:
         )
 
     def _busy(self, record: _Record, words: list[str], total: int) -> int:
-        """Of a node without devices, whether something runs there: an option may say that it has some."""
+        """Return the number of busy devices. Without devices it is 1 if something runs: an option may add devices."""
         if {"RESERVED", "RES"}.intersection(words):
             return total or 1
         if not total:
             return int(bool(HAS_JOBS.intersection(words)))
-        taken = tracked_devices(record.tres_used or "")
-        if taken is None and record.gres_used not in (None, *_NONE):
-            taken = sum(count for _, count in gres_counts(record.gres_used or "") or ())
-        if taken is not None:
-            return min(taken, total)
+        busy = tracked_devices(record.tres_used or "")
+        if busy is None and record.gres_used not in (None, *_NONE):
+            busy = sum(count for _, count in gres_counts(record.gres_used or "") or ())
+        if busy is not None:
+            return min(busy, total)
         tracked = tracked_devices(record.tres or "") is not None
         if tracked or record.tres_used == "" or not HAS_JOBS.intersection(words):
             return 0
@@ -173,7 +175,7 @@ class _Reader:
             self._say("nodes that are powered down are counted as usable: Slurm starts them when a job asks", record)
 
     def _say(self, sentence: str, record: _Record) -> None:
-        self._said.setdefault(sentence, []).append(record.name)
+        self._sentences.setdefault(sentence, []).append(record.name)
 
     def _fault(self, record: _Record, detail: str, code: str = "invalid") -> None:
         self._faults.add(record.place.line, detail, at=record.at, code=code)

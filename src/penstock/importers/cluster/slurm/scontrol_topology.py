@@ -1,4 +1,4 @@
-"""What ``scontrol show topology`` prints: switches by level, blocks and the larger blocks above them, or rings.
+"""The output of ``scontrol show topology``: switches by level, blocks and the larger blocks above them, or rings.
 
 Switches above others repeat all nodes below them. A torus is printed without the places of its nodes, so that its
 links are in topology.yaml only.
@@ -15,12 +15,12 @@ from penstock.importers.lines import Faults
 
 _SUBJECTS = ("SwitchName", "BlockName", "AggregatedBlock", "RingName", "TorusName")
 _KEYS = (*_SUBJECTS, "Level", "LinkSpeed", "Nodes", "Switches", "BlockIndex", "BlockSize", "RingSize")
-_KNOWN = {key.lower(): key for key in (*_KEYS, "Dims", "PlacementDims", "Anchors")}
+_SPELLINGS = {key.lower(): key for key in (*_KEYS, "Dims", "PlacementDims", "Anchors")}
 _REMEDY = "give the whole output of `scontrol show topology`, without names after it"
 
 
 def read_scontrol_topology(text: str, source: str = "scontrol show topology") -> SourceFacts:
-    """The switches, blocks or rings that Slurm says it knows.
+    """Read the switches, blocks or rings that Slurm prints.
 
     Raises InvalidDocument with all faults by line and column: lines that are none of the command's, switches that are
     not in the text (part of its output), nodes below two leaf switches, levels and nodes that contradict the tree.
@@ -35,8 +35,8 @@ def read_scontrol_topology(text: str, source: str = "scontrol show topology") ->
     records = _Records(faults)
     for number, line in enumerate(text.lstrip("\ufeff").split("\n"), start=1):
         if line.strip():
-            records.read(values(Line(line, (0,), number), _KNOWN, faults))
-    if not faults.found and not records.switches and not records.rings:
+            records.read(values(Line(line, (0,), number), _SPELLINGS, faults))
+    if not faults.entries and not records.switches and not records.rings:
         faults.add(None, NOTHING_NAMED, code="missing")
     faults.stop()
     if records.rings:
@@ -45,19 +45,19 @@ def read_scontrol_topology(text: str, source: str = "scontrol show topology") ->
     facts, duplicates = switch_facts(switches, faults, source, remedy=_REMEDY)
     records.check_against_tree()
     faults.stop()
-    said = [f"{source}: {LINK_SPEED}"] if records.has_link_speed else []
-    said += [f"{source}: {BLOCKS}"] if switches[0].layer == "block" else []
+    assumptions = [f"{source}: {LINK_SPEED}"] if records.has_link_speed else []
+    assumptions += [f"{source}: {BLOCKS}"] if switches[0].layer == "block" else []
     return SourceFacts(
         format="scontrol-topology",
         source=source,
         nodes=node_facts(switches, source),
         switches=facts,
-        assumptions=(*said, *duplicates),
+        assumptions=(*assumptions, *duplicates),
     )
 
 
 class _Records:
-    """What the lines said so far; ``repeated``: the nodes that a switch above others lists, to be compared."""
+    """The facts of the lines so far; ``repeated``: the nodes that a switch above others lists, for comparison."""
 
     def __init__(self, faults: Faults) -> None:
         self.switches: list[Switch] = []
@@ -70,7 +70,7 @@ class _Records:
         self._faults = faults
 
     def read(self, record: dict[str, Value]) -> None:
-        """Takes one line in."""
+        """Take one line in."""
         subject = next((record[key] for key in _SUBJECTS if key in record), None)
         if subject is None:
             for value in list(record.values())[:1]:
@@ -86,7 +86,7 @@ class _Records:
             self._read_block_or_ring(subject, record)
 
     def check_against_tree(self) -> None:
-        """Levels and repeated nodes have to be those of the tree."""
+        """Check that levels and repeated nodes agree with the tree."""
         tiers = tiers_of(self.switches, self._faults)
         below: dict[str, set[str]] = {}
         for switch in sorted(self.switches, key=lambda switch: tiers[switch.name]):
@@ -94,9 +94,11 @@ class _Records:
             self._compare(switch, tiers[switch.name], below[switch.name])
 
     def _compare(self, switch: Switch, level: int, nodes: set[str]) -> None:
-        said = self._levels.get(switch.name)
-        if said is not None and said.text != str(level):
-            self._fault(said, f"{switch.name!r} is on level {said.text}, and level {level} by the switches below it")
+        printed = self._levels.get(switch.name)
+        if printed is not None and printed.text != str(level):
+            self._fault(
+                printed, f"{switch.name!r} is on level {printed.text}, and level {level} by the switches below it"
+            )
         repeated = set(self._repeated.get(switch.name, ()))
         if repeated and repeated != nodes:
             line, column = switch.at

@@ -22,7 +22,7 @@ from penstock.importers.cluster.switch_tree import Group, Switch, nested, node_f
 from penstock.importers.lines import Faults
 
 _KEYS = ("SwitchName", "Switches", "Nodes", "LinkSpeed", "BlockName", "BlockSizes", "RingName")
-_KNOWN = {key.lower(): key for key in _KEYS}
+_SPELLINGS = {key.lower(): key for key in _KEYS}
 _ALLOWED = {
     "SwitchName": {"Switches", "Nodes", "LinkSpeed"},
     "BlockName": {"Nodes"},
@@ -37,7 +37,7 @@ RINGS = "a ring has no switch: each node is linked to the next one, and the last
 
 
 def read_slurm_conf(text: str, source: str = "topology.conf") -> SourceFacts:
-    """The switches, blocks or rings of a topology.conf.
+    """Read the switches, blocks or rings of a topology.conf.
 
     Raises InvalidDocument with all faults by line and column: what is no Key=Value, unknown keys, names that are not
     there or there twice, nodes below two leaf switches, cycles of switches, two forms in one text.
@@ -47,7 +47,7 @@ def read_slurm_conf(text: str, source: str = "topology.conf") -> SourceFacts:
     lines = _Lines(faults)
     for line in logical_lines(text, faults):
         if line.text.strip():
-            lines.read(values(line, _KNOWN, faults))
+            lines.read(values(line, _SPELLINGS, faults))
     lines.check_form()
     faults.stop()
     if lines.rings:
@@ -55,19 +55,19 @@ def read_slurm_conf(text: str, source: str = "topology.conf") -> SourceFacts:
     blocks = lines.switches and lines.switches[0].layer == "block"
     switches = nested(lines.switches, lines.groups(), faults) if blocks else lines.switches
     facts, duplicates = switch_facts(switches, faults, source)
-    said = [f"{source}: {LINK_SPEED}"] if lines.has_link_speed else []
-    said += [f"{source}: {BLOCKS}"] if blocks else []
+    assumptions = [f"{source}: {LINK_SPEED}"] if lines.has_link_speed else []
+    assumptions += [f"{source}: {BLOCKS}"] if blocks else []
     return SourceFacts(
         format="slurm-conf",
         source=source,
         nodes=node_facts(switches, source),
         switches=facts,
-        assumptions=(*said, *duplicates),
+        assumptions=(*assumptions, *duplicates),
     )
 
 
 def ring_facts(form: str, source: str, rings: list[Switch], faults: Faults) -> SourceFacts:
-    """Each ring's nodes, in its order, as links without a bandwidth; doubles of rings and nodes are faults."""
+    """Return each ring's nodes, in its order, as links without a bandwidth; doubles of rings and nodes are faults."""
     switch_facts(rings, faults, source)
     links = []
     for ring in rings:
@@ -84,9 +84,9 @@ def ring_facts(form: str, source: str, rings: list[Switch], faults: Faults) -> S
 
 
 def block_groups(sizes: list[int], blocks: list[str], at: At) -> list[Group]:
-    """The larger blocks that block sizes make of neighbouring ones: 30, 120 puts four blocks into one each.
+    """Return the larger blocks that block sizes make of neighbouring ones: 30, 120 puts four blocks into one each.
 
-    What is left over at the end is one more of them, unless a smaller size holds it.
+    Blocks left over at the end make one more of them, unless a smaller size holds them.
     """
     groups = []
     for smaller, size in pairwise(sizes):
@@ -108,7 +108,7 @@ def check_block_sizes(sizes: list[tuple[int, At]], faults: Faults) -> None:
 
 
 class _Lines:
-    """What the lines said so far."""
+    """The facts of the lines so far."""
 
     def __init__(self, faults: Faults) -> None:
         self.switches: list[Switch] = []
@@ -120,7 +120,7 @@ class _Lines:
         self._faults = faults
 
     def read(self, line: dict[str, Value]) -> None:
-        """Takes one line in."""
+        """Take one line in."""
         subject = next((key for key in _ALLOWED if key in line), None)
         if subject is None:
             for value in list(line.values())[:1]:
@@ -136,7 +136,7 @@ class _Lines:
             self._read_names(line, value)
 
     def check_form(self) -> None:
-        """One text is of switches, of blocks or of rings, and names one at least."""
+        """Check that the text is of switches, of blocks or of rings alone, and names at least one."""
         forms = sorted(self._forms.items(), key=lambda form: form[1])
         if len(forms) > 1:
             (first, at), (second, (number, column)) = forms[:2]
@@ -146,7 +146,7 @@ class _Lines:
             self._faults.add(None, NOTHING_NAMED, code="missing")
 
     def groups(self) -> list[Group]:
-        """The groups of blocks that BlockSizes asks for."""
+        """Return the groups of blocks that BlockSizes defines."""
         if not self._sizes:
             return []
         return block_groups([size for size, _ in self._sizes], [s.name for s in self.switches], self._sizes[0][1])

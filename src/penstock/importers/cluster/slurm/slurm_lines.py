@@ -23,21 +23,21 @@ At = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One logical line; ``starts``: the offset at which each of its physical lines begins; ``number``: of the first."""
+    """One logical line. ``starts``: the offset of each physical line in it; ``number``: the first one's line number."""
 
     text: str
     starts: tuple[int, ...]
     number: int
 
     def at(self, offset: int) -> At:
-        """Line and column of an offset into the text."""
+        """Return line and column of an offset into the text."""
         index = bisect_right(self.starts, offset) - 1
         return self.number + index, offset - self.starts[index] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What follows ``Key=``; ``offset``: of the value within its line."""
+    """The value after ``Key=``; ``offset``: its offset within its line."""
 
     key: str
     text: str
@@ -50,7 +50,7 @@ class Value:
         return self.line.at(self.offset)
 
     def place(self, offset: int) -> At:
-        """Line and column of an offset within the value."""
+        """Return line and column of an offset within the value."""
         return self.line.at(self.offset + offset)
 
 
@@ -62,7 +62,7 @@ class Hostlists:
         self._left = MOST_NAMES
 
     def read(self, text: str, place: Callable[[int], At]) -> tuple[str, ...]:
-        """The names of a hostlist; ``place`` gives line and column of an offset into it, for its faults."""
+        """Return the names of a hostlist; ``place`` gives line and column of an offset into it, for its faults."""
 
         def report(offset: int, detail: str) -> None:
             line, column = place(offset)
@@ -74,7 +74,7 @@ class Hostlists:
 
 
 def refuse_other_than_text(text: str, faults: Faults) -> None:
-    """Raises InvalidDocument for what is empty or no text at all; nothing else would be worth saying of it."""
+    """Raise InvalidDocument for an empty text or one that is no text at all, so that no other fault is reported."""
     if not text.strip("\ufeff \t\r\n"):
         faults.add(None, "it is empty", code="missing")
     elif odd := _NO_TEXT.search(text):
@@ -85,7 +85,7 @@ def refuse_other_than_text(text: str, faults: Faults) -> None:
 
 
 def logical_lines(text: str, faults: Faults) -> Iterator[Line]:
-    """The lines of a configuration file: comments gone, those that end with a backslash joined to the next one."""
+    """Yield the lines of a configuration file without comments; a backslash at a line's end joins it to the next."""
     pieces: list[str] = []
     first = 1
     number = 0
@@ -110,34 +110,34 @@ def _joined(pieces: list[str], first: int) -> Line:
     return Line("".join(pieces), tuple(starts), first)
 
 
-def values(line: Line, known: Mapping[str, str], faults: Faults) -> dict[str, Value]:
-    """The pairs of a line by key; ``known``: how each key is spelled, by its small letters.
+def values(line: Line, spellings: Mapping[str, str], faults: Faults) -> dict[str, Value]:
+    """Return the pairs of a line by key; ``spellings``: the spelling of each key, by its small letters.
 
-    A list ends where the next ``Key=`` begins, so that hostlists may have blanks; other values end at a blank. What is
-    no pair, an unknown key and a key that is given twice are faults.
+    A list ends where the next ``Key=`` begins, so that hostlists may have blanks; other values end at a blank. Text
+    that is no pair, an unknown key and a key that is given twice are faults.
     """
     keys = list(_KEY.finditer(line.text))
     before = line.text[: keys[0].start()] if keys else line.text
     if before.strip():
         number, column = line.at(len(before) - len(before.lstrip()))
         faults.add(number, f"{_short(before.strip())!r} is no Key=Value", column=column)
-    found: dict[str, Value] = {}
+    pairs: dict[str, Value] = {}
     for index, key in enumerate(keys):
         end = keys[index + 1].start() if index + 1 < len(keys) else len(line.text)
         number, column = line.at(key.start())
-        name = known.get(key[1].lower())
+        name = spellings.get(key[1].lower())
         if name is None:
-            faults.add(number, f"{key[1]} is none of {', '.join(known.values())}", column=column, code="unknown")
-        elif name in found:
+            faults.add(number, f"{key[1]} is none of {', '.join(spellings.values())}", column=column, code="unknown")
+        elif name in pairs:
             faults.add(number, f"{name} is given twice", column=column, code="double")
         else:
-            value = found[name] = _value(name, line, key.end(), end)
+            value = pairs[name] = _value(name, line, key.end(), end)
             words = _WORD.findall(value.text) if name not in _LISTS and line.text[value.offset - 1] != '"' else []
             if len(words) > 1:
                 number, column = value.place(value.text.index(words[1], len(words[0])))
                 faults.add(number, f"{_short(words[1])!r} is no Key=Value", column=column)
-                found[name] = replace(value, text=words[0])
-    return found
+                pairs[name] = replace(value, text=words[0])
+    return pairs
 
 
 def _value(key: str, line: Line, start: int, end: int) -> Value:

@@ -52,11 +52,11 @@ Counts = tuple[tuple[str | None, int], ...]
 """Type and count of each entry; the texts of a cluster's nodes are mostly alike, hence the caches."""
 
 MOST_DEVICES = 1024
-"""Of one node; more is a mistake, and would only cost memory."""
+"""The most devices of one node; more is a mistake, and would only cost memory."""
 
 
 def state_words(states: Iterable[str]) -> list[str]:
-    """The words of states such as ``IDLE*+DRAIN``, with the signs after them as words."""
+    """Return the words of states such as ``IDLE*+DRAIN``, with the signs after them as words."""
     words = []
     for state in states:
         for part in state.upper().split("+"):
@@ -68,7 +68,7 @@ def state_words(states: Iterable[str]) -> list[str]:
 
 
 def why_not_usable(words: Iterable[str]) -> str:
-    """Why a node in such a state takes no job; empty if it does."""
+    """Return why a node in such a state takes no job; empty if it does."""
     reasons = [
         _TAKES_NONE.get(word, f"Penstock does not know the state {word}") for word in words if word not in _TAKES_JOBS
     ]
@@ -77,11 +77,11 @@ def why_not_usable(words: Iterable[str]) -> str:
 
 @lru_cache(maxsize=256)
 def gres_counts(text: str) -> Counts | None:
-    """Type and count of each gpu entry of a gres text; None if an entry of gpu cannot be read.
+    """Return type and count of each gpu entry of a gres text; None if an entry of gpu cannot be read.
 
     Other generic resources (``shard``, ``mps``) are parts of devices or none, and passed over.
     """
-    found: list[tuple[str | None, int]] = []
+    counts: list[tuple[str | None, int]] = []
     for match in _ENTRY.finditer(text):
         entry = match[0].split("(")[0].strip().removeprefix("gres/")
         name, *rest = re.split(r"[:=]", entry)
@@ -91,13 +91,13 @@ def gres_counts(text: str) -> Counts | None:
         count = rest.pop() if rest and rest[-1].isascii() and rest[-1].isdigit() else "1"
         if len(rest) > 1 or len(count) > 9:
             return None
-        found.append((rest[0] if rest else None, int(count)))
-    return tuple(found)
+        counts.append((rest[0] if rest else None, int(count)))
+    return tuple(counts)
 
 
 @lru_cache(maxsize=256)
 def devices(counts: Counts) -> tuple[DeviceFacts, ...]:
-    """Devices in the order of their entries; types that name a slice of a device are partitions."""
+    """Return the devices in the order of their entries; types that name a slice of a device are partitions."""
     products = [product for product, count in counts for _ in range(count)]
     return tuple(
         DeviceFacts(index=index, product=product, is_partition=bool(product and _PARTITION.search(product)))
@@ -107,7 +107,7 @@ def devices(counts: Counts) -> tuple[DeviceFacts, ...]:
 
 @lru_cache(maxsize=256)
 def tracked_devices(tres: str) -> int | None:
-    """The devices that a text of trackable resources counts, ``cpu=64,gres/gpu=8,gres/gpu:h100=8``; None: none named.
+    """Count the devices of a text of trackable resources, ``cpu=64,gres/gpu=8,gres/gpu:h100=8``; None if it names none.
 
     ``gres/gpu`` means all types together.
     """

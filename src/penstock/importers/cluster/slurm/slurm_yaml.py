@@ -22,7 +22,7 @@ _AXES = ("x", "y", "z")
 
 
 def read_slurm_yaml(text: str, source: str = "topology.yaml", topology: str | None = None) -> SourceFacts:
-    """The topology of this name; without a name the first with ``cluster_default: true``, or the only one.
+    """Read the topology of this name; without a name the first with ``cluster_default: true``, or the only one.
 
     Raises InvalidDocument with all faults by line and column: YAML that does not parse, aliases, unknown keys, what
     is missing or not of its form, several topologies and none that is the default, and all that a tree can have wrong.
@@ -31,14 +31,14 @@ def read_slurm_yaml(text: str, source: str = "topology.yaml", topology: str | No
     refuse_other_than_text(text, faults)
     form = _Form(faults, source)
     name, kind, item = _chosen(form, read_yaml(text, faults), topology)
-    said = () if topology or name == "" else (f"{source}: the topology {name!r} is read",)
+    assumptions = () if topology or name == "" else (f"{source}: the topology {name!r} is read",)
     facts = _READERS[kind](form, item)
-    return replace(facts, assumptions=(*said, *facts.assumptions))
+    return replace(facts, assumptions=(*assumptions, *facts.assumptions))
 
 
 def _chosen(form: _Form, document: Item, wanted: str | None) -> tuple[str, str, Item]:
     """Name, form and content of the topology that is asked for."""
-    found: dict[str, tuple[str, Item]] = {}
+    topologies: dict[str, tuple[str, Item]] = {}
     defaults: list[str] = []
     for entry in form.mappings(document, "the document"):
         form.check_keys(entry, {"topology", "cluster_default", *_READERS})
@@ -47,27 +47,27 @@ def _chosen(form: _Form, document: Item, wanted: str | None) -> tuple[str, str, 
         if len(kinds) != 1:
             detail = f"it has {' and '.join(kinds) or 'no form'}; a topology has one of {', '.join(_READERS)}"
             form.fault(entry.at, detail, "contradiction" if kinds else "missing")
-        elif name in found:
+        elif name in topologies:
             form.fault(entry.at, f"the topology {name!r} is there twice", "double")
         else:
-            found[name] = kinds[0], entry.items[kinds[0]]
+            topologies[name] = kinds[0], entry.items[kinds[0]]
             if form.is_true(entry, "cluster_default"):
                 defaults.append(name)
     form.faults.stop()
-    listed = ", ".join(found)
-    if wanted is not None and wanted not in found:
+    listed = ", ".join(topologies)
+    if wanted is not None and wanted not in topologies:
         form.fault(None, f"there is no topology {wanted!r}; there are {listed}", "unknown")
-    elif not found:
+    elif not topologies:
         form.fault(None, "it has no topology", "missing")
-    elif wanted is None and not defaults and len(found) > 1:
+    elif wanted is None and not defaults and len(topologies) > 1:
         form.fault(None, f"none of its topologies is the default: say which of {listed} is meant", "missing")
     form.faults.stop("--topology NAME (options.topology)")
-    name = wanted if wanted is not None else next(iter([*defaults, *found]))
-    return name if len(found) > 1 else "", *found[name]
+    name = wanted if wanted is not None else next(iter([*defaults, *topologies]))
+    return name if len(topologies) > 1 else "", *topologies[name]
 
 
 class _Form:
-    """Takes a document apart; what is not of its form is a fault."""
+    """A reader of a document's parts; a part that is not of its form is a fault."""
 
     def __init__(self, faults: Faults, source: str) -> None:
         self.faults = faults
@@ -79,20 +79,20 @@ class _Form:
         self.faults.add(line, detail, column=column, code=code)
 
     def mapping(self, item: Item, what: str, keys: set[str]) -> Mapping:
-        """The item as a mapping of these keys; an empty one if it is none."""
+        """Return the item as a mapping of these keys; an empty mapping for another item."""
         if not isinstance(item, Mapping):
             self.fault(item.at, f"{what} is no mapping")
             return Mapping({}, {}, item.at)
         self.check_keys(item, keys)
         return item
 
-    def check_keys(self, item: Mapping, known: set[str]) -> None:
+    def check_keys(self, item: Mapping, keys: set[str]) -> None:
         for key, at in item.keys.items():
-            if key not in known:
-                self.fault(at, f"{key} is none of {', '.join(sorted(known))}", "unknown")
+            if key not in keys:
+                self.fault(at, f"{key} is none of {', '.join(sorted(keys))}", "unknown")
 
     def mappings(self, item: Item | None, what: str) -> list[Mapping]:
-        """The entries of a list of mappings."""
+        """Return the entries of a list of mappings."""
         if item is None:
             return []
         if not isinstance(item, Sequence):
@@ -107,10 +107,10 @@ class _Form:
         """Return the list of mappings of a key, which has to be there with an entry at least."""
         if key not in item.items:
             self.fault(item.at, f"{key} is missing", "missing")
-        found = self.mappings(item.items.get(key), key)
-        if not found and key in item.items:
+        mappings = self.mappings(item.items.get(key), key)
+        if not mappings and key in item.items:
             self.fault(item.keys[key], f"{key} is empty", "missing")
-        return found
+        return mappings
 
     def word(self, item: Mapping, *keys: str) -> str:
         """Return the one name of the first of these keys that is there."""
@@ -132,7 +132,7 @@ class _Form:
         return text in ("true", "yes", "on")
 
     def number(self, value: Item | None, what: str, at: At, least: int = 1) -> int:
-        """A whole number of ``least`` or more; ``least`` if it is none."""
+        """Return a whole number of ``least`` or more; ``least`` for another value."""
         if value is None:
             self.fault(at, f"{what} is missing", "missing")
         elif isinstance(value, Word) and value.text.isascii() and value.text.isdigit() and len(value.text) < 10:
@@ -146,16 +146,16 @@ class _Form:
     def names(self, item: Mapping, key: str) -> tuple[str, ...]:
         """Return the names of the hostlist, or list of hostlists, of a key; none if it is not there."""
         value = item.items.get(key)
-        found: list[str] = []
+        hosts: list[str] = []
         for word in value.items if isinstance(value, Sequence) else [value] if value else []:
             if isinstance(word, Word):
-                found += self._hostlists.read(word.text, word.place)
+                hosts += self._hostlists.read(word.text, word.place)
             else:
                 self.fault(word.at, f"{key} is no hostlist such as node[01-16]")
-        return tuple(found)
+        return tuple(hosts)
 
     def below_at(self, item: Mapping, *keys: str) -> At:
-        """Where the first of these keys has its value."""
+        """Return the place of the value of the first of these keys."""
         return next((item.items[key].at for key in keys if key in item.items), item.at)
 
 
@@ -188,21 +188,21 @@ def _block(form: _Form, item: Item) -> SourceFacts:
     listed = read.items.get("block_sizes")
     entries = listed.items if isinstance(listed, Sequence) else (listed,) if listed else ()
     sizes = [(form.number(entry, "a block size", entry.at), entry.at) for entry in entries]
-    if not form.faults.found and sizes:
+    if not form.faults.entries and sizes:
         check_block_sizes(sizes, form.faults)
     form.faults.stop()
     groups = block_groups([size for size, _ in sizes], [b.name for b in blocks], sizes[0][1]) if sizes else []
     return _of_switches(form, nested(blocks, groups, form.faults), f"{form.source}: {BLOCKS}")
 
 
-def _of_switches(form: _Form, switches: list[Switch], *said: str) -> SourceFacts:
+def _of_switches(form: _Form, switches: list[Switch], *assumptions: str) -> SourceFacts:
     facts, duplicates = switch_facts(switches, form.faults, form.source)
     return SourceFacts(
         format="slurm-yaml",
         source=form.source,
         nodes=node_facts(switches, form.source),
         switches=facts,
-        assumptions=(*said, *duplicates),
+        assumptions=(*assumptions, *duplicates),
     )
 
 
@@ -261,7 +261,7 @@ def _three(form: _Form, item: Mapping, key: str, least: int = 1) -> tuple[int, i
 
 
 def _cells(form: _Form, entry: Mapping, dims: tuple[int, int, int]) -> dict[tuple[int, int, int], str]:
-    """The node at each place of a torus: all of them in order, or those that regions name."""
+    """Return the node at each place of a torus: all of them in order, or the ones that regions name."""
     if ("nodes" in entry.items) == ("regions" in entry.items):
         form.fault(entry.at, "a torus has nodes or regions, one of them", "contradiction")
         return {}
@@ -294,16 +294,16 @@ def _filled(
 
 
 def _neighbours(cells: dict[tuple[int, int, int], str], dims: tuple[int, int, int]) -> list[tuple[str, str]]:
-    """Each two nodes that are side by side along an axis, around the ends; once, also where an axis has two places."""
-    found = []
+    """Return each two nodes side by side along an axis, around the ends; once, even where an axis has two places."""
+    pairs = []
     for place, node in cells.items():
         for axis in range(3):
             onward = list(place)
             onward[axis] = (place[axis] + 1) % dims[axis]
             other = cells.get((onward[0], onward[1], onward[2]))
             if other is not None and other != node and not (dims[axis] == 2 and place[axis] == 1):
-                found.append((node, other))
-    return found
+                pairs.append((node, other))
+    return pairs
 
 
 _READERS: dict[str, Callable[[_Form, Item], SourceFacts]] = {
