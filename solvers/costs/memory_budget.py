@@ -34,11 +34,9 @@ def with_room(problem: Problem, allocation: Allocation) -> Allocation:
         needs = {stage: needed_bytes(problem, stage, rows, buffers=buffers) for stage in allocation.stages}
         if all(free[device] >= needs[stage] for stage in allocation.stages for device in stage.devices):
             return allocation
-        exchanged_plan = exchanged(
-            problem, allocation, lambda stage, needs=needs: _roomy(problem, stage, free, needs[stage])
-        )  # type: ignore[misc]
-        if exchanged_plan is not None:
-            return exchanged_plan
+        other = exchanged(problem, allocation, lambda stage, needs=needs: _roomy(problem, stage, free, needs[stage]))  # type: ignore[misc]
+        if other is not None:
+            return other
     return allocation
 
 

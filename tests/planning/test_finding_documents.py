@@ -99,5 +99,5 @@ def test_a_plan_says_how_tokens_were_routed() -> None:
     assert said not in even.plan.assumptions
     with pytest.raises(UnsupportedRequest, match=r"routing imbalance 0\.9 is not possible"):
         planned(routing_imbalance=0.9)
-    with pytest.raises(InvalidDocument, match=r"has the costs that it has; capacity factor 1\.0 is for one"):
+    with pytest.raises(InvalidDocument, match=r"has fixed costs; capacity factor 1\.0 needs"):
         penstock.plan(catalogue.profile("resnet-50"), "1x8xH100", global_batch_size=8, capacity_factor=1.0)

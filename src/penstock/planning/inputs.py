@@ -197,7 +197,7 @@ def _of_length(shape: TransformerShape, length: int | None) -> TransformerShape:
 
 
 def _is_config(path: Path) -> bool:
-    """Return whether a file is the configuration of a Hugging Face model: it states a model type, as no profile does."""
+    """Return whether a file is a Hugging Face model's configuration: it states a model type, as no profile does."""
     return path.suffix == ".json" and path.is_file() and "model_type" in read_config(path)
 
 
@@ -212,9 +212,9 @@ def _as_it_is(
 ) -> ModelProfile:
     """Return the profile. Raises InvalidDocument for another framework or length, or costs that it does not have."""
     remedy = "the name of a shipped transformer or a config.json, whose profile is computed"
-    if terms := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
+    if changed := [f"{name.replace('_', ' ')} {value!r}" for name, value in changes.items() if value is not None]:
         raise InvalidDocument(
-            f"the profile {profile.name!r} has the costs that it has; {' and '.join(terms)} is for one that is computed",
+            f"the profile {profile.name!r} has fixed costs; {' and '.join(changed)} needs a profile that is computed",
             remedy=remedy,
         )
     if not _is_so(profile, framework, sequence_length):

@@ -49,7 +49,7 @@ def test_routing_is_that_of_the_models_profile():
         ({"routing_imbalance": "nan"}, "routing_imbalance", "nan is not possible"),
         ({"capacity_factor": "0"}, "capacity_factor", "0 is not possible"),
         ({"capacity_factor": "1", "model": "llama-3-8b"}, "capacity_factor", "llama-3-8b has no experts"),
-        ({"capacity_factor": "1", "model": "sha256:1"}, "capacity_factor", "has the costs that it has"),
+        ({"capacity_factor": "1", "model": "sha256:1"}, "capacity_factor", "has fixed costs"),
         ({"capacity_factor": "1", "model": "/etc/hostname"}, "model", "no model '/etc/hostname'"),
     ],
 )

@@ -142,7 +142,7 @@ class _Lines:
             (first, at), (second, (number, column)) = forms[:2]
             detail = f"{second} in a text that has {first} on line {at[0]}; Slurm reads one of them"
             self._faults.add(number, detail, column=column, code="contradiction")
-        elif not self.switches and not self.rings and not self._faults.found:
+        elif not self.switches and not self.rings and not self._faults.entries:
             self._faults.add(None, NOTHING_NAMED, code="missing")
 
     def groups(self) -> list[Group]:
