@@ -17,7 +17,7 @@ SCALE_NS = 1_000_000
 
 
 def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Problem:
-    """SOLVERS F: two nodes of two devices, unequal layers, transfers and all-reduces of different weight."""
+    """Draw SOLVERS F: two nodes of two devices, unequal layers, transfers and all-reduces of different weight."""
     draw = np.random.default_rng(seed)
     forward = np.exp(draw.normal(0, 0.5, count)) * 25_000
     weights = np.exp(draw.normal(0, 0.8, count)) * np.linspace(0.3, 2, count) * draw.choice([200_000, 10**6, 4 * 10**6])
@@ -38,7 +38,7 @@ def instance(seed: int, count: int = 12, number: int = 4, **changes: Any) -> Pro
 
 
 def random_request(seed: int, layers: int = 5, devices: int = 4) -> Problem:
-    """A few layers on a few devices; every rule, network and memory that the bound knows is drawn."""
+    """Draw a few layers on a few devices, with any rule, network and memory size that the bound supports."""
     rng = random.Random(seed)
     count = rng.randint(2, layers)
     nodes = rng.choice([n for n in ((1, 1), (2, 1), (3,), (2, 2), (4,), (1, 1, 1, 1), (3, 1)) if sum(n) <= devices])
@@ -84,7 +84,7 @@ def random_request(seed: int, layers: int = 5, devices: int = 4) -> Problem:
 
 
 def four_devices(seed: int, count: int = 8, **changes: Any) -> Problem:
-    """Eight layers on two nodes of two devices; any memory factor and micro-batch size."""
+    """Draw eight layers on two nodes of two devices, with free memory factors and micro-batch sizes."""
     draw = np.random.default_rng(seed)
     settings: dict[str, Any] = {
         "boundary_bytes": draw.integers(0, 900_000, count - 1).tolist(),

@@ -1,4 +1,4 @@
-"""Random tables of measured collectives: some spans and operations, a few sizes each, times that may also fall."""
+"""Random tables of measured collectives: some spans and operations, a few sizes each; times may fall with the size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.solvers.model.problem import MeasuredCollective, Problem
 
 
 def drawn_table(rng: random.Random, most_bytes: int, most_ns: int, devices: int = 4, nodes: int = 4) -> list[Any]:
-    """Entries as a topology has them, each span, operation and size at most once."""
-    found = []
+    """Draw entries in the form of a topology's, each span, operation and size at most once."""
+    rows = []
     spans = [(p, q) for p in range(1, devices + 1) for q in range(1, nodes + 1) if p * q > 1]
     for p, q in rng.sample(spans, rng.randint(1, len(spans))):
         for operation in rng.sample(get_args(Operation), rng.randint(1, 5)):
             for size in rng.sample(range(1, most_bytes), rng.randint(1, 4)):
                 row = {"operation": operation, "devices_per_node": p, "nodes": q, "size_bytes": size}
-                found.append(row | {"time_ns": rng.randint(1, most_ns)})
-    return found
+                rows.append(row | {"time_ns": rng.randint(1, most_ns)})
+    return rows
 
 
 def with_table(problem: Problem, seed: int, most_bytes: int, most_ns: int) -> Problem:
-    """The problem with a table of its own."""
+    """Return the problem with a random table of measured collectives."""
     rows = drawn_table(random.Random(f"table {seed}"), most_bytes, most_ns)
     return replace(problem, collectives=tuple(MeasuredCollective(**row) for row in rows))

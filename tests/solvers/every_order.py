@@ -1,4 +1,4 @@
-"""All orders of straight pipelines, as far as the limits in flight allow them; micro-batches in index order."""
+"""All orders of straight pipelines that the limits in flight allow, with micro-batches in index order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.solvers.model.schedule import Orders, Row
 
 
 def times_of_every_order(problem: Problem, plan: Allocation) -> Iterator[int]:
-    """The simulated time of every order that can run within the limits in flight."""
+    """Yield the simulated time of every order that can run within the limits in flight."""
     limits = effective_limits(StageTimes(problem, plan, gpipe(plan)))
     each = [list(_interleavings(s, plan.num_micro_batches, limits[s])) for s in range(len(plan.stages))]
     for rows in product(*each):

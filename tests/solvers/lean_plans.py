@@ -1,7 +1,7 @@
-"""Plans of stages apart that are quick for the memory that they take: many orders of each, the quick ones kept.
+"""Plans of stages apart that are fast for the memory that they take: many orders of each, reduced to the fast ones.
 
-Nothing of a bound or a planner is asked. An order is F and B in index order with any numbers in flight that do not
-grow along the stages; where a stage recomputes, each R is right before its B or anywhere between the two others.
+No bound and no planner is used. An order is F and B in index order with any numbers in flight that do not grow along
+the stages; where a stage recomputes, each R is right before its B or anywhere between its F and its B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.solvers.schedules.early_backward import early_backward
 
 
 class Lean(NamedTuple):
-    """A plan, what it takes, and the request whose devices have just the memory that its busiest one needs."""
+    """A plan, its time, and a request whose devices have just as much memory as the plan's fullest device needs."""
 
     problem: Problem
     allocation: Allocation
@@ -32,41 +32,41 @@ class Lean(NamedTuple):
 
 
 def lean_plans(seed: int, orders: int = 40) -> Iterator[Lean]:
-    """The plans of one request and allocation of which none is quicker in less memory, all devices in use."""
+    """Yield plans of one request and allocation that no plan with less memory beats; all devices are in use."""
     rng = random.Random(seed)
-    for problem, allocation, order, value, held in _leanest(rng, *_drawn(rng), orders):
-        full = tuple(replace(device, memory_bytes=max(held)) for device in problem.devices)
+    for problem, allocation, order, value, peaks in _leanest(rng, *_drawn(rng), orders):
+        full = tuple(replace(device, memory_bytes=max(peaks)) for device in problem.devices)
         yield Lean(replace(problem, devices=full), allocation, order, value)
 
 
 def unlike_plans(seed: int, orders: int = 40) -> Iterator[Lean]:
-    """The same on devices of two speeds with slow links; each device has just the memory that it needs itself."""
+    """Yield such plans on devices of two speeds with slow links; each device has just the memory that it needs."""
     rng = random.Random(seed)
     like, allocation = _drawn(rng)
-    for problem, _, order, value, held in _leanest(rng, _unlike(rng, like), allocation, orders):
-        own = tuple(replace(device, memory_bytes=own) for device, own in zip(problem.devices, held, strict=True))
-        yield Lean(replace(problem, devices=own), allocation, order, value)
+    for problem, _, order, value, peaks in _leanest(rng, _unlike(rng, like), allocation, orders):
+        sized = tuple(replace(device, memory_bytes=size) for device, size in zip(problem.devices, peaks, strict=True))
+        yield Lean(replace(problem, devices=sized), allocation, order, value)
 
 
 def _leanest(
     rng: random.Random, problem: Problem, allocation: Allocation, orders: int
 ) -> Iterator[tuple[Problem, Allocation, Orders, int, list[int]]]:
-    """Each plan that is quicker than all in less memory: its orders, what it takes, and what each device holds."""
-    found = []
+    """Yield each plan that is faster than all plans with less memory: its order, its time, the bytes on each device."""
+    plans = []
     for _ in range(orders):
         order = _order(rng, problem, allocation)
         timeline = simulate(problem, allocation, order)
-        held = [timeline.uses[d].memory.total for d in range(problem.num_devices)]
-        found.append((max(held), timeline.time_per_global_batch_ns, order, held))
+        peaks = [timeline.uses[d].memory.total for d in range(problem.num_devices)]
+        plans.append((max(peaks), timeline.time_per_global_batch_ns, order, peaks))
     best = None
-    for _most, value, order, held in sorted(found, key=lambda each: each[:2]):
+    for _most, value, order, peaks in sorted(plans, key=lambda each: each[:2]):
         if best is None or value < best:
             best = value
-            yield problem, allocation, order, value, held
+            yield problem, allocation, order, value, peaks
 
 
 def _unlike(rng: random.Random, problem: Problem) -> Problem:
-    """The problem with devices of two speeds in nodes of up to two, and links as slow as its layers."""
+    """Return the problem with devices of two speeds in nodes of up to two, and links as slow as its layers."""
     count, inside = problem.num_devices, rng.choice((1, 2, 2))
     nodes = (inside,) * (count // inside) + (1,) * (count % inside)
     network = make_network(
@@ -78,7 +78,7 @@ def _unlike(rng: random.Random, problem: Problem) -> Problem:
         full_duplex=rng.random() < 0.5,
         lanes=rng.choice((1, 2)),
     )
-    node_of = [node for node, held in enumerate(nodes) for _ in range(held)]
+    node_of = [node for node, size in enumerate(nodes) for _ in range(size)]
     speeds = [rng.choice((1.0, 1.0, 0.4)) for _ in range(count)]
     names = {1.0: "cpu", 0.4: "slow"}
     devices = tuple(
@@ -98,7 +98,7 @@ def _unlike(rng: random.Random, problem: Problem) -> Problem:
 
 
 def _drawn(rng: random.Random) -> tuple[Problem, Allocation]:
-    """1 to 4 stages of 1 or 2 layers on 1 or 2 devices each, some of which recompute; 2 to 7 micro-batches."""
+    """Draw 1 to 4 stages of 1 or 2 layers on 1 or 2 devices each, some with recomputation, and 2 to 7 micro-batches."""
     layers = [rng.randint(1, 2) for _ in range(rng.randint(1, 4))]
     replicas = [rng.choice((1, 1, 2)) for _ in layers]
     count, number, rows = sum(layers), rng.randint(2, 7), rng.choice((1, 2, 2, 3))
@@ -118,15 +118,15 @@ def _drawn(rng: random.Random) -> tuple[Problem, Allocation]:
         count_buffers=rng.random() < 0.5,
     )
     stages, layer, device = [], 0, 0
-    for own, held in zip(layers, replicas, strict=True):
-        again = ((layer, layer + own - 1),) if rng.random() < 0.5 else ()
-        stages.append(Stage(layer, layer + own - 1, tuple(range(device, device + held)), "rows", again))
-        layer, device = layer + own, device + held
+    for depth, width in zip(layers, replicas, strict=True):
+        again = ((layer, layer + depth - 1),) if rng.random() < 0.5 else ()
+        stages.append(Stage(layer, layer + depth - 1, tuple(range(device, device + width)), "rows", again))
+        layer, device = layer + depth, device + width
     return problem, single_pipeline(tuple(stages), -(-problem.global_batch_size // problem.micro_batch_sizes[0]))
 
 
 def _order(rng: random.Random, problem: Problem, allocation: Allocation) -> Orders:
-    """Numbers in flight that do not grow, and recomputations ahead of their time."""
+    """Draw numbers in flight that do not grow along the stages, and recomputations before they are needed."""
     number = allocation.num_micro_batches
     flying = sorted((rng.randint(1, number) for _ in allocation.stages), reverse=True)
     plain = early_backward(problem, allocation, warmup=flying)

@@ -1,4 +1,4 @@
-"""Small allocations whose stages have devices of their own and limits in flight, for the suffix and tabu searches."""
+"""Small allocations with separate devices and limits in flight for each stage, for the suffix and tabu searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def limited_line(
     batches: int,
     channel: Channel = "half",
 ) -> tuple[Problem, Allocation]:
-    """One layer per stage, and memory for exactly ``limits[s]`` micro-batches in flight."""
+    """Build a line of one layer per stage, with memory for exactly ``limits[s]`` micro-batches in flight."""
     stages = len(forward)
     problem = make_problem(
         forward,
@@ -40,7 +40,7 @@ def limited_line(
 
 
 def random_line(seed: int, most_batches: int = 8, channel: Channel | None = None) -> tuple[Problem, Allocation]:
-    """2 to 4 stages, 3 to ``most_batches`` micro-batches; limits mostly S - s, else any, or none."""
+    """Draw 2 to 4 stages and 3 to ``most_batches`` micro-batches; limits are S - s, random, or absent."""
     rng = random.Random(seed)
     stages, batches = rng.randint(2, 4), rng.randint(3, most_batches)
     forward = [rng.randint(1, 30) for _ in range(stages)]

@@ -1,4 +1,4 @@
-"""Helpers for tests of lowering: run programs in a plain simulation; plans that leave a replica without work."""
+"""Helpers for tests of lowering: plain simulation of programs, and a check for plans that leave a replica idle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.solvers.model.problem import Problem
 
 
 def ran(programs: Sequence[Program], transport: str = "gloo") -> Reference:
-    """Every program survives JSON, all of them run to their end."""
+    """Run all programs to their end and return the run; check that every program survives JSON."""
     assert [Program.from_json(program.to_json()) for program in programs] == list(programs)
     assert verdict(programs, transport) == "ok"
     reference = Reference(programs, rendezvous=False)
@@ -21,7 +21,7 @@ def ran(programs: Sequence[Program], transport: str = "gloo") -> Reference:
 
 
 def starved(problem: Problem, allocation: Allocation, batches: int = 1) -> bool:
-    """Whether some replica has no row of the smallest micro-batch, or no micro-batch."""
+    """Return whether some replica has no row of the smallest micro-batch, or no micro-batch."""
     for s, stage in enumerate(allocation.stages):
         have = problem.global_batch_size // allocation.num_micro_batches
         if stage.dispatch == "round_robin":

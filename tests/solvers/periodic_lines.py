@@ -21,7 +21,7 @@ def make_line(
     fixed_bytes: Sequence[int] | None = None,
     most_in_flight: int = 10**6,
 ) -> StageLine:
-    """Stages as (F, B), hops as (forward, backward); a processor each unless said otherwise."""
+    """Build a line from stages (F, B) and hops (forward, backward); by default each stage has its own processor."""
     count = len(stages)
     hops = hops or [(0, 0)] * (count - 1)
     places = tuple(processor or range(count))
@@ -40,7 +40,7 @@ def make_line(
 
 
 def random_line(draw: random.Random, most_stages: int = 7, shared: bool = False) -> StageLine:
-    """Positive durations; ``shared``: processor 0 holds several stages, never two in a row."""
+    """Draw a line with positive durations; with ``shared``, processor 0 holds several stages, never two in a row."""
     count = draw.randint(1, most_stages)
     stages = [(draw.randint(1, 200), draw.randint(1, 300)) for _ in range(count)]
     hops = [(draw.randint(0, 80), draw.randint(0, 80)) for _ in range(count - 1)]
@@ -59,13 +59,13 @@ def random_line(draw: random.Random, most_stages: int = 7, shared: bool = False)
 
 
 def with_memory(line: StageLine, available_bytes: int) -> StageLine:
-    """The same line on processors of another size."""
+    """Return the same line on processors with another memory size."""
     return replace(line, available_bytes=(available_bytes,) * len(line.available_bytes))
 
 
 def faults(line: StageLine, pattern: Pattern, rounds: int = 12) -> list[str]:
-    """What is wrong with a pattern when it is written out over some periods: dependencies, overlaps, memory."""
-    period, found = pattern.period_ns, []
+    """List the faults of a pattern that is written out over some periods: dependencies, overlaps, memory."""
+    period, messages = pattern.period_ns, []
     start = {
         (o.kind == FORWARD, o.stage): o.start_ns + o.shift * period for o in pattern.operations
     }  # of micro-batch 0
@@ -79,29 +79,29 @@ def faults(line: StageLine, pattern: Pattern, rounds: int = 12) -> list[str]:
         back = start[False, s] - start[False, s + 1] - line.backward_ns[s + 1]
         moved = line.processor[s] != line.processor[s + 1]
         if gap < (line.hop_forward_ns[s] if moved else 0) or back < (line.hop_backward_ns[s] if moved else 0):
-            found.append(f"stage {s} and {s + 1} are too close")
+            messages.append(f"stage {s} and {s + 1} are too close")
     if start[False, last] < start[True, last] + line.forward_ns[last]:
-        found.append("the last backward comes too early")
+        messages.append("the last backward comes too early")
     for resource, operations in busy.items():
         times = sorted((t + i * period, t + i * period + d) for t, d in operations for i in range(rounds) if d)
         if any(a[1] > b[0] for a, b in pairwise(times)):
-            found.append(f"processor {resource} is taken twice")
+            messages.append(f"processor {resource} is taken twice")
     for number, available in enumerate(line.available_bytes):
         if peak_bytes(line, pattern, number) > available:
-            found.append(f"processor {number} holds more than it has")
-    return found
+            messages.append(f"processor {number} holds more than it has")
+    return messages
 
 
 def in_flight(line: StageLine, pattern: Pattern) -> list[int]:
-    """Micro-batches that each stage keeps at most, counted by a sweep over a written-out run."""
+    """Return the most micro-batches that each stage keeps, counted by a sweep over a written-out run."""
     return [max(level for level in _levels(line, pattern, [s], [1])) for s in range(line.size)]
 
 
 def peak_bytes(line: StageLine, pattern: Pattern, processor: int) -> int:
-    """What a processor holds at most, by a sweep over a written-out run."""
-    held = [s for s in range(line.size) if line.processor[s] == processor]
-    fixed = sum(line.fixed_bytes[s] for s in held) + max(line.work_bytes[s] for s in held)
-    return fixed + max(_levels(line, pattern, held, [line.kept_bytes[s] for s in held]))
+    """Return the peak memory of a processor in bytes, by a sweep over a written-out run."""
+    stages = [s for s in range(line.size) if line.processor[s] == processor]
+    fixed = sum(line.fixed_bytes[s] for s in stages) + max(line.work_bytes[s] for s in stages)
+    return fixed + max(_levels(line, pattern, stages, [line.kept_bytes[s] for s in stages]))
 
 
 def _levels(line: StageLine, pattern: Pattern, stages: Sequence[int], size: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from penstock.solvers.planners.catalogue import PLANNERS
 GIGABYTE_PER_S = 1_000_000_000
 
 OF_ANY_TRAINER = {name: row for name, row in PLANNERS.items() if row.proposals is None or not row.target}
-"""The planners that ``auto`` asks without a target; tests/layouts have the other one."""
+"""The planners that ``auto`` runs without a target; tests/layouts covers the remaining one."""
 
 
 def make_network(
@@ -32,7 +32,7 @@ def make_network(
     full_duplex: bool = True,
     lanes: int = 1,
 ) -> Network:
-    """Nodes of so many devices around one switch; node i is ``n<i>``, its devices ``n<i>/<j>``."""
+    """Build nodes of so many devices around one switch; node i is ``n<i>``, its devices ``n<i>/<j>``."""
     names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
     hosts = tuple(f"n{i}" for i in range(len(nodes)))
     inside = Inside(form, inside_bytes_per_s, latency_ns, full_duplex)
@@ -91,10 +91,10 @@ def make_problem(
     linear: bool = True,
     shared_parameters: tuple[tuple[str, tuple[int, ...], int], ...] = (),
 ) -> Problem:
-    """A problem of ``len(forward_ns)`` layers; backwards default to twice the forwards.
+    """Build a problem of ``len(forward_ns)`` layers; backwards take twice as long as forwards by default.
 
     Layer times are for ``measured_rows`` samples; boundaries are bytes per sample. ``kinds`` names each device's
-    kind (one kind "cpu" by default), ``speed`` how much faster than "cpu" a kind is.
+    kind (one kind "cpu" by default). ``speed`` says how many times faster than "cpu" a kind is.
     """
     count = len(forward_ns)
     backward = [2 * f for f in forward_ns] if backward_ns is None else list(backward_ns)
@@ -152,7 +152,7 @@ def make_problem(
 
 
 def chain(groups: Sequence[tuple[int, Sequence[int]]], num_micro_batches: int, **kw: object) -> Allocation:
-    """Stages of so many layers on these devices, in order: ``chain([(2, [0]), (1, [1, 2])], 4)``."""
+    """Build stages of so many layers on these devices, in order: ``chain([(2, [0]), (1, [1, 2])], 4)``."""
     stages, first = [], 0
     for layers, devices in groups:
         stages.append(Stage(first, first + layers - 1, tuple(devices), **kw))  # type: ignore[arg-type]
@@ -161,12 +161,12 @@ def chain(groups: Sequence[tuple[int, Sequence[int]]], num_micro_batches: int, *
 
 
 def straight(problem: Problem, num_micro_batches: int) -> Allocation:
-    """One layer per stage, stage i on device i."""
+    """Build one layer per stage, stage i on device i."""
     return chain([(1, [i]) for i in range(problem.num_layers)], num_micro_batches)
 
 
 def warmup_orders(allocation: Allocation, warmup: Sequence[int], name: str = "test") -> Orders:
-    """K_i forwards, then one backward and one forward in turn (ALGORITHMS 2.6), one row per stage."""
+    """Build rows of K_i forwards, then one backward and one forward in turn (ALGORITHMS 2.6), one row per stage."""
     rows = []
     for s, stage in enumerate(allocation.stages):
         batches = list(allocation.micro_batches(s))
@@ -181,19 +181,19 @@ def warmup_orders(allocation: Allocation, warmup: Sequence[int], name: str = "te
 
 
 def gpipe(allocation: Allocation) -> Orders:
-    """All forwards, then all backwards."""
+    """Build orders of all forwards, then all backwards."""
     return warmup_orders(allocation, [allocation.num_micro_batches] * len(allocation.stages), "gpipe")
 
 
 def early_backward(allocation: Allocation, policy: Literal["A", "B"] = "A") -> Orders:
-    """DAPPLE's policies: S - i or 2 (S - i) - 1 warm-up forwards."""
+    """Build orders of DAPPLE's policies: S - i (A) or 2 (S - i) - 1 (B) warm-up forwards."""
     count = len(allocation.stages)
     ahead = [count - s if policy == "A" else 2 * (count - s) - 1 for s in range(count)]
     return warmup_orders(allocation, ahead, f"dapple-{policy}")
 
 
 def as_operations(operations: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """(n, 3) int32."""
+    """Return the operations as an (n, 3) int32 array."""
     return np.asarray(operations, dtype=np.int32).reshape(-1, 3)
 
 
@@ -210,7 +210,7 @@ def _prefix(values: Sequence[int]) -> np.ndarray:
 
 
 def with_just_enough_memory(problem: Problem, timeline: Timeline) -> Problem:
-    """The same problem on devices that hold the plan's peaks and no byte more."""
+    """Return the same problem on devices with exactly as many bytes as the plan's peaks need."""
     devices = list(problem.devices)
     for device, use in timeline.uses.items():
         need = use.memory.total + problem.memory.headroom_bytes

@@ -22,7 +22,7 @@ from penstock.solvers.schedules.advance_forward import advance_forward
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """Up to six layers on up to six devices in up to three nodes, everything drawn."""
+    """Draw up to six layers on up to six devices in up to three nodes; all settings are random."""
     layers = rng.randint(1, 6)
     nodes = rng.choice([(1,) * 3, (2, 2), (4,), (3, 1, 2), (1,), (2, 1)])
     low = rng.choice([0, 1, 1])
@@ -65,18 +65,18 @@ def random_problem(rng: random.Random) -> Problem:
 
 
 def with_step_workspace(problem: Problem) -> Problem:
-    """The problem, in two cases of three with layers whose steps need up to 200 bytes, at once or in turn.
+    """Add to two of three problems layers whose steps need up to 200 bytes of workspace, at once or in turn.
 
-    They are drawn from the problem itself, so that what is drawn after it does not depend on them.
+    The draw is seeded by the problem itself, so that later draws do not depend on it.
     """
     rng = random.Random(repr((problem.layer_names, problem.parameter_bytes, problem.update_ns)))
     sizes = [rng.choice([0, rng.randint(0, 200)]) for _ in problem.layer_names]
-    given = None if rng.random() < 1 / 3 else np.asarray(sizes, dtype=np.int64)
-    return replace(problem, update_workspace_bytes=given, update_in_turn=rng.random() < 1 / 3)
+    workspace = None if rng.random() < 1 / 3 else np.asarray(sizes, dtype=np.int64)
+    return replace(problem, update_workspace_bytes=workspace, update_in_turn=rng.random() < 1 / 3)
 
 
 def with_ties(rng: random.Random, problem: Problem) -> Problem:
-    """The problem with up to three parameters that some of its layers have in common; a few are frozen."""
+    """Add up to three parameters that some of the problem's layers have in common; a few are frozen."""
     ties = []
     for number in range(rng.randint(1, 3) if problem.num_layers > 1 else 0):
         layers = rng.sample(range(problem.num_layers), rng.randint(2, min(3, problem.num_layers)))
@@ -87,13 +87,13 @@ def with_ties(rng: random.Random, problem: Problem) -> Problem:
 
 
 def random_allocation(rng: random.Random, problem: Problem) -> Allocation:
-    """Random cuts; replicated, round-robin and recomputing stages; devices may hold several stages."""
+    """Draw random cuts with replicated, round-robin and recomputing stages; devices may hold several stages."""
     stages = _random_stages(rng, problem, list(range(problem.num_devices)))
     return single_pipeline(stages, rng.randint(1, min(8, problem.global_batch_size)))
 
 
 def random_pipelines(rng: random.Random, problem: Problem) -> Allocation:
-    """Two or three pipelines on devices of their own, each with its cuts and its share of the micro-batches."""
+    """Draw two or three pipelines on separate devices, each with separate cuts and a share of the micro-batches."""
     count = rng.randint(2, min(3, problem.num_devices, problem.global_batch_size))
     batches = rng.randint(count, min(8, problem.global_batch_size))
     free = list(range(problem.num_devices))
@@ -109,7 +109,7 @@ def random_pipelines(rng: random.Random, problem: Problem) -> Allocation:
 
 
 def random_crossing_pipelines(rng: random.Random, problem: Problem) -> Allocation:
-    """Two or three pipelines over the same groups of devices, as Chimera's directions are."""
+    """Draw two or three pipelines over the same groups of devices, as Chimera's directions are."""
     count = rng.randint(2, min(3, problem.global_batch_size))
     batches = rng.randint(count, min(8, problem.global_batch_size))
     starts = [0, *sorted(rng.sample(range(1, batches), count - 1)), batches]
@@ -125,11 +125,11 @@ def random_crossing_pipelines(rng: random.Random, problem: Problem) -> Allocatio
 
 
 def _random_stages(
-    rng: random.Random, problem: Problem, free: list[int], held: Sequence[tuple[int, ...]] = ()
+    rng: random.Random, problem: Problem, free: list[int], existing: Sequence[tuple[int, ...]] = ()
 ) -> tuple[Stage, ...]:
     cuts = [i for i in range(1, problem.num_layers) if rng.random() < 0.6]
     bounds = [0, *cuts, problem.num_layers]
-    groups = list(held)
+    groups = list(existing)
     rng.shuffle(free)
     stages = []
     for first, stop in pairwise(bounds):
@@ -149,7 +149,7 @@ def _random_stages(
 
 
 def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
-    """Any order that can run: operations drawn one by one from those whose inputs exist."""
+    """Draw any order that can run: one operation after another whose inputs exist."""
     lanes: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     stages = allocation.stages
     groups = {}
@@ -181,72 +181,72 @@ def random_orders(rng: random.Random, allocation: Allocation) -> Orders:
 
 
 def random_pattern(rng: random.Random, problem: Problem) -> tuple[Allocation, Pattern, UpdateRule, Unrolled]:
-    """A periodic plan that can run: every operation's start is after those that it needs, and rounds stay apart."""
+    """Draw a periodic plan that can run: operations start after their inputs, and rounds stay apart."""
     while True:
         allocation = random_allocation(rng, problem)
         rule = rng.choice(sorted(PERIODIC_RULES))
         pattern = _pattern(rng, allocation, rng.randint(1, 3))
         if not _turns_suffice(allocation, rule):
             continue
-        made = unroll(problem, allocation, pattern, rule)
-        if all(_rounds_apart(made, row) for row in made.orders.rows):
-            return allocation, pattern, rule, made
+        run = unroll(problem, allocation, pattern, rule)
+        if all(_rounds_apart(run, row) for row in run.orders.rows):
+            return allocation, pattern, rule, run
 
 
 def _pattern(rng: random.Random, allocation: Allocation, per_period: int) -> Pattern:
-    """Operations at random distances along the chain of each micro-batch of a period."""
+    """Draw operations at random distances along the chain of each micro-batch of a period."""
     count = len(allocation.stages)
     split = [rng.random() < 0.2 for _ in range(count)]
     again = [bool(stage.recompute) and rng.random() < 0.5 for stage in allocation.stages]
     each, most = rng.randint(1, 6 * count), rng.randint(1, 5)
-    found = []
+    starts = []
     for j in range(per_period):
         t = j * each
         for s in range(count):
-            found.append((FORWARD, s, t, j))
+            starts.append((FORWARD, s, t, j))
             t += rng.randint(1, most)
         for s in reversed(range(count)):
             if again[s]:
-                found.append((RECOMPUTE, s, t, j))
+                starts.append((RECOMPUTE, s, t, j))
                 t += rng.randint(1, most)
-            found.append((INPUT if split[s] else BACKWARD, s, t, j))
+            starts.append((INPUT if split[s] else BACKWARD, s, t, j))
             if split[s]:
-                found.append((WEIGHT, s, t + rng.randint(1, most), j))
+                starts.append((WEIGHT, s, t + rng.randint(1, most), j))
             t += rng.randint(1, most)
     period = per_period * each
-    operations = [PatternOperation(kind, s, t % period, t // period, j) for kind, s, t, j in found]
+    operations = [PatternOperation(kind, s, t % period, t // period, j) for kind, s, t, j in starts]
     return Pattern("random", period, per_period, tuple(operations))
 
 
 def _turns_suffice(allocation: Allocation, rule: UpdateRule) -> bool:
-    """Whether every round-robin replica has a micro-batch in each round."""
+    """Return whether every round-robin replica has a micro-batch in each round."""
     most = max((stage.replicas for stage in allocation.stages if stage.dispatch == "round_robin"), default=1)
     return rule == "weight_stashing" or most <= allocation.num_micro_batches
 
 
-def _rounds_apart(made: Unrolled, row: Row) -> bool:
-    """Whether every complete round of every stage of a row steps before gradients of the next one."""
-    every = made.orders.update_every
-    for s, stage in enumerate(made.allocation.stages):
+def _rounds_apart(run: Unrolled, row: Row) -> bool:
+    """Return whether, in a row, every complete round of a stage steps before the next round's gradients."""
+    every = run.orders.update_every
+    for s, stage in enumerate(run.allocation.stages):
         if row.devices[0] not in stage.devices:
             continue
-        own = [(k, m // every[s]) for k, other, m in row.operations.tolist() if other == s]
-        seen = [number for k, number in own if k not in (FORWARD, RECOMPUTE)]
-        steps = [number for k, number in own if k == STEP]
-        if seen != sorted(seen) or steps != list(range(made.allocation.num_micro_batches // every[s])):
+        rounds = [(k, m // every[s]) for k, other, m in row.operations.tolist() if other == s]
+        seen = [number for k, number in rounds if k not in (FORWARD, RECOMPUTE)]
+        steps = [number for k, number in rounds if k == STEP]
+        if seen != sorted(seen) or steps != list(range(run.allocation.num_micro_batches // every[s])):
             return False
     return True
 
 
 def _possible(allocation, lanes, waiting, lane, op) -> bool:
     kind, s, m = op
-    own = lanes[lane]
+    placed = lanes[lane]
     if kind == FORWARD:
         source = allocation.previous(s)
         return source is None or not any((FORWARD, source, m) in ops for ops in waiting.values())
     if kind == WEIGHT:
-        return (INPUT, s, m) in own
-    if (FORWARD, s, m) not in own:
+        return (INPUT, s, m) in placed
+    if (FORWARD, s, m) not in placed:
         return False
     if kind == RECOMPUTE:
         return True
@@ -257,7 +257,10 @@ def _possible(allocation, lanes, waiting, lane, op) -> bool:
 
 
 def random_averaging(seed: int) -> tuple[Problem, Allocation, Orders]:
-    """Any network, uneven micro-batches, zero durations, recomputation, δ, row order and utilisation."""
+    """Draw averaging pipelines.
+
+    The network, micro-batches, durations (some zero), recomputation, δ, order of rows and utilisation are random.
+    """
     draw = random.Random(seed)
     layers, pipelines = draw.randint(1, 4), draw.randint(1, 4)
     batch = draw.randint(1, 9)
@@ -294,13 +297,13 @@ def random_averaging(seed: int) -> tuple[Problem, Allocation, Orders]:
 
 
 def measured_run(num_micro_batches: int, curves: list[tuple[int, ...]], num_pipelines: int = 1) -> PipelineRun:
-    """A measured run; the utilisation of each rank is one of ``curves``, in millionths."""
+    """Build a measured run; the utilisation of each rank is one of ``curves``, in millionths."""
     ranks = tuple(RankRun(100, 10, curve, 1, 1, 1) for curve in curves)
     return PipelineRun(num_micro_batches, num_pipelines, ranks)
 
 
 def tied_plan(rng: random.Random, make: Callable[[random.Random, Problem], Allocation]) -> tuple[Problem, Allocation]:
-    """A random allocation with a parameter tied across its stages."""
+    """Draw an allocation with a parameter tied across its stages."""
     while True:
         problem = with_ties(rng, random_problem(rng))
         if make is not random_allocation and min(problem.num_devices, problem.global_batch_size) < 2:
@@ -311,7 +314,7 @@ def tied_plan(rng: random.Random, make: Callable[[random.Random, Problem], Alloc
 
 
 def encoded(rng: random.Random, allocation: Allocation) -> Allocation:
-    """The allocation with some of its edges encoded."""
+    """Return the allocation with some of its edges encoded."""
     pipelines = []
     for pipeline in allocation.pipelines:
         edges = [False, *(rng.random() < 0.3 for _ in pipeline.stages[1:]), False]

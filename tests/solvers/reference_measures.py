@@ -1,4 +1,4 @@
-"""What the reference's run means: memory over time, weight versions, and each lane's share of the time."""
+"""Measures of a run of the reference simulator: memory over time, weight versions, and each row's share of the time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 
 def reference_curve(reference: Reference, device: int) -> dict[int, int]:
-    """Bytes on a device from each time on at which something changes."""
+    """Return the bytes on a device, by each time at which they change."""
     events: dict[int, int] = {0: reference.problem.devices[device].context_bytes}
 
     def add(start: int, end: int | None, size: int) -> None:
@@ -41,28 +41,28 @@ def reference_curve(reference: Reference, device: int) -> dict[int, int]:
 
 
 def reference_versions(reference: Reference, lane: int) -> int:
-    """Bytes of the weights that a lane keeps beside the current ones."""
-    held = [(s, copies) for (s, other), copies in reference.copies.items() if other == lane]
-    return sum((copies - 1) * weight_bytes(reference.problem, reference.allocation.stages[s])[1] for s, copies in held)
+    """Return the bytes of the weight versions that a row keeps beside the current one."""
+    pairs = [(s, copies) for (s, other), copies in reference.copies.items() if other == lane]
+    return sum((copies - 1) * weight_bytes(reference.problem, reference.allocation.stages[s])[1] for s, copies in pairs)
 
 
 def reference_misses_versions(reference: Reference, rule: UpdateRule) -> bool:
-    """Whether any operation of a periodic run needs a weight version that is not made yet, or not kept any more."""
+    """Return whether an operation of a periodic run needs a weight version that does not exist yet, or no longer."""
     return any(_misses_versions(reference, rule, s, lane, copies) for (s, lane), copies in reference.copies.items())
 
 
 def _misses_versions(reference: Reference, rule: UpdateRule, s: int, lane: int, copies: int) -> bool:
-    row = [(k, m) for k, own, m in reference.orders.rows[lane].operations.tolist() if own == s]
+    row = [(k, m) for k, stage, m in reference.orders.rows[lane].operations.tolist() if stage == s]
     last = {m: i for i, (k, m) in enumerate(row) if k in GRADIENTS}
     second_half = 2 * s >= len(reference.allocation.stages)
-    newest, taken = 0, {}
+    newest, version = 0, {}
     for i, (kind, m) in enumerate(row):
         if kind == STEP:
             newest += 1
         if rule == "weight_stashing":
             if kind == FORWARD:
-                taken[m] = newest
-            if len({newest, *(v for other, v in taken.items() if last[other] >= i)}) > copies:
+                version[m] = newest
+            if len({newest, *(v for other, v in version.items() if last[other] >= i)}) > copies:
                 return True
         elif kind != STEP:
             number = m // reference.rounds(s)
@@ -74,17 +74,17 @@ def _misses_versions(reference: Reference, rule: UpdateRule, s: int, lane: int, 
 
 def _stage_events(reference: Reference, lane: int, s: int, add, posted) -> None:
     problem, stage = reference.problem, reference.allocation.stages[s]
-    held = static_bytes(problem, stage)
-    add(0, None, held.parameters + held.optimizer)
-    own = [tuple(map(int, op)) for op in reference.orders.rows[lane].operations if op[1] == s]
+    static = static_bytes(problem, stage)
+    add(0, None, static.parameters + static.optimizer)
+    operations = [tuple(map(int, op)) for op in reference.orders.rows[lane].operations if op[1] == s]
     steps = reference.updates[s, lane]
     for number, gradients in reference.round_operations(lane, s).items():
         end = steps[number][1] if number < len(steps) else None
-        add(min(reference.start[lane, op] for op in gradients), end, held.gradients)
+        add(min(reference.start[lane, op] for op in gradients), end, static.gradients)
     for start, end in steps:
         add(start, end, step_workspace(problem, stage))
-    apart = any(op[0] == RECOMPUTE for op in own)
-    for op in own:
+    apart = any(op[0] == RECOMPUTE for op in operations)
+    for op in operations:
         kind, _s, m = op
         if kind == STEP:
             continue
@@ -95,18 +95,18 @@ def _stage_events(reference: Reference, lane: int, s: int, add, posted) -> None:
         inside = rebuilt if kind == BACKWARD and not apart else 0
         add(reference.start[lane, op], reference.end[lane, op], plain.workspace_bytes + inside)
         if kind == FORWARD:
-            last = (WEIGHT, s, m) if (WEIGHT, s, m) in own else (BACKWARD, s, m)
+            last = (WEIGHT, s, m) if (WEIGHT, s, m) in operations else (BACKWARD, s, m)
             release = reference.end[lane, last]
             add(reference.start[lane, op], release, cost.kept_bytes + _handed_input(reference, s, rows))
             opening = (RECOMPUTE, s, m) if apart else (INPUT, s, m)
-            if opening in own:
+            if opening in operations:
                 parts = sum(_stash(problem, stage, a, b, rows) for a, b in stage.recompute)
                 add(reference.start[lane, opening], release, parts)
             _buffers(reference, lane, s, m, release, add, posted)
 
 
 def step_workspace(problem: Problem, stage) -> int:
-    """What an optimizer step needs while it runs: the sum over layers, their most where they are stepped in turn."""
+    """Return the workspace of an optimizer step: the sum over layers, or the maximum where layers step in turn."""
     if problem.update_workspace_bytes is None:
         return 0
     each = [int(problem.update_workspace_bytes[layer]) for layer in range(stage.first, stage.last + 1)]
@@ -123,7 +123,7 @@ def _stash(problem: Problem, stage, first: int, last: int, rows: int) -> int:
 
 
 def _handed_input(reference: Reference, s: int, rows: int) -> int:
-    """The input that a stage runs its first layers again from, where no message has brought it."""
+    """Return the bytes of the input from which a stage recomputes its first layers, if no message brought it."""
     problem, stage, before = reference.problem, reference.allocation.stages[s], reference.allocation.previous(s)
     again = [first for first, _last in stage.recompute]
     if before is None or stage.first not in again or not problem.memory.count_buffers:
@@ -134,8 +134,8 @@ def _handed_input(reference: Reference, s: int, rows: int) -> int:
 
 
 def posted_times(reference: Reference) -> dict[tuple[int, tuple[int, int, int]], int]:
-    """When each lane posts the receives of its F, B and I: decision 6, over the row without its steps."""
-    found = {}
+    """Return when each row posts the receives of its F, B and I: decision 6, over the row without its steps."""
+    times = {}
     for lane, row in enumerate(reference.orders.rows):
         operations = [tuple(each) for each in row.operations.tolist() if each[0] != STEP]
         for at, op in enumerate(operations):
@@ -145,12 +145,12 @@ def posted_times(reference: Reference) -> dict[tuple[int, tuple[int, int, int]],
             place = max(0, at - 2)
             if at > 0 and operations[at - 1][0] in alike and operations[at - 1][1] == op[1]:
                 place = at - 1
-            found[lane, op] = reference.end[lane, operations[place - 1]] if place > 0 else 0
-    return found
+            times[lane, op] = reference.end[lane, operations[place - 1]] if place > 0 else 0
+    return times
 
 
 def _passed(reference: Reference, posted: dict[tuple[int, tuple[int, int, int]], int], s: int, way: int, m: int) -> int:
-    """When a message of a stage needs no room at its sender any more."""
+    """Return when a message of a stage no longer needs memory at its sender."""
     start, end = reference.transfers[s, way, m]
     reader = reference.allocation.next(s) if way == 0 else reference.allocation.previous(s)
     kinds = (FORWARD,) if way == 0 else (BACKWARD, INPUT)
@@ -171,8 +171,8 @@ def _buffers(reference: Reference, lane: int, s: int, m: int, release: int, add,
     if after is not None and (after, 1, m) in reference.transfers:
         add(posted[lane, back], release, int(problem.backward_bytes[stage.last]) * share)
     if (s, 0, m) in reference.transfers:
-        made = reference.end[lane, (FORWARD, s, m)]
-        add(made, _passed(reference, posted, s, 0, m), int(problem.forward_bytes[stage.last]) * share)
+        ready = reference.end[lane, (FORWARD, s, m)]
+        add(ready, _passed(reference, posted, s, 0, m), int(problem.forward_bytes[stage.last]) * share)
     if (s, 1, m) in reference.transfers:
         add(
             reference.end[lane, back],
@@ -182,21 +182,21 @@ def _buffers(reference: Reference, lane: int, s: int, m: int, release: int, add,
 
 
 def reference_use(reference: Reference, lane: int) -> tuple[int, int]:
-    """Per global batch in the window: time in which a lane computes, and does not while it communicates."""
-    held = {s for s, other in reference.updates if other == lane}
+    """Return, per global batch of the window, the time in which a row computes, and in which it only communicates."""
+    resident = {s for s, other in reference.updates if other == lane}
     busy = [(t, reference.end[key]) for key, t in reference.start.items() if key[0] == lane]
     if not reference.orders.update_every:
         busy += [pair for (_s, other), each in reference.updates.items() if other == lane for pair in each]
     groups = groups_of(reference.problem, reference.allocation)
     active = []
     for (s, number), each in reference.reductions.items():
-        own = [group for group in groups if group.stages[0] == s]
-        place = number % sum(len(group.buckets) for group in own)
-        stages = next(x.stages for x in own if 0 <= place - x.first_number < len(x.buckets))
-        if held & set(stages):
+        at_stage = [group for group in groups if group.stages[0] == s]
+        place = number % sum(len(group.buckets) for group in at_stage)
+        stages = next(x.stages for x in at_stage if 0 <= place - x.first_number < len(x.buckets))
+        if resident & set(stages):
             active.append(each)
-    active += [each for (k, _number), each in reference.ties.items() if held & set(reference.tied[k].stages)]
-    mine = {op for own, op in reference.start if own == lane}
+    active += [each for (k, _number), each in reference.ties.items() if resident & set(reference.tied[k].stages)]
+    mine = {op for other, op in reference.start if other == lane}
     for (s, way, m), each in reference.transfers.items():
         other = reference.allocation.next(s) if way == 0 else reference.allocation.previous(s)
         if any((FORWARD, end, m) in mine for end in (s, other)):
@@ -213,15 +213,15 @@ def reference_use(reference: Reference, lane: int) -> tuple[int, int]:
 
 
 def assert_as_reference(timeline: Timeline, reference: Reference) -> None:
-    """All times to the nanosecond, all memory to the byte."""
+    """Check all times to the nanosecond and all memory to the byte."""
     for lane, track in enumerate(timeline.tracks):
         operations = [tuple(map(int, op)) for op in track.operations]
         assert track.start_ns.tolist() == [reference.start[lane, op] for op in operations]
         assert track.end_ns.tolist() == [reference.end[lane, op] for op in operations]
     sent = timeline.transfers
     columns = (sent.stage, sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
-    found = {(s, way, m): (start, end) for s, way, m, start, end in zip(*(c.tolist() for c in columns), strict=True)}
-    assert found == reference.transfers
+    spans = {(s, way, m): (start, end) for s, way, m, start, end in zip(*(c.tolist() for c in columns), strict=True)}
+    assert spans == reference.transfers
     assert {(r.stage, r.bucket): (r.start_ns, r.end_ns) for r in timeline.reductions} == reference.reductions
     steps = [(s, *step) for s, lane in sorted(reference.updates) for step in reference.updates[s, lane]]
     assert [(u.stage, u.start_ns, u.end_ns) for u in timeline.updates] == steps

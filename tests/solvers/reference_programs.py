@@ -1,4 +1,4 @@
-"""Runs programs without computing, in the plainest way: the oracle of the checks of lowering."""
+"""A plain run of programs that computes no numbers: the oracle of the checks of lowering."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Reference:
         self.steps: Counter[tuple[int, int]] = Counter()
         self.reduced: Counter[tuple[int, int, int]] = Counter()
         self.whole: Counter[tuple[int, int, int]] = Counter()
-        """Of buckets that are gathered once a step: 1 while their parameters are whole, 2 from then to the step."""
+        """State of buckets gathered once a step: 1 while their parameters are whole, 2 from then to the step."""
         self.came: Counter[tuple[object, ...]] = Counter()
         self.left: Counter[tuple[object, ...]] = Counter()
         self.owned: dict[tuple[int, int], list[int]] = {}
         self.age: dict[tuple[int, int], int] = {}
         self.used: dict[tuple[int, int, int], int] = {}
-        """Updates older or newer than none that the weights of a forward have, by rank, stage and micro-batch."""
+        """Number of updates in the weights that a forward uses, by rank, stage and micro-batch."""
 
     def run(self) -> str:
-        """``ok``, ``stuck`` or ``bad``."""
+        """Run all programs; return ``ok``, ``stuck`` or ``bad``."""
         try:
             while sum(self.advance(rank) for rank in range(len(self.programs))):
                 pass
@@ -63,7 +63,7 @@ class Reference:
 
     def execute(self, rank: int, one: Instruction) -> bool:
         messages = ("SEND_F", "SEND_B", "LOCAL_F", "LOCAL_B", "RECV_F", "RECV_B")
-        held = self.held(rank, one.stage)
+        part = self.part_of(rank, one.stage)
         if one.channel != -1 and one.kind not in messages:
             raise Bad
         if one.kind in ("F", "B", "I", "W", "R"):
@@ -74,59 +74,59 @@ class Reference:
             self.receive(rank, one)
             return True
         if one.kind in ("REDUCE", "WAIT_REDUCE"):
-            return self.reduce(rank, held, one)
+            return self.reduce(rank, part, one)
         if one.kind in ("UNSHARD", "RESHARD"):
-            return self.shard(rank, held, one)
+            return self.shard(rank, part, one)
         if one.kind in ("REDUCE_SHARED", "NORM", "WAIT_NORM"):
             return self.meet_all(rank, one)
         if one.kind == "STEP":
-            self.step(rank, held, one)
+            self.step(rank, part, one)
         elif one.kind == "VERSION":
-            if one.micro_batch >= held.versions:
+            if one.micro_batch >= part.versions:
                 raise Bad
             self.age[rank, one.stage] = one.micro_batch
         return True
 
-    def held(self, rank: int, stage: int) -> Held:
-        for held in self.programs[rank].stages:
-            if held.stage == stage:
-                return held
+    def part_of(self, rank: int, stage: int) -> Held:
+        for part in self.programs[rank].stages:
+            if part.stage == stage:
+                return part
         raise Bad
 
-    def own(self, held: Held) -> list[int]:
-        """The replica's micro-batches in all global batches."""
-        known = self.owned.get((held.stage, held.replica))
-        if known is not None:
-            return known
+    def batches_of(self, part: Held) -> list[int]:
+        """Return the replica's micro-batches in all global batches."""
+        existing = self.owned.get((part.stage, part.replica))
+        if existing is not None:
+            return existing
         program = self.programs[0]
-        first, last = held.micro_batches
+        first, last = part.micro_batches
         stop = (program.batches - 1) * program.num_micro_batches + last + 1
-        turns = len(held.ranks) if held.dispatch == "round_robin" else 1
-        found = [m for m in range(first, stop) if m % turns == held.replica % turns]
-        self.owned[held.stage, held.replica] = found
-        return found
+        turns = len(part.ranks) if part.dispatch == "round_robin" else 1
+        batches = [m for m in range(first, stop) if m % turns == part.replica % turns]
+        self.owned[part.stage, part.replica] = batches
+        return batches
 
-    def round_of(self, held: Held, micro_batch: int) -> int:
-        return (micro_batch - held.micro_batches[0]) // held.update_every
+    def round_of(self, part: Held, micro_batch: int) -> int:
+        return (micro_batch - part.micro_batches[0]) // part.update_every
 
     def compute(self, rank: int, one: Instruction) -> bool:
-        held = self.held(rank, one.stage)
+        part = self.part_of(rank, one.stage)
         f, b, i, w, r = (self.has(rank, kind, one) for kind in "FBIWR")
         allowed = {"F": not f, "B": f and not b and not i, "I": f and not b and not i, "W": i and not w}
         allowed["R"] = f and not r and not b and not i
-        if one.micro_batch not in self.own(held) or not allowed[one.kind]:
+        if one.micro_batch not in self.batches_of(part) or not allowed[one.kind]:
             raise Bad
         for other in self.programs[rank].stages if self.keeps(rank) else ():
             for k, (first, last, group) in enumerate(other.buckets):
-                layers = set(range(first, last + 1)) & set(range(held.first, held.last + 1))
+                layers = set(range(first, last + 1)) & set(range(part.first, part.last + 1))
                 if group >= 0 and layers and self.whole[rank, other.stage, k] != 1:
                     raise Bad
         gradient = one.kind in ("B", "W")
-        if gradient and held.buckets and self.round_of(held, one.micro_batch) != self.steps[rank, one.stage]:
+        if gradient and part.buckets and self.round_of(part, one.micro_batch) != self.steps[rank, one.stage]:
             raise Bad
         if one.kind in "FBI":
             direction = "F" if one.kind == "F" else "B"
-            needed = set(self.needed(rank, held, direction, one.micro_batch))
+            needed = set(self.needed(rank, part, direction, one.micro_batch))
             mine = {k for k in self.open[rank] if (k[0], k[2], k[5]) == (direction, one.stage, one.micro_batch)}
             if not mine <= self.sent.keys():
                 return False
@@ -142,19 +142,19 @@ class Reference:
 
     def carries(self, rank: int, channel: Channel, micro_batch: int) -> bool:
         rows = channel.rows[self.programs[rank].row_class(micro_batch)]
-        peer = self.held(channel.peer, channel.peer_stage)
+        peer = self.part_of(channel.peer, channel.peer_stage)
         return (
             rows[0] < rows[1]
-            and micro_batch in self.own(peer)
-            and micro_batch in self.own(self.held(rank, channel.stage))
+            and micro_batch in self.batches_of(peer)
+            and micro_batch in self.batches_of(self.part_of(rank, channel.stage))
         )
 
-    def needed(self, rank: int, held: Held, direction: str, micro_batch: int) -> list[Key]:
-        source = held.previous if direction == "F" else held.next
+    def needed(self, rank: int, part: Held, direction: str, micro_batch: int) -> list[Key]:
+        source = part.previous if direction == "F" else part.next
         return [
             (direction, c.peer_stage, c.stage, c.peer, rank, micro_batch)
             for c in self.programs[rank].channels
-            if (c.kind, c.stage, c.peer_stage) == (direction, held.stage, source) and self.carries(rank, c, micro_batch)
+            if (c.kind, c.stage, c.peer_stage) == (direction, part.stage, source) and self.carries(rank, c, micro_batch)
         ]
 
     def channel(self, rank: int, one: Instruction, sends: bool) -> Channel:
@@ -163,8 +163,8 @@ class Reference:
             raise Bad
         channel = channels[one.channel]
         forward = channel.kind == "F"
-        held = self.held(rank, one.stage)
-        target = held.next if forward == sends else held.previous
+        part = self.part_of(rank, one.stage)
+        target = part.next if forward == sends else part.previous
         if (channel.kind, channel.stage, channel.peer_stage) != (one.kind[-1], one.stage, target):
             raise Bad
         if (channel.peer == rank) != one.kind.startswith("LOCAL") or not self.carries(rank, channel, one.micro_batch):
@@ -199,24 +199,24 @@ class Reference:
         self.counts["received", c.peer, rank] += 1
         self.open[rank].add(key)
 
-    def missing(self, rank: int, held: Held, bucket: tuple[int, int, int]) -> int:
-        """Gradients that a bucket lacks for the step of its stage that comes next, of all stages with its layers."""
+    def missing(self, rank: int, part: Held, bucket: tuple[int, int, int]) -> int:
+        """Count the gradients that a bucket lacks for its stage's next step, over all stages with its layers."""
         lacking = 0
         for other in self.programs[rank].stages:
             if any(other.first <= layer <= other.last for layer in range(bucket[0], bucket[1] + 1)):
-                due = [m for m in self.own(other) if self.round_of(other, m) <= self.steps[rank, held.stage]]
+                due = [m for m in self.batches_of(other) if self.round_of(other, m) <= self.steps[rank, part.stage]]
                 lacking += sum((rank, other.stage, m) not in self.gradients for m in due)
         return lacking
 
-    def reduce(self, rank: int, held: Held, one: Instruction) -> bool:
-        if one.micro_batch >= len(held.buckets) or self.programs[rank].update_rule == "elastic_averaging":
+    def reduce(self, rank: int, part: Held, one: Instruction) -> bool:
+        if one.micro_batch >= len(part.buckets) or self.programs[rank].update_rule == "elastic_averaging":
             raise Bad
-        bucket = held.buckets[one.micro_batch]
+        bucket = part.buckets[one.micro_batch]
         place = rank, one.stage, one.micro_batch
         starts = one.kind == "REDUCE"
         if self.keeps(rank) and starts and not self.whole[place]:
             raise Bad
-        if bucket[2] < 0 or self.reduced[place] != (0 if starts else 1) or self.missing(rank, held, bucket) > starts:
+        if bucket[2] < 0 or self.reduced[place] != (0 if starts else 1) or self.missing(rank, part, bucket) > starts:
             raise Bad
         if not self.meet(rank, self.programs[rank].groups[bucket[2]], bucket, starts, not starts):
             return False
@@ -226,12 +226,12 @@ class Reference:
     def keeps(self, rank: int) -> bool:
         return self.programs[rank].sharding == "parameters_kept"
 
-    def shard(self, rank: int, held: Held, one: Instruction) -> bool:
+    def shard(self, rank: int, part: Held, one: Instruction) -> bool:
         begins, place = one.kind == "UNSHARD", (rank, one.stage, one.micro_batch)
-        if one.micro_batch >= len(held.buckets) or not self.keeps(rank) or self.whole[place] != (0 if begins else 1):
+        if one.micro_batch >= len(part.buckets) or not self.keeps(rank) or self.whole[place] != (0 if begins else 1):
             raise Bad
-        bucket = held.buckets[one.micro_batch]
-        if bucket[2] < 0 or (not begins and self.missing(rank, held, bucket)):
+        bucket = part.buckets[one.micro_batch]
+        if bucket[2] < 0 or (not begins and self.missing(rank, part, bucket)):
             raise Bad
         entered = self.came[rank, *bucket] > self.left[rank, *bucket]
         if begins and not self.meet(rank, self.programs[rank].groups[bucket[2]], bucket, not entered, True):
@@ -254,7 +254,7 @@ class Reference:
         return self.meet(rank, group, what, not entered, True)
 
     def meet(self, rank: int, group: tuple[int, ...], what: tuple[object, ...], comes: bool, waits: bool) -> bool:
-        """Come to where a group meets, wait there until all have come as often, or both."""
+        """Come to the meeting of a group, wait there until all ranks have come as often, or both."""
         self.came[rank, *what] += comes
         if not waits:
             return True
@@ -266,15 +266,15 @@ class Reference:
         self.left[rank, *what] += 1
         return True
 
-    def step(self, rank: int, held: Held, one: Instruction) -> None:
+    def step(self, rank: int, part: Held, one: Instruction) -> None:
         program, place = self.programs[rank], (rank, one.stage)
-        first, last = held.micro_batches
+        first, last = part.micro_batches
         count = (program.batches - 1) * program.num_micro_batches + last + 1 - first
-        if one.micro_batch or not held.buckets or self.steps[place] * held.update_every >= count:
+        if one.micro_batch or not part.buckets or self.steps[place] * part.update_every >= count:
             raise Bad
-        for k, bucket in enumerate(held.buckets):
+        for k, bucket in enumerate(part.buckets):
             grouped = bucket[2] >= 0 and program.update_rule != "elastic_averaging"
-            if self.missing(rank, held, bucket) or (grouped and self.reduced[rank, one.stage, k] != 2):
+            if self.missing(rank, part, bucket) or (grouped and self.reduced[rank, one.stage, k] != 2):
                 raise Bad
             if grouped and self.keeps(rank) and self.whole[rank, one.stage, k] != 2:
                 raise Bad
@@ -283,36 +283,36 @@ class Reference:
 
     def check_end(self) -> None:
         for rank, program in enumerate(self.programs):
-            for held in program.stages:
-                for m in self.own(held):
-                    one = Instruction("F", held.stage, m)
+            for part in program.stages:
+                for m in self.batches_of(part):
+                    one = Instruction("F", part.stage, m)
                     if not self.done[rank, one] or not (self.has(rank, "B", one) or self.has(rank, "W", one)):
                         raise Bad
-                first, last = held.micro_batches
+                first, last = part.micro_batches
                 count = (program.batches - 1) * program.num_micro_batches + last + 1 - first
-                if held.buckets and self.steps[rank, held.stage] * held.update_every < count:
+                if part.buckets and self.steps[rank, part.stage] * part.update_every < count:
                     raise Bad
         if self.sent.keys() != self.posted.keys() or any(self.open):
             raise Bad
 
 
 def verdict(programs: Sequence[Program], transport: str) -> str:
-    """What the checks should say: ``ok``, ``stuck``, ``disordered`` or ``bad``."""
+    """Return the verdict that the checks must give: ``ok``, ``stuck``, ``disordered`` or ``bad``."""
     reference = Reference(programs, rendezvous=False)
-    found = reference.run()
+    result = reference.run()
     if transport == "gloo":
-        return found
+        return result
     if any(reference.sent[key] != reference.posted[key] for key in reference.sent.keys() & reference.posted.keys()):
         return "disordered"
-    found = found if found != "ok" else Reference(programs, rendezvous=True).run()
-    return found if found != "ok" or reduces_in_one_order(programs) else "bad"
+    result = result if result != "ok" else Reference(programs, rendezvous=True).run()
+    return result if result != "ok" or reduces_in_one_order(programs) else "bad"
 
 
 def reduces_in_one_order(programs: Sequence[Program]) -> bool:
-    """Whether any two ranks that share two groups start both groups' all-reduces in the same order."""
+    """Return whether any two ranks that share two groups start both groups' all-reduces in the same order."""
     orders = []
     for program in programs:
-        buckets = {held.stage: held.buckets for held in program.stages}
+        buckets = {part.stage: part.buckets for part in program.stages}
         orders.append([buckets[i.stage][i.micro_batch][2] for i in program.instructions() if i.kind == "REDUCE"])
     return all(
         [group for group in one if group in other] == [group for group in other if group in one]

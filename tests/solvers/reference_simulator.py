@@ -1,4 +1,4 @@
-"""The judge's rules in plain Python, read off the docstring of ``simulate`` and as slow as that: the tests' oracle."""
+"""The simulator's rules in plain, slow Python, written from the docstring of ``simulate``: the oracle of its tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ GRADIENTS = (BACKWARD, INPUT, WEIGHT)
 
 
 class Group(NamedTuple):
-    """Neighbouring layers that the same stages hold, one of each pipeline; ``first_number``: of its first bucket."""
+    """Neighbouring layers that the same stages hold, one stage per pipeline.
+
+    ``first_number`` is the number of the group's first bucket.
+    """
 
     first: int
     last: int
@@ -33,7 +36,7 @@ class Group(NamedTuple):
 
 
 class Tie(NamedTuple):
-    """A parameter with copies on several stages of a pipeline; ``devices`` of all stages with a copy."""
+    """A parameter with copies on several stages of a pipeline; ``devices`` are the devices of all these stages."""
 
     stages: tuple[int, ...]
     devices: tuple[int, ...]
@@ -70,23 +73,23 @@ class Reference:
         return -(-(high - low) // self.window_rounds)
 
     def rounds(self, s: int) -> int:
-        """How many micro-batches make a round of a stage; without steps in the rows all of them."""
+        """Return the number of micro-batches in a round of a stage; without steps in the rows, the whole batch."""
         return self.orders.update_every[s] if self.orders.update_every else self.allocation.num_micro_batches
 
     def round_operations(self, lane: int, s: int) -> dict[int, list[Operation]]:
-        """The gradient operations of a stage in a row, by round."""
+        """Return the gradient operations of a stage in a row, by round."""
         if (lane, s) not in self._by_round:
-            found = self._by_round.setdefault((lane, s), {})
-            for kind, own, m in self.orders.rows[lane].operations.tolist():
-                if own == s and kind in GRADIENTS:
-                    found.setdefault(m // self.rounds(s), []).append((kind, own, m))
+            operations = self._by_round.setdefault((lane, s), {})
+            for kind, stage, m in self.orders.rows[lane].operations.tolist():
+                if stage == s and kind in GRADIENTS:
+                    operations.setdefault(m // self.rounds(s), []).append((kind, stage, m))
         return self._by_round[lane, s]
 
 
 def run_reference(
     problem: Problem, allocation: Allocation, orders: Orders, overlap: bool | None = None, sums_ties: bool = True
 ) -> Reference:
-    """Simulate one step; ``deadlock`` is set where lanes wait for ever."""
+    """Simulate one step; ``deadlock`` is set where rows wait for each other for ever."""
     if overlap is not None:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
     count = allocation.num_micro_batches
@@ -102,16 +105,16 @@ def run_periodic_reference(
     problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule, overlap: bool | None = None
 ) -> Reference:
     """Simulate the unrolled pattern and measure its steady state."""
-    made = unroll(problem, allocation, pattern, rule)
-    reference = run_reference(made.problem, made.allocation, made.orders, overlap, rule == "double_buffered")
+    run = unroll(problem, allocation, pattern, rule)
+    reference = run_reference(run.problem, run.allocation, run.orders, overlap, rule == "double_buffered")
     number = allocation.num_micro_batches
-    done = [0] * made.rounds
+    done = [0] * run.rounds
     for (_lane, (kind, _s, m)), end in reference.end.items():
         if kind in GRADIENTS:
             done[m // number] = max(done[m // number], end)
-    reference.window_rounds, reference.num_rounds = _cycle(done[made.first : made.last + 1], made.whole), made.rounds
-    reference.window = (done[made.last - reference.window_rounds], done[made.last])
-    for lane, row in enumerate(made.orders.rows):
+    reference.window_rounds, reference.num_rounds = _cycle(done[run.first : run.last + 1], run.whole), run.rounds
+    reference.window = (done[run.last - reference.window_rounds], done[run.last])
+    for lane, row in enumerate(run.orders.rows):
         for s, stage in enumerate(allocation.stages):
             if row.devices[0] in stage.devices:
                 reference.copies[s, lane] = _copies(reference, rule, s, lane)
@@ -119,7 +122,7 @@ def run_periodic_reference(
 
 
 def _cycle(done: list[int], whole: int) -> int:
-    """After how many rounds, at most half of them, all gaps come again; else all rounds."""
+    """Return after how many rounds, at most half of them, all gaps repeat; otherwise the number of rounds."""
     rounds = len(done) - 1
     for k in range(whole, rounds // 2 + 1, whole):
         if len({done[t + k] - done[t] for t in range(rounds + 1 - k)}) == 1:
@@ -128,9 +131,12 @@ def _cycle(done: list[int], whole: int) -> int:
 
 
 def _copies(reference: Reference, rule: UpdateRule, s: int, lane: int) -> int:
-    """Two where forwards use the version before, as many as micro-batches in flight under weight stashing."""
+    """Return the number of weight versions that a row keeps of a stage.
+
+    Two where forwards use the previous version; under weight stashing, the most micro-batches in flight.
+    """
     if rule == "weight_stashing":
-        row = [(k, m) for k, own, m in reference.orders.rows[lane].operations.tolist() if own == s]
+        row = [(k, m) for k, stage, m in reference.orders.rows[lane].operations.tolist() if stage == s]
         begin = {m: i for i, (k, m) in enumerate(row) if k == FORWARD}
         end = {m: i for i, (k, m) in enumerate(row) if k in GRADIENTS}
         return max(1, *(sum(begin[m] <= i <= end[m] for m in begin) for i in range(len(row))))
@@ -139,37 +145,37 @@ def _copies(reference: Reference, rule: UpdateRule, s: int, lane: int) -> int:
 
 
 def groups_of(problem: Problem, allocation: Allocation) -> list[Group]:
-    """Layers cut at every stage boundary of every pipeline; those on one device reduce nothing."""
+    """Cut the layers at every stage boundary of every pipeline; groups on a single device need no reduction."""
 
-    def held(layer: int) -> tuple[int, ...]:
+    def stages_with(layer: int) -> tuple[int, ...]:
         return tuple(s for s, stage in enumerate(allocation.stages) if stage.first <= layer <= stage.last)
 
-    found = []
-    for stages, run in groupby(range(problem.num_layers), key=held):
+    groups = []
+    for stages, run in groupby(range(problem.num_layers), key=stages_with):
         layers = list(run)
         devices = tuple({d: s for s in stages for d in allocation.stages[s].devices})
         whole = Stage(layers[0], layers[-1], devices)
-        found.append(Group(layers[0], layers[-1], stages, buckets(problem, whole), 0))
+        groups.append(Group(layers[0], layers[-1], stages, buckets(problem, whole), 0))
     behind = {
         (group.stages[0], group.first): sum(
-            len(other.buckets) for other in found if other.stages[0] == group.stages[0] and other.first > group.first
+            len(other.buckets) for other in groups if other.stages[0] == group.stages[0] and other.first > group.first
         )
-        for group in found
+        for group in groups
     }
-    return [group._replace(first_number=behind[group.stages[0], group.first]) for group in found if group.buckets]
+    return [group._replace(first_number=behind[group.stages[0], group.first]) for group in groups if group.buckets]
 
 
 def ties_of(problem: Problem, allocation: Allocation) -> list[Tie]:
-    """Trainable parameters that two stages of the same pipeline have copies of."""
-    found = []
+    """List the trainable parameters that two stages of the same pipeline have copies of."""
+    ties = []
     for _name, layers, size in problem.shared_parameters:
-        stages = [s for s, own in enumerate(allocation.stages) if {*range(own.first, own.last + 1)} & {*layers}]
+        stages = [s for s, stage in enumerate(allocation.stages) if {*range(stage.first, stage.last + 1)} & {*layers}]
         pipelines = [allocation.pipeline_of[s] for s in stages]
         trained = problem.trainable_bytes[layers[0] + 1] - problem.trainable_bytes[layers[0]]
         if size and trained and len(pipelines) > len(set(pipelines)):
             devices = tuple(sorted({d for s in stages for d in allocation.stages[s].devices}))
-            found.append(Tie(tuple(stages), devices, all_reduce_ns(problem, size, devices)))
-    return found
+            ties.append(Tie(tuple(stages), devices, all_reduce_ns(problem, size, devices)))
+    return ties
 
 
 class _Run:
@@ -180,7 +186,7 @@ class _Run:
         self.lists: list[list[Operation]] = [
             [tuple(map(int, op)) for op in row.operations] for row in reference.orders.rows
         ]
-        self.held = [
+        self.stages = [
             [s for s, stage in enumerate(self.allocation.stages) if row.devices[0] in stage.devices]
             for row in reference.orders.rows
         ]
@@ -190,42 +196,42 @@ class _Run:
         self.ended: set[tuple[int, Operation]] = set()
         self.events: list[tuple[int, tuple]] = []
         self.waiting: list[tuple[tuple[int, ...], tuple]] = []
-        self.taken: set[object] = set()
+        self.busy: set[object] = set()
         self.groups = groups_of(self.problem, self.allocation)
         self.announced: dict[tuple[int, int, int], list[int]] = {}
         self.reduced = [0] * len(self.groups)
-        self.summed = {(lane, k): 0 for lane, held in enumerate(self.held) for k in self._own_ties(held)}
+        self.summed = {(lane, k): 0 for lane, stages in enumerate(self.stages) for k in self._own_ties(stages)}
         self.came: set[tuple[int, int, int]] = set()
 
-    def _own_ties(self, held: list[int]) -> list[int]:
-        return [k for k, tie in enumerate(self.ties) if {*held} & {*tie.stages}]
+    def _own_ties(self, stages: list[int]) -> list[int]:
+        return [k for k, tie in enumerate(self.ties) if {*stages} & {*tie.stages}]
 
     def _before_step(self, lane: int, s: int) -> list[int]:
-        """The ties that a step in a row waits for: those whose lowest stage on the lane it is of."""
-        return [k for k in self._own_ties(self.held[lane]) if s == min({*self.held[lane]} & {*self.ties[k].stages})]
+        """Return the ties that a step of stage ``s`` waits for: ``s`` is the row's lowest stage with a copy."""
+        return [k for k in self._own_ties(self.stages[lane]) if s == min({*self.stages[lane]} & {*self.ties[k].stages})]
 
     def _come_to_ties(self, lane: int, ties: list[int], update_round: int, now: int) -> bool:
-        """Let a lane come to the first of these ties that is not summed; whether all are."""
+        """Register a row at the first of these ties that is not summed yet; return whether all are summed."""
         for k in ties:
             if self.summed[lane, k] > update_round:
                 continue
             if (lane, k, update_round) not in self.came:
                 self.came.add((lane, k, update_round))
-                lanes = [other for other, own in self.summed if own == k]
+                lanes = [other for other, tie in self.summed if tie == k]
                 if all((other, k, update_round) in self.came for other in lanes):
                     self.events.append((now, ("tie ready", k, update_round)))
             return False
         return True
 
     def _look_at_ties(self, now: int) -> None:
-        """A flushed step: lanes behind their rows and buckets come to their ties."""
+        """Register the rows that have finished their operations and buckets at their ties, in a flushed step."""
         if self.reference.orders.update_every:
             return
         for lane, row in enumerate(self.lists):
-            chains = [g for g, group in enumerate(self.groups) if {*group.stages} & {*self.held[lane]}]
+            chains = [g for g, group in enumerate(self.groups) if {*group.stages} & {*self.stages[lane]}]
             over = all(self.reduced[g] >= len(self.groups[g].buckets) for g in chains)
             if self.idle[lane] and self.at[lane] == len(row) and over:
-                self._come_to_ties(lane, self._own_ties(self.held[lane]), 0, now)
+                self._come_to_ties(lane, self._own_ties(self.stages[lane]), 0, now)
 
     def run(self) -> None:
         now = 0
@@ -240,8 +246,8 @@ class _Run:
                 self._look_at_ties(now)
             for key, what in sorted(self.waiting):
                 needs = self._resources(what)
-                if not needs & self.taken:
-                    self.taken |= needs
+                if not needs & self.busy:
+                    self.busy |= needs
                     self.waiting.remove((key, what))
                     self._begin(what, now)
             self._start_operations(now)
@@ -288,22 +294,22 @@ class _Run:
             return all(self.reduced[g] >= rounds * len(self.groups[g].buckets) for g in chains)
         if kind == FORWARD:
             return self.allocation.previous(s) is None or (0, s, m) in self.arrived
-        own = (lane, (INPUT if kind == WEIGHT else FORWARD, s, m)) in self.ended
+        has_input = (lane, (INPUT if kind == WEIGHT else FORWARD, s, m)) in self.ended
         if kind == RECOMPUTE and any((lane, (k, s, m)) in self.ended for k in (BACKWARD, INPUT)):
             return False
         if kind in (WEIGHT, RECOMPUTE) or self.allocation.next(s) is None:
-            return own
-        return own and (1, s, m) in self.arrived
+            return has_input
+        return has_input and (1, s, m) in self.arrived
 
     def _announce(self, lane: int, op: Operation, end: int) -> None:
-        """The last gradient operation of a round has begun: it readies buckets while it runs."""
+        """Announce buckets when the last gradient operation of a round begins; it readies them while it runs."""
         kind, s, m = op
         if kind not in (BACKWARD, WEIGHT):
             return
         every = self.reference.rounds(s)
         number = m // every
-        own = [o for o in self.reference.round_operations(lane, s)[number] if o[0] != INPUT]
-        if op != own[-1] or (number + 1) * every > self.allocation.num_micro_batches:
+        gradients = [o for o in self.reference.round_operations(lane, s)[number] if o[0] != INPUT]
+        if op != gradients[-1] or (number + 1) * every > self.allocation.num_micro_batches:
             return
         stage = self.allocation.stages[s]
         costs = self.problem.costs(
@@ -320,7 +326,7 @@ class _Run:
                 self._queue(g, number, 0, None)
 
     def _queue(self, g: int, number: int, b: int, now: int | None) -> None:
-        """Let a bucket wait for its resources once all lanes have readied it; ``now``: the end of the one before."""
+        """Queue a bucket for its resources once all rows have readied it; ``now`` is the end of the bucket before."""
         group = self.groups[g]
         lanes = sum(
             1
@@ -348,7 +354,7 @@ class _Run:
             self._pass_on(op, now)
         elif what[0] == "transfer":
             _name, way, s, m = what
-            self.taken -= self._resources(what)
+            self.busy -= self._resources(what)
             other = self.allocation.next(s) if way == 0 else self.allocation.previous(s)
             self.arrived.add((way, other, m))
         elif what[0] == "ready":
@@ -358,12 +364,12 @@ class _Run:
             _name, k, update_round = what
             self.waiting.append(((now, self.ties[k].stages[0], 3, k), ("tie", k, update_round)))
         elif what[0] == "tie":
-            self.taken -= self._resources(what)
+            self.busy -= self._resources(what)
             for lane, k in self.summed:
                 self.summed[lane, k] += k == what[1]
         else:
             _name, g, _b, _number = what
-            self.taken -= self._resources(what)
+            self.busy -= self._resources(what)
             self.reduced[g] += 1
             self._queue(g, *divmod(self.reduced[g], len(self.groups[g].buckets)), now)
 
@@ -418,8 +424,8 @@ class _Run:
         for lane, row in enumerate(self.lists):
             now = max((reference.end[lane, op] for op in row), default=0)
             now = max([now, *(reference.ties[k, 0][1] for other, k in self.summed if other == lane)])
-            lasts = {s: max((i for i, o in enumerate(row) if o[1] == s), default=-1) for s in self.held[lane]}
-            for s in sorted(self.held[lane], key=lambda s: (lasts[s], s)):
+            lasts = {s: max((i for i, o in enumerate(row) if o[1] == s), default=-1) for s in self.stages[lane]}
+            for s in sorted(self.stages[lane], key=lambda s: (lasts[s], s)):
                 if reference.orders.update_every:
                     steps = [(lane, op) for op in row if op[0] == STEP and op[1] == s]
                     reference.updates[s, lane] = [(reference.start[key], reference.end[key]) for key in steps]
@@ -434,6 +440,6 @@ class _Run:
         reference.makespan = max(times)
 
     def _is_of(self, g: int, s: int, number: int) -> bool:
-        """Whether a reduction is one of a group's buckets in a flushed step."""
+        """Return whether a reduction is one of a group's buckets in a flushed step."""
         group = self.groups[g]
         return s == group.stages[0] and 0 <= number - group.first_number < len(group.buckets)

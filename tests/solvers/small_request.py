@@ -35,14 +35,14 @@ GATHER = {"phase": "forward", "operation": "all_gather", "over": "tensor", "byte
 
 
 def with_degrees(profile: dict[str, object] | None = None, **changes: object) -> PlanRequest:
-    """The same with the model on two GPUs each, of which it may choose."""
+    """Return the request with variants of the model for two GPUs each, among which degrees are chosen."""
     layers = [{"parameter_bytes": 50 * i, "update_ns": i} for i in range(4)]
     costs = [DIVIDED, DIVIDED, DIVIDED | {"collectives": [GATHER]}, DIVIDED]
     measured = {"device_kind": "V100", "micro_batch_size": 2, "layers": costs}
     variant = {"degrees": {"tensor": 2}, "boundary": "sharded", "layers": layers, "measurements": [measured]}
-    known = {"classes": [0, 1, 2, 3], "variants": [variant]} | (profile or {})
+    model = {"classes": [0, 1, 2, 3], "variants": [variant]} | (profile or {})
     topology = {"nodes": [_node(name) for name in ("a", "b")]}
-    return a_request(profile=known, **({"topology": topology, "degrees": "auto", "micro_batch_sizes": [2]} | changes))
+    return a_request(profile=model, **({"topology": topology, "degrees": "auto", "micro_batch_sizes": [2]} | changes))
 
 
 def _node(name: str) -> dict[str, object]:

@@ -23,7 +23,7 @@ from penstock.solvers.planners.proposal import unreachable
 
 
 def with_weights(problem: Problem, rng: random.Random) -> Problem:
-    """The problem with a weight gradient of any part of each layer's backward, from none to all of it."""
+    """Draw for each layer a weight gradient that takes any part of its backward, from none to all."""
 
     def drawn(point: Measured) -> Measured:
         part = [rng.choice([0, b // 2, b, rng.randint(0, b)]) for b in point.backward_ns.tolist()]
@@ -33,12 +33,12 @@ def with_weights(problem: Problem, rng: random.Random) -> Problem:
 
 
 def split_request(seed: int, layers: int = 4, devices: int = 3) -> Problem:
-    """One of ``random_request`` with weight gradients of any length."""
+    """Return a ``random_request`` with weight gradients of any length."""
     return with_weights(random_request(seed, layers, devices), random.Random(seed))
 
 
 def cabled_request(seed: int) -> Problem:
-    """Three or four layers on three nodes of one device, in a shared network that is slow for what is sent."""
+    """Draw three or four layers on three nodes of one device, in a shared network that is slow for the traffic."""
     rng = random.Random(seed)
     count = rng.randint(3, 4)
     problem = make_problem(
@@ -63,13 +63,13 @@ def cabled_request(seed: int) -> Problem:
 
 
 def split_backwards(allocation: Allocation) -> Orders:
-    """The rows of ``whole_backwards`` with each backward in two parts."""
+    """Split each backward in the rows of ``whole_backwards`` in two parts."""
     rows = []
     for row in whole_backwards(allocation).rows:
-        own = row.operations
-        parts = [own[own[:, 0] == FORWARD]]
+        operations = row.operations
+        parts = [operations[operations[:, 0] == FORWARD]]
         for kind in (INPUT, WEIGHT):
-            part = own[own[:, 0] == BACKWARD].copy()
+            part = operations[operations[:, 0] == BACKWARD].copy()
             part[:, 0] = kind
             parts.append(part)
         rows.append(Row(row.devices, np.concatenate(parts)))
@@ -77,7 +77,7 @@ def split_backwards(allocation: Allocation) -> Orders:
 
 
 def optima(problem: Problem, plans: Iterator[Allocation], effort: float = 5.0) -> Iterator[tuple[Allocation, int]]:
-    """Each plan that has an order, with the least time of any order of split backwards."""
+    """Yield each plan that has an order, with the least time of any order with split backwards."""
     for plan in plans:
         orders = split_backwards(plan)
         times = StageTimes(problem, plan, orders)
@@ -91,7 +91,7 @@ def optima(problem: Problem, plans: Iterator[Allocation], effort: float = 5.0) -
 
 
 def variants(problem: Problem, plan: Allocation) -> Iterator[Allocation]:
-    """The plan with every set of stages recomputing that the request allows, where one micro-batch fits."""
+    """Yield the plan with every allowed set of recomputing stages, where one micro-batch fits into memory."""
     if unreachable(problem, plan) is not None:
         return
     choices = {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]
@@ -106,7 +106,7 @@ def variants(problem: Problem, plan: Allocation) -> Iterator[Allocation]:
 
 
 def every_plan(space: Space) -> Iterator[Allocation]:
-    """Every plan with stages apart that has room for one micro-batch."""
+    """Yield every plan with stages apart whose memory holds one micro-batch."""
     for batch in space.batches:
         for stages in range(1, space.most_stages + 1):
             for placement in space.placements(stages):

@@ -1,8 +1,8 @@
-"""What an answer claims, held against plans: the audit of one request, and the sums over many.
+"""Audit of one request: check every claim of every answer against plans, and sum the counts over many requests.
 
-A claim is a bound on a class of plans, the status ``optimal`` or ``infeasible``, or a sentence that people read. Plans
-are those that planners find on their way and, of small requests, lists of plans of every kind (``plan_lists``). What
-contradicts a claim is kept with the request's seed.
+A claim is a bound on a class of plans, the status ``optimal`` or ``infeasible``, or a sentence that people read. The
+plans come from the planners' searches and, for small requests, from lists of plans of every kind (``plan_lists``). A
+contradicted claim is kept with the request's seed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from penstock.solvers.planners.catalogue import PLANNERS
 from penstock.solvers.solve.driver import solve
 
 OPTIONS: dict[str, dict[str, object]] = {"exact": {"effort": 0.3}, "relax": {"effort": 2}, "auto": {"exclude": "exact"}}
-"""Of planners that search longer than a small request is worth."""
+"""Options that shorten planners which would search longer than a small request is worth."""
 WHOLE = 8
-"""For one seed in so many ``auto`` asks every planner."""
+"""One seed in this many lets ``auto`` run every planner."""
 
 
 class Effort(NamedTuple):
-    """How much a request is worth: plans that planners judge, plans that are listed, orders of each answer."""
+    """Work per request: plans that planners simulate, plans that are listed, orders tried per answer, planners."""
 
     max_plans: int = 8
     listed: int = 200
@@ -46,7 +46,7 @@ class Effort(NamedTuple):
 
 
 class Contradiction(NamedTuple):
-    """A claim that a plan refutes, or an answer that cannot be."""
+    """A claim that a plan refutes, or an answer that is wrong in itself."""
 
     seed: int
     check: str
@@ -55,7 +55,7 @@ class Contradiction(NamedTuple):
 
 
 class PlanOfChoice(NamedTuple):
-    """A plan, and who found it."""
+    """A plan and the planner that proposed it."""
 
     planner: str
     plan: JudgedPlan
@@ -65,9 +65,10 @@ class PlanOfChoice(NamedTuple):
 class Tally:
     """Sums over requests.
 
-    ``matched``: small requests whose list has a plan that is as fast as the best of all planners', of those
-    (``rivalled``) that have both. ``unsettled``: plans below a bound whose time is an average (``Audit._settled``).
-    ``statuses`` by planner and status; ``kinds`` of plans; ``methods`` of bounds.
+    ``rivalled``: small requests with both listed plans and planners' plans. ``matched``: requests among these whose
+    fastest listed plan is as fast as the best plan of all planners. ``unsettled``: plans below a bound whose time is an
+    average (``Audit._settled``). ``statuses`` counts by planner and status, ``kinds`` counts kinds of plans, and
+    ``methods`` counts methods of bounds.
     """
 
     requests: int = 0
@@ -86,42 +87,42 @@ class Tally:
     contradictions: list[Contradiction] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Take another one's sums."""
+        """Add the sums of another tally."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 def audit(seed: int, effort: Effort = Effort()) -> Tally:
-    """All checks of one request."""
+    """Run all checks of one request."""
     return Audit(seed, effort).run()
 
 
 class Audit:
-    """One request: what planners say of it, and what there is."""
+    """One request: the claims of its answers, and the plans that exist."""
 
     def __init__(self, seed: int, effort: Effort) -> None:
         self.seed, self.effort = seed, effort
         self.problem: Problem = request_of(seed)
         self.tally = Tally(requests=1, small=int(is_small(seed)))
         self.results: dict[str, Result] = {}
-        self.found: list[PlanOfChoice] = []
+        self.plans: list[PlanOfChoice] = []
         self.claims: dict[str, Claim] = {}
         self._features: dict[int, Covers] = {}
 
     def run(self) -> Tally:
-        """Planners first, then the list of plans, then every claim against every plan."""
+        """Run the planners, list plans, then check every claim against every plan."""
         for name in self.effort.planners:
             if self.problem.within is None or PLANNERS[name].target:
                 self._ask(name)
         self._prove()
-        self._check_found()
+        self._check_plans()
         if is_small(self.seed):
             for plan in plans_of(self.problem, self.seed, self.effort.listed):
                 self.tally.listed += 1
-                self.found.append(PlanOfChoice("listed", plan))
-        self.tally.plans = len(self.found)
+                self.plans.append(PlanOfChoice("listed", plan))
+        self.tally.plans = len(self.plans)
         self._match()
-        for each in self.found:
+        for each in self.plans:
             self.tally.kinds.update(kinds_of(each.plan))
         self._check_allowed()
         self._check_bounds()
@@ -130,11 +131,11 @@ class Audit:
         self._check_orders()
         return self.tally
 
-    # ---- what is said ------------------------------------------------------------------------------------------------
+    # ---- claims ------------------------------------------------------------------------------------------------------
 
     def _ask(self, name: str) -> None:
-        """One planner's answer, every plan on its way, every bound that it tells of."""
-        told: list[JudgedPlan] = []
+        """Run one planner; collect its answer, the plans that its search reports, and every bound that it proves."""
+        incumbents: list[JudgedPlan] = []
         try:
             with overheard(lambda bound: self._claim(name, bound)):
                 result = solve(
@@ -142,64 +143,64 @@ class Audit:
                     name,
                     max_plans=self.effort.max_plans,
                     options={} if name == "auto" and self.seed % WHOLE == 0 else OPTIONS.get(name, {}),
-                    on_incumbent=told.append,
+                    on_incumbent=incumbents.append,
                     on_progress=lambda progress: self._claim(name, progress.bound),
                     workers=1,
                 )
         except (UnsupportedRequest, InvalidDocument):
             self.tally.statuses[name, "refused"] += 1
             return
-        except Exception as error:  # any other is a fault, whatever it is
+        except Exception as error:  # every other exception is a fault
             self._contradict("exception", name, f"{type(error).__name__}: {str(error)[:200]}")
             return
         self.tally.statuses[name, result.status.value] += 1
         self.results[name] = result
         if result.best is not None:
-            told.append(result.best)
-        self.found += [PlanOfChoice(name, plan) for plan in told]
+            incumbents.append(result.best)
+        self.plans += [PlanOfChoice(name, plan) for plan in incumbents]
         for bound in result.bounds:
             self._claim(name, bound)
 
     def _prove(self) -> None:
-        """The bounds that need no planner; also where no planner of the request asks for them."""
+        """Claim the bounds that need no planner, also where no planner of the request computes them."""
         problem = self.problem
         self._claim("request", request_bound(problem))
         self._claim("one pipeline", one_pipeline_bound(problem))
-        known_ns = request_bound(problem).bound_ns
+        request_bound_ns = request_bound(problem).bound_ns
         try:
-            self._claim("device count", device_count.bounds(problem, known_ns, lambda bound: None))
+            self._claim("device count", device_count.bounds(problem, request_bound_ns, lambda bound: None))
         except Exception as error:
             self._contradict("exception", "device count", f"{type(error).__name__}: {str(error)[:200]}")
         for bound in within_bounds(problem) if problem.within is not None else ():
             self._claim("target", bound)
 
     def _claim(self, source: str, bound: Bound) -> None:
-        """Take a bound on all plans of a class, each once."""
+        """Record a bound on all plans of a class, once per sentence."""
         if bound.scope == SCHEDULE_SCOPE:
             return
         claim = of_class(source, bound)
-        self.claims.setdefault(claim.said, claim)
+        self.claims.setdefault(claim.sentence, claim)
 
-    # ---- what there is -----------------------------------------------------------------------------------------------
+    # ---- plans -------------------------------------------------------------------------------------------------------
 
-    def _check_found(self) -> None:
-        """Plans of planners verify, fit, and are what the request allows."""
-        for planner, plan in self.found:
+    def _check_plans(self) -> None:
+        """Check that the planners' plans verify, fit into memory, and are allowed by the request."""
+        for planner, plan in self.plans:
             faults = verified(self.problem, plan)
             if faults:
                 self._contradict("wrong plan", planner, f"{describe(plan)}: {faults[0]}")
 
     def _check_allowed(self) -> None:
-        """Every plan that the request allows is in the class that the package says it allows."""
-        for planner, plan in self.found:
+        """Check that every valid plan is in the class of plans that the request allows."""
+        for planner, plan in self.plans:
             if not is_allowed(self.problem, plan) and not verified(self.problem, plan):
                 self._contradict("not allowed", planner, describe(plan))
                 return
 
     def _match(self) -> None:
-        """Whether the list is as good as the planners are."""
-        listed = [each.plan.value_ns for each in self.found if each.planner == "listed"]
-        others = [each.plan.value_ns for each in self.found if each.planner != "listed"]
+        """Count whether the fastest listed plan is as fast as the planners' best."""
+        listed = [each.plan.value_ns for each in self.plans if each.planner == "listed"]
+        others = [each.plan.value_ns for each in self.plans if each.planner != "listed"]
         if listed and others:
             self.tally.rivalled += 1
             self.tally.matched += min(listed) <= min(others)
@@ -211,24 +212,24 @@ class Audit:
             self._hold(claim, "bound")
 
     def _check_sentences(self) -> None:
-        """What people read of an answer is true of all plans that it is about."""
+        """Check that the sentences of each answer are true of all plans that they cover."""
         for planner, result in self.results.items():
             for claim in sentences_of(planner, result):
                 self.tally.sentences += 1
                 self._hold(claim, "sentence")
 
     def _hold(self, claim: Claim, check: str) -> None:
-        """No plan that a claim covers takes less; of those that do, the fastest is told."""
+        """Check that no plan that a claim covers takes less time; report the fastest plan that does."""
         below = []
-        for each in self.found:
+        for each in self.plans:
             if claim.plans is not None and not self._features_of(each.plan) <= claim.plans:
                 continue
             self.tally.comparisons += 1
             if each.plan.value_ns < claim.bound.bound_ns:
                 below.append(each)
-        for each in sorted(below, key=lambda found: found.plan.value_ns):
+        for each in sorted(below, key=lambda choice: choice.plan.value_ns):
             if self._is_plan(each):
-                self._contradict(check, claim.source, f"{claim.said}; {each.planner} has {describe(each.plan)}")
+                self._contradict(check, claim.source, f"{claim.sentence}; {each.planner} has {describe(each.plan)}")
                 return
 
     def _features_of(self, plan: JudgedPlan) -> Covers:
@@ -237,8 +238,8 @@ class Audit:
         return self._features[id(plan)]
 
     def _check_statuses(self) -> None:
-        """``optimal`` is not beaten; where something is ``infeasible``, there is nothing."""
-        there = sorted(self.found, key=lambda found: found.plan.value_ns)
+        """Check that no plan beats an ``optimal`` answer, and that no plan exists where an answer is ``infeasible``."""
+        there = sorted(self.plans, key=lambda choice: choice.plan.value_ns)
         for planner, result in self.results.items():
             if result.status is Status.INFEASIBLE:
                 real = next((each for each in there if self._is_plan(each)), None)
@@ -252,11 +253,11 @@ class Audit:
                 faster = (each for each in there if each.plan.value_ns < limit)
                 real = next((each for each in faster if self._is_plan(each)), None)
                 if real is not None:
-                    said = f"{describe(result.best)} is optimal; {real.planner} has {describe(real.plan)}"
-                    self._contradict("optimal", planner, said)
+                    detail = f"{describe(result.best)} is optimal; {real.planner} has {describe(real.plan)}"
+                    self._contradict("optimal", planner, detail)
 
     def _check_orders(self) -> None:
-        """Bounds of an allocation's orders, against orders of it."""
+        """Check the bounds on all orders of an allocation against other orders of it."""
         rng = random.Random(f"orders {self.seed}")
         for planner, result in self.results.items():
             best = result.best
@@ -269,25 +270,25 @@ class Audit:
             )
             if bound is None:
                 continue
-            rivals = [each for each in self.found if same_operations(each.plan, best)]
+            rivals = [each for each in self.plans if same_operations(each.plan, best)]
             if is_small(self.seed) and self.problem.within is None:
                 rivals += [PlanOfChoice("listed", p) for p in orders_of(self.problem, best, rng, self.effort.orders)]
             for each in rivals:
                 self.tally.comparisons += 1
                 if each.plan.value_ns < bound.bound_ns and self._is_plan(each):
-                    said = f"any order of {describe(best)} takes {bound.bound_ns} by {bound.method}"
-                    self._contradict("order", planner, f"{said}; {each.planner} has {describe(each.plan)}")
+                    detail = f"any order of {describe(best)} takes {bound.bound_ns} by {bound.method}"
+                    self._contradict("order", planner, f"{detail}; {each.planner} has {describe(each.plan)}")
                     break
 
-    def _is_plan(self, found: PlanOfChoice) -> bool:
-        """Whether a plan really is one: it verifies, and its time is that of a steady state that repeats."""
-        if not self._settled(found.plan):
+    def _is_plan(self, choice: PlanOfChoice) -> bool:
+        """Return whether a plan is valid: it verifies, and its time is measured in a steady state that repeats."""
+        if not self._settled(choice.plan):
             self.tally.unsettled += 1
             return False
-        return not verified(self.problem, found.plan)
+        return not verified(self.problem, choice.plan)
 
     def _settled(self, plan: JudgedPlan) -> bool:
-        """Whether a periodic plan's rounds repeat within what is measured; else its time is an average of some."""
+        """Return whether a periodic plan's rounds repeat within the measured window; else its time is an average."""
         if plan.update_rule not in PERIODIC_RULES or isinstance(plan.schedule, Orders):
             return True
         run = unroll(self.problem, plan.allocation, plan.schedule, plan.update_rule)

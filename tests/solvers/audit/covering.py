@@ -1,4 +1,4 @@
-"""What the package says that a bound covers, and what an answer says in words, as the audit takes it."""
+"""Claims of bounds, for the audit: the class of plans that each bound covers, and the sentences that answers show."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ from penstock.solvers.solve.incumbent import Proofs
 
 
 class Claim(NamedTuple):
-    """No plan of the class takes less than the bound; None stands for every plan that the request allows."""
+    """A bound that no plan of the class beats; ``plans`` is None for every plan that the request allows."""
 
     source: str
-    said: str
+    sentence: str
     bound: Bound
     plans: Covers | None
 
 
 def features(problem: Problem, plan: JudgedPlan) -> Covers:
-    """The plan's features."""
+    """Return the features of a plan."""
     return features_of_candidate(problem, plan)
 
 
 def is_allowed(problem: Problem, plan: JudgedPlan) -> bool:
-    """Whether the plan is in the class of all plans that the request allows."""
+    """Return whether the plan is in the class of all plans that the request allows."""
     return features(problem, plan) <= allowed(problem)
 
 
 def of_class(source: str, bound: Bound) -> Claim:
-    """A bound on the plans that it covers."""
+    """Return a bound as a claim about the plans that it covers."""
     return Claim(source, f"{bound.scope}, {bound.model}: {bound.bound_ns} by {bound.method}", bound, bound.covers)
 
 
 def sentences_of(source: str, result: Result) -> Iterator[Claim]:
-    """What people read of an answer's bounds; where it says "this request", it has to be true of every plan of it."""
+    """Yield the sentences about an answer's bounds that people read.
+
+    A sentence that says "this request" must be true of every plan of the request.
+    """
     for bound in result.bounds:
         if bound.scope != SCHEDULE_SCOPE:
-            said = f"{claim(bound.scope, bound.covers)} takes less than {bound.bound_ns}"
-            yield Claim(source, said, bound, None if bound.scope == REQUEST_SCOPE else bound.covers)
+            sentence = f"{claim(bound.scope, bound.covers)} takes less than {bound.bound_ns}"
+            yield Claim(source, sentence, bound, None if bound.scope == REQUEST_SCOPE else bound.covers)
 
 
 @contextmanager
-def overheard(told: Callable[[Bound], None]) -> Iterator[None]:
-    """Tells of every bound that any search proves in this process, whether an answer shows it or not."""
+def overheard(on_bound: Callable[[Bound], None]) -> Iterator[None]:
+    """Call ``on_bound`` with every bound that any search proves in this process, whether an answer shows it or not."""
     add = Proofs.add
 
     def listening(proofs: Proofs, bound: Bound) -> bool:
-        told(bound)
+        on_bound(bound)
         return add(proofs, bound)
 
     with mock.patch.object(Proofs, "add", listening):

@@ -1,6 +1,7 @@
-"""Allocations of every shape for small requests, by plain combinatorics: who may hold what.
+"""Allocations of every shape for small requests, by plain combinatorics.
 
-Every draw is of one kind. Pins, cuts, numbers of micro-batches and ``min_slice`` are kept; memory is for the judge.
+Every draw is of one kind. It respects pins, cuts, numbers of micro-batches and ``min_slice``; the simulator checks
+memory.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from penstock.solvers.model.allocation import Allocation, Pipeline, Stage, singl
 from penstock.solvers.model.problem import Problem
 
 Draw = Callable[[random.Random, Problem], Allocation | None]
-"""A random allocation of one kind; None where this draw made none."""
+"""A random allocation of one kind, or None where this draw yields no allocation."""
 
 
 def numbers_allowed(problem: Problem) -> list[int]:
-    """Numbers of micro-batches: those of the sizes that are named, else all; of ``min_slice`` samples at least."""
+    """Return the allowed numbers of micro-batches: given by the request's micro-batch sizes, or else all.
+
+    Each micro-batch has at least ``min_slice`` samples.
+    """
     whole = problem.global_batch_size
     if not problem.micro_batch_sizes:
         return list(range(1, whole // problem.min_slice + 1))
@@ -27,26 +31,26 @@ def numbers_allowed(problem: Problem) -> list[int]:
 
 
 def partitions(problem: Problem) -> list[list[tuple[int, int]]]:
-    """Every way to cut the layers, as first and last layer of each stage."""
+    """List every way to cut the layers, as (first, last) layer of each stage."""
     places = [i + 1 for i in range(problem.num_layers - 1) if problem.cuttable[i]]
     cuts = [cut for number in range(len(places) + 1) for cut in combinations(places, number)]
     return [[(a, b - 1) for a, b in pairwise([0, *cut, problem.num_layers])] for cut in cuts]
 
 
 def subsets(devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """All but the empty one, in ascending order."""
+    """List all subsets but the empty one, smallest first."""
     return [chosen for size in range(1, len(devices) + 1) for chosen in combinations(devices, size)]
 
 
 def fed(problem: Problem, number: int) -> int:
-    """Replicas that get ``min_slice`` rows each of the smallest of so many micro-batches."""
+    """Return how many replicas get ``min_slice`` rows each of the smallest micro-batch."""
     return max(1, problem.global_batch_size // number // problem.min_slice)
 
 
 def _stages(
     rng: random.Random, problem: Problem, number: int, free: Sequence[int], apart: bool, turns: bool
 ) -> tuple[Stage, ...] | None:
-    """Random stages on some of the devices; None where there are more stages than devices for them."""
+    """Draw stages on some of the devices; None where too few devices are left for them."""
     most, left = fed(problem, number), list(free)
     rng.shuffle(left)
     stages = []
@@ -77,7 +81,7 @@ def _one(apart: bool, turns: bool) -> Draw:
 
 
 def drawn_looped(rng: random.Random, problem: Problem) -> Allocation | None:
-    """Stages in a loop or in a V over single devices."""
+    """Draw stages in a loop or in a V over single devices."""
     number = rng.choice(numbers_allowed(problem))
     ranks = rng.sample(range(problem.num_devices), rng.randint(1, problem.num_devices))
     turn = ranks + ranks[::-1] if rng.random() < 0.5 else ranks
@@ -96,8 +100,8 @@ def _several(crossing: bool) -> Draw:
         devices = rng.sample(range(problem.num_devices), problem.num_devices)
         pipelines = []
         for p, (low, high) in enumerate(pairwise(starts)):
-            own = devices if crossing else devices[p::count]
-            stages = _stages(rng, problem, number, own, apart=rng.random() < 0.7, turns=False)
+            stage_devices = devices if crossing else devices[p::count]
+            stages = _stages(rng, problem, number, stage_devices, apart=rng.random() < 0.7, turns=False)
             if stages is None:
                 return None
             pipelines.append(Pipeline(stages, (low, high - 1)))
@@ -107,7 +111,7 @@ def _several(crossing: bool) -> Draw:
 
 
 def _opposite(rng: random.Random, problem: Problem) -> Allocation | None:
-    """Two pipelines of the same stages over the same devices, in opposite directions (Chimera's shape)."""
+    """Draw two pipelines of the same stages over the same devices, in opposite directions (Chimera's shape)."""
     number = rng.choice(numbers_allowed(problem))
     parts = [p for p in partitions(problem) if 2 <= len(p) <= problem.num_devices]
     if number < 2 or not parts:
@@ -120,20 +124,20 @@ def _opposite(rng: random.Random, problem: Problem) -> Allocation | None:
 
 
 def _balanced(rng: random.Random, problem: Problem) -> Allocation | None:
-    """The stages apart whose largest share of the work, over its devices, is small: of some draws the best."""
+    """Draw some allocations of stages apart and return the one with the smallest maximum of work per device."""
     work = problem.costs(problem.devices[0].kind, 1)
     total = (work.forward_ns + work.backward_ns).tolist()
     drawn = [drawn_apart(rng, problem) for _ in range(6)]
-    made = [a for a in drawn if a is not None]
+    allocations = [a for a in drawn if a is not None]
     return min(
-        made,
+        allocations,
         key=lambda a: max((total[s.last + 1] - total[s.first]) / s.replicas for s in a.stages),
         default=None,
     )
 
 
 def _everywhere(rng: random.Random, problem: Problem) -> Allocation | None:
-    """One stage on all devices that may hold it, by rows or in turn."""
+    """Return one stage on all devices that may hold it, by rows or in turn."""
     last = problem.num_layers - 1
     allowed = [d for d in range(problem.num_devices) if _may_hold(problem, d, 0, last)]
     number, in_turn = rng.choice(numbers_allowed(problem)), rng.random() < 0.5
@@ -158,4 +162,4 @@ FLUSHED: tuple[Draw, ...] = (
     _several(crossing=True),
     _opposite,
 )
-"""Of allocations with a flush."""
+"""Draws of allocations with a flush."""

@@ -1,7 +1,7 @@
-"""Orders of a flushed step by list scheduling, as plainly as can be: for lists of plans that claims are held against.
+"""Orders of a flushed step by plain list scheduling, for the lists of plans that claims are checked against.
 
-Whatever can begin first is put next into its row; a *style* decides between operations that can begin together, and
-how many micro-batches a stage may have in flight. Nothing here is shared with planners or with their schedules.
+The operation that can begin first is put next into its row. A *style* decides between operations that can begin
+together, and how many micro-batches a stage may have in flight. No code is shared with planners or their schedules.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ Lane = tuple[int, ...]
 
 
 class Style(NamedTuple):
-    """``most``: micro-batches in flight on a stage; ``forward_first``, ``deep_first``: which of two ready operations
-    goes first; ``split``: the stages whose backwards are split; ``apart``: those whose recomputations are."""
+    """Rules of a list scheduler.
+
+    ``most``: micro-batches in flight on a stage. ``forward_first``, ``deep_first``: which of two ready operations goes
+    first. ``split``: the stages whose backwards are split. ``apart``: the stages whose recomputations are
+    operations of their rows. ``noise``: the share of choices that are put behind all others.
+    """
 
     most: int
     forward_first: bool = False
@@ -37,7 +41,7 @@ class Style(NamedTuple):
 
 
 def lanes_of(allocation: Allocation) -> dict[Lane, list[int]]:
-    """The stages of each row: devices that hold the same stages share one, unless they take turns."""
+    """Return the stages of each row; devices with the same stages share a row, unless they take turns."""
     holds: dict[int, list[int]] = {}
     for s, stage in enumerate(allocation.stages):
         for device in stage.devices:
@@ -50,7 +54,7 @@ def lanes_of(allocation: Allocation) -> dict[Lane, list[int]]:
 
 
 def list_order(problem: Problem, allocation: Allocation, style: Style, rng: random.Random) -> Orders:
-    """One order that can run."""
+    """Return one order that can run."""
     return _Scheduler(problem, allocation, style, rng).run()
 
 
@@ -83,7 +87,7 @@ class _Scheduler:
                     yield from ((kind, s, m) for kind in kinds)
 
     def _choices(self, limited: bool) -> Iterator[tuple[int, Lane, Operation]]:
-        """What may go next on each lane, with the time when it could begin."""
+        """Yield the operations that may go next on each row, with the earliest time when they can begin."""
         for lane, waiting in self._waiting.items():
             for operation in waiting:
                 kind, s, _m = operation
@@ -102,21 +106,21 @@ class _Scheduler:
         return (late, begin, weight_last, forward != self._style.forward_first, m, depth, kind, lane)
 
     def _ready(self, lane: Lane, operation: Operation) -> int | None:
-        """When all that an operation needs has ended; None while some of it has not been placed."""
+        """Return when the inputs of an operation are ready; None while some of them have not been placed."""
         kind, s, m = operation
         if kind == FORWARD:
             source = self._allocation.previous(s)
             return 0 if source is None else self._end_of(source, m, (FORWARD,))
-        own = [FORWARD] if kind != WEIGHT else [INPUT]
+        local_inputs = [FORWARD] if kind != WEIGHT else [INPUT]
         if kind in (BACKWARD, INPUT) and s in self._style.apart and self._allocation.stages[s].recompute:
-            own.append(RECOMPUTE)
-        ends = [self._ended.get((lane, (each, s, m))) for each in own]
+            local_inputs.append(RECOMPUTE)
+        ends = [self._ended.get((lane, (each, s, m))) for each in local_inputs]
         if kind in (BACKWARD, INPUT) and (source := self._allocation.next(s)) is not None:
             ends.append(self._end_of(source, m, (BACKWARD, INPUT)))
         return None if None in ends else max(end for end in ends if end is not None)
 
     def _end_of(self, s: int, m: int, kinds: Collection[int]) -> int | None:
-        """When a stage has computed a micro-batch on all lanes that compute it."""
+        """Return when all devices that compute a micro-batch of a stage have computed it; None while some have not."""
         if any((kind, s, m) in waiting for waiting in self._waiting.values() for kind in kinds):
             return None
         ends = (self._ended.get((lane, (kind, s, m))) for lane in self._lanes for kind in kinds)
@@ -140,12 +144,12 @@ class _Scheduler:
 
 
 def moved(orders: Orders, rng: random.Random) -> Orders:
-    """The same with one operation of a row in another place; whether that can run is for the judge to say."""
+    """Move one operation of a random row to another place; the order may then be one that cannot run."""
     rows = list(orders.rows)
     which = rng.randrange(len(rows))
     operations = rows[which].operations.tolist()
     if len(operations) > 1:
-        taken = operations.pop(rng.randrange(len(operations)))
-        operations.insert(rng.randint(0, len(operations)), taken)
+        operation = operations.pop(rng.randrange(len(operations)))
+        operations.insert(rng.randint(0, len(operations)), operation)
     rows[which] = Row(rows[which].devices, as_operations(operations))
     return Orders(orders.name, tuple(rows))

@@ -1,7 +1,7 @@
-"""Plans without a flush, and pipelines that average, for the lists of plans that claims are held against.
+"""Plans without a flush, and pipelines that average, for the lists of plans that claims are checked against.
 
-Patterns are made by modulo scheduling: each operation of a micro-batch as early as its devices are free in every
-period. The package's generators of patterns are asked beside it.
+Patterns are built by modulo scheduling: each operation of a micro-batch starts as early as its devices are free in
+every period. The package's generators of patterns are used as well.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock.solvers.verify.verifier import verify
 Judge = Callable[[Problem, Allocation, Schedule, bool, UpdateRule], JudgedPlan | None]
 Change = Callable[[random.Random, Problem, Allocation], Allocation]
 MISSES = 25
-"""Draws one after the other that make no plan: then there may be none."""
+"""Draws in a row without a plan after which a list of plans ends."""
 
 
 def periodic(
     problem: Problem, rng: random.Random, rule: UpdateRule, judge: Judge, change: Change
 ) -> Iterator[JudgedPlan]:
-    """Plans of an update rule without a flush, for ever; none where many draws one after the other made none."""
+    """Yield plans of an update rule without a flush, endlessly; stop after ``MISSES`` draws in a row without a plan."""
     draws: tuple[Draw, ...] = (drawn_apart, drawn_in_turn, drawn_together, drawn_looped)
     misses = 0
     while misses < MISSES:
@@ -49,14 +49,14 @@ def periodic(
         for pattern in _patterns(problem, rng, allocation, rule):
             plan = judge(problem, allocation, pattern, early, rule)
             how = {"overlap": early, "update_rule": rule}
-            # A round's step may stand between gradients of the next one: only the verifier says so.
+            # A round's step may stand between gradients of the next one: only the verifier notices.
             if plan is not None and not verify(problem, allocation, pattern, plan.timeline, **how):  # type: ignore[arg-type]
                 misses = 0
                 yield plan
 
 
 def averaging(problem: Problem, rng: random.Random, judge: Judge, change: Change) -> Iterator[JudgedPlan]:
-    """Pipelines on the same devices, each with a global batch of its own."""
+    """Yield plans of pipelines on the same devices, each of which has a separate global batch."""
     misses = 0
     while misses < MISSES:
         misses += 1
@@ -89,7 +89,7 @@ def _patterns(problem: Problem, rng: random.Random, allocation: Allocation, rule
 
 
 def modulo_pattern(problem: Problem, rng: random.Random, allocation: Allocation) -> Pattern:
-    """One micro-batch a period; the period is what the busiest device needs, or a little longer."""
+    """Build a pattern of one micro-batch a period; the period is the busiest device's load, or a little longer."""
     rows = -(-problem.global_batch_size // allocation.num_micro_batches)
     split = {s for s in range(len(allocation.stages)) if rng.random() < 0.2}
     apart = {s for s, stage in enumerate(allocation.stages) if stage.recompute and rng.random() < 0.5}
@@ -117,23 +117,23 @@ def modulo_pattern(problem: Problem, rng: random.Random, allocation: Allocation)
 def _placed(
     allocation: Allocation, steps: list[tuple[int, int, int]], period: int, hop: int
 ) -> Iterator[PatternOperation]:
-    """Each step after the one before, at the first time when its devices are free long enough; else where it may."""
-    taken: dict[int, list[tuple[int, int]]] = {}
+    """Place each step after the one before, when its devices are first free for long enough, else when it is ready."""
+    spans: dict[int, list[tuple[int, int]]] = {}
     ready = 0
     for kind, s, duration in steps:
         devices = allocation.stages[s].devices
         size = max(1, duration)
-        busy = [span for device in devices for span in taken.get(device, [])]
+        busy = [span for device in devices for span in spans.get(device, [])]
         ends = [ready, *(ready + (end - ready) % period for _begin, end in busy)]
         free = [t for t in sorted(ends) if not any(_meet(t % period, size, span, period) for span in busy)]
         start = free[0] if free else ready
         for device in devices:
-            taken.setdefault(device, []).append((start % period, start % period + size))
+            spans.setdefault(device, []).append((start % period, start % period + size))
         yield PatternOperation(kind, s, start % period, start // period, 0)
         ready = start + size + (hop if kind != WEIGHT else 0)
 
 
 def _meet(start: int, size: int, span: tuple[int, int], period: int) -> bool:
-    """Whether an operation and one that is there overlap in the circle of a period."""
+    """Return whether an operation overlaps a placed one in the circle of a period."""
     begin, end = span
     return any(start + turn < end and begin < start + turn + size for turn in (-period, 0, period))

@@ -1,9 +1,10 @@
 """Lists of plans of small requests, of every kind that the request allows; brute force for the audit of claims.
 
-Allocations are made by plain combinatorics, kind by kind: stages apart, several stages on a device, replicas by rows
-and in turn, several pipelines apart and crossing, plans without a flush, pipelines that average. Where there are more
-than are asked for, each kind is drawn from at random. Each allocation is tried under several orders, some of which are
-improved by moving operations. No planner and no enumeration of the package is used; the judge says what a plan takes.
+Allocations are drawn by plain combinatorics, kind by kind: stages apart, several stages on a device, replicas that
+split each micro-batch or take turns, several pipelines apart and crossing, plans without a flush, pipelines that
+average. Each kind is sampled at random where it has more plans than the list may hold. Each allocation is tried under
+several orders, and moves of single operations improve some of them. No planner and no enumeration of the package is
+used; the simulator measures each plan's time.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from penstock.solvers.schedules.trainer_orders import order_of
 from penstock.solvers.verify.verifier import verify
 
 MOVES = 12
-"""Of one operation each, tried on a plan that is the best so far."""
+"""Moves of one operation each that are tried on a plan that is the best so far."""
 MISSES = 40
-"""Draws one after the other that make no plan: then there may be none."""
+"""Draws in a row without a plan after which a kind ends."""
 FAR_NS = 2**60
 
 
 def permitted(problem: Problem, plan: JudgedPlan) -> str | None:
-    """What the request does not allow in a plan; None where it allows everything."""
+    """Return what the request does not allow in a plan; None where it allows everything."""
     allocation = plan.allocation
     if plan.update_rule not in problem.update_rules:
         return f"update rule {plan.update_rule}"
@@ -65,18 +66,18 @@ def permitted(problem: Problem, plan: JudgedPlan) -> str | None:
 
 
 def _may_recompute(problem: Problem, stage: Stage) -> bool:
-    """Whether the stage has a layer that the request's trainer can recompute; without a target it always has."""
+    """Return whether the request's trainer can recompute a layer of the stage; true without a target."""
     within = problem.within
     return within is None or (stage.first <= within.span.last and within.span.first <= stage.last)
 
 
 def verified(problem: Problem, plan: JudgedPlan) -> list[str]:
-    """Why the plan is not one of the request: faults of the plan, memory, what the request does not allow."""
+    """List why the plan is not valid for the request: faults of the plan, memory, features that are not allowed."""
     how = {"overlap": plan.overlap_all_reduce, "update_rule": plan.update_rule}
-    found = verify(problem, plan.allocation, plan.schedule, plan.timeline, **how)  # type: ignore[arg-type]
-    found += [f"device {d} has too little memory" for d in _too_small(problem, plan)]
+    faults = verify(problem, plan.allocation, plan.schedule, plan.timeline, **how)  # type: ignore[arg-type]
+    faults += [f"device {d} has too little memory" for d in _too_small(problem, plan)]
     beyond = permitted(problem, plan)
-    return found if beyond is None else [*found, beyond]
+    return faults if beyond is None else [*faults, beyond]
 
 
 def _too_small(problem: Problem, plan: JudgedPlan) -> list[int]:
@@ -87,7 +88,7 @@ def _too_small(problem: Problem, plan: JudgedPlan) -> list[int]:
 def judged(
     problem: Problem, allocation: Allocation, schedule: Schedule, overlap: bool, rule: UpdateRule = "synchronous"
 ) -> JudgedPlan | None:
-    """The plan with its timeline; None where it cannot run, does not fit, or is not what the request allows."""
+    """Return the plan with its timeline; None where it cannot run, does not fit, or is not allowed by the request."""
     try:
         timeline = simulate(problem, allocation, schedule, overlap=overlap, update_rule=rule)
     except (InvalidPlan, UnsupportedRequest):
@@ -97,7 +98,7 @@ def judged(
 
 
 def plans_of(problem: Problem, seed: int, most: int) -> Iterator[JudgedPlan]:
-    """Up to ``most`` plans that fit, of all kinds in turn, and what moving operations makes of the best ones."""
+    """Yield up to ``most`` plans that fit, of all kinds in turn; moves of operations improve the best ones."""
     rng = random.Random(f"plans {seed}")
     makers: list[Iterator[JudgedPlan]] = []
     if not numbers_allowed(problem):
@@ -122,7 +123,7 @@ def plans_of(problem: Problem, seed: int, most: int) -> Iterator[JudgedPlan]:
 
 
 def orders_of(problem: Problem, plan: JudgedPlan, rng: random.Random, most: int) -> Iterator[JudgedPlan]:
-    """Other orders of the operations of a flushed plan's allocation."""
+    """Yield other orders of the operations of a flushed plan's allocation."""
     assert isinstance(plan.schedule, Orders)
     kinds = {(k, s) for row in plan.schedule.rows for k, s, _m in row.operations.tolist()}
     split = frozenset(s for k, s in kinds if k == INPUT)
@@ -130,33 +131,36 @@ def orders_of(problem: Problem, plan: JudgedPlan, rng: random.Random, most: int)
     for _ in range(most):
         style = _style(problem, plan.allocation, rng)._replace(split=split, apart=apart)
         orders = list_order(problem, plan.allocation, style, rng)
-        found = judged(problem, plan.allocation, orders, plan.overlap_all_reduce)
-        if found is not None:
-            yield found
+        other = judged(problem, plan.allocation, orders, plan.overlap_all_reduce)
+        if other is not None:
+            yield other
 
 
 # ---- plans with a flush ----------------------------------------------------------------------------------------------
 
 
 def _flushed(problem: Problem, rng: random.Random, draw: Draw) -> Iterator[JudgedPlan]:
-    """Plans of one kind for ever; none where many draws one after the other made none that fits."""
+    """Yield plans of one kind, endlessly; stop after ``MISSES`` draws in a row without a plan that fits."""
     best, misses = FAR_NS, 0
     while misses < MISSES:
         allocation = draw(rng, problem)
-        found = None if allocation is None else _ordered(problem, rng, _recomputing(rng, problem, allocation))
+        plan = None if allocation is None else _ordered(problem, rng, _recomputing(rng, problem, allocation))
         misses += 1
-        if found is None:
+        if plan is None:
             continue
         misses = 0
-        yield found
-        if found.value_ns < best:
-            found = _improved(problem, rng, found)
-            best = found.value_ns
-            yield found
+        yield plan
+        if plan.value_ns < best:
+            plan = _improved(problem, rng, plan)
+            best = plan.value_ns
+            yield plan
 
 
 def _expressible(problem: Problem, rng: random.Random, within: Within) -> Iterator[JudgedPlan]:
-    """Plans that a trainer can express: equally replicated stages on ranks in a loop or a V, the trainer's orders."""
+    """Yield plans that a trainer can express.
+
+    Stages are equally replicated on ranks in a loop or a V, under the trainer's orders.
+    """
     misses = 0
     while misses < 3 * MISSES:
         misses += 1
@@ -165,29 +169,29 @@ def _expressible(problem: Problem, rng: random.Random, within: Within) -> Iterat
         devices = rng.sample(range(problem.num_devices), ranks * per)
         parts = rng.choice(partitions(problem))
         turn = [*range(ranks), *(reversed(range(ranks)) if rng.random() < 0.5 else range(ranks))]
-        held = [devices[r * per : (r + 1) * per] for r in (turn[i % len(turn)] for i in range(len(parts)))]
-        plain = [Stage(a, b, tuple(own)) for (a, b), own in zip(parts, held, strict=True)]
+        groups = [devices[r * per : (r + 1) * per] for r in (turn[i % len(turn)] for i in range(len(parts)))]
+        plain = [Stage(a, b, tuple(group)) for (a, b), group in zip(parts, groups, strict=True)]
         how = rng.choice(list(within.ways(plain)))
         stages = tuple(replace(stage, recompute=within.segments(stage, how)) for stage in plain)
         number = rng.choice(numbers_allowed(problem))
         allocation = single_pipeline(stages, number)
         with suppress(InvalidPlan, UnsupportedRequest):
             orders = order_of(problem, allocation, rng.choice(within.schedules), within.group(ranks, number))
-            found = judged(problem, allocation, orders, problem.rules.overlap_all_reduce)
-            if found is not None:
+            judged_plan = judged(problem, allocation, orders, problem.rules.overlap_all_reduce)
+            if judged_plan is not None:
                 misses = 0
-                yield found
+                yield judged_plan
 
 
 def _ordered(problem: Problem, rng: random.Random, allocation: Allocation) -> JudgedPlan | None:
-    """The first of some orders that fits, each with fewer micro-batches in flight than the one before."""
+    """Return the first of some orders that fits, each with fewer micro-batches in flight than the one before."""
     early = problem.rules.overlap_all_reduce and rng.random() < 0.7
     style = _style(problem, allocation, rng)
     allocation = _coded(rng, problem, allocation)
     while True:
-        found = judged(problem, allocation, list_order(problem, allocation, style, rng), early)
-        if found is not None or style.most <= 1:
-            return found
+        plan = judged(problem, allocation, list_order(problem, allocation, style, rng), early)
+        if plan is not None or style.most <= 1:
+            return plan
         style = style._replace(most=style.most - 1)
 
 
@@ -206,7 +210,7 @@ def _style(problem: Problem, allocation: Allocation, rng: random.Random) -> Styl
 
 
 def _improved(problem: Problem, rng: random.Random, plan: JudgedPlan) -> JudgedPlan:
-    """By moves of single operations that make it no slower and keep it within memory."""
+    """Improve a plan by moves of single operations that make it no slower and keep it within memory."""
     assert isinstance(plan.schedule, Orders)
     best = plan
     for _ in range(MOVES):
@@ -220,7 +224,7 @@ def _improved(problem: Problem, rng: random.Random, plan: JudgedPlan) -> JudgedP
 
 
 def _recomputing(rng: random.Random, problem: Problem, allocation: Allocation) -> Allocation:
-    """Stages recompute as the request says; where it leaves that open, all, none, some, or parts of some."""
+    """Let stages recompute as the request says; where it is "auto", draw all, none, some, or parts of some."""
     if problem.recompute == "never":
         return allocation
     much = 1.0 if problem.recompute == "always" else rng.choice([0.0, 0.0, 0.5, 1.0])
@@ -239,7 +243,7 @@ def _recomputing(rng: random.Random, problem: Problem, allocation: Allocation) -
 
 
 def _coded(rng: random.Random, problem: Problem, allocation: Allocation) -> Allocation:
-    """Some edges encode, where the request allows that and something travels that can be encoded."""
+    """Let some edges encode, if the request allows it and tensors that can be encoded cross them."""
     if not problem.codec or rng.random() < 0.5:
         return allocation
     pipelines = []

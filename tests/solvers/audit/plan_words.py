@@ -1,4 +1,4 @@
-"""Plans in words: their kinds for tallies, a line for reports, and which differ in their orders alone."""
+"""Plans in words: kinds of plans for tallies, one-line descriptions for reports, and plans that differ in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from penstock.solvers.model.schedule import Orders
 
 
 def kinds_of(plan: JudgedPlan) -> Iterator[str]:
-    """What is special about a plan, in words that tallies count."""
+    """Yield the special features of a plan, in words that tallies count."""
     stages, pipelines = plan.allocation.stages, plan.allocation.pipelines
-    held = Counter(device for stage in stages for device in stage.devices)
+    load = Counter(device for stage in stages for device in stage.devices)
     operations = operations_of(plan)
     marks: dict[str, Callable[[], bool]] = {
         "one stage": lambda: len(stages) == 1,
-        "one pipeline, stages apart": lambda: len(pipelines) == 1 and len(stages) > 1 and max(held.values()) == 1,
-        "several stages on a device": lambda: len(pipelines) == 1 and max(held.values()) > 1,
+        "one pipeline, stages apart": lambda: len(pipelines) == 1 and len(stages) > 1 and max(load.values()) == 1,
+        "several stages on a device": lambda: len(pipelines) == 1 and max(load.values()) > 1,
         "several pipelines": lambda: len(pipelines) > 1,
-        "several pipelines on a device": lambda: len(pipelines) > 1 and max(held.values()) > 1,
+        "several pipelines on a device": lambda: len(pipelines) > 1 and max(load.values()) > 1,
         "replicas by rows": lambda: any(s.replicas > 1 and s.dispatch == "rows" for s in stages),
         "replicas in turn": lambda: any(s.replicas > 1 and s.dispatch == "round_robin" for s in stages),
         "split backwards": lambda: any(kind == INPUT for kind, _s in operations),
@@ -36,7 +36,7 @@ def kinds_of(plan: JudgedPlan) -> Iterator[str]:
 
 
 def describe(plan: JudgedPlan) -> str:
-    """A plan in a line."""
+    """Describe a plan in one line."""
     lines = []
     for pipeline in plan.allocation.pipelines:
         words = []
@@ -51,7 +51,7 @@ def describe(plan: JudgedPlan) -> str:
 
 
 def operations_of(plan: JudgedPlan) -> frozenset[tuple[int, int]]:
-    """Kinds of operations, and the stages that have them."""
+    """Return the pairs of operation kind and stage that a plan has."""
     if isinstance(plan.schedule, Orders):
         rows = (row.operations[:, :2].tolist() for row in plan.schedule.rows)
         return frozenset((kind, s) for row in rows for kind, s in row)
@@ -59,7 +59,7 @@ def operations_of(plan: JudgedPlan) -> frozenset[tuple[int, int]]:
 
 
 def same_operations(plan: JudgedPlan, other: JudgedPlan) -> bool:
-    """Whether they differ in their orders alone."""
+    """Return whether two plans differ in their orders alone."""
     if plan.allocation != other.allocation or plan.update_rule != other.update_rule:
         return False
     same = plan.overlap_all_reduce == other.overlap_all_reduce

@@ -1,6 +1,6 @@
-"""Random requests for the audit of claims: every network, memory, recomputation, tie, pin and update rule is drawn.
+"""Random requests for the audit of claims: network, memory, recomputation, ties, pins and update rules are drawn.
 
-``request_of`` gives the same request for a seed everywhere. One seed in four is *small*: at most four layers on three
+``request_of`` returns the same request for a seed everywhere. One seed in four is *small*: at most four layers on three
 devices and a few micro-batches, so that its plans can be listed (``plan_lists``).
 """
 
@@ -20,25 +20,25 @@ from penstock.solvers.model.trainer_limits import Span, Within
 from penstock.solvers.model.update_rules import UpdateRule
 
 ONE_IN = 4
-"""One seed in so many is small."""
+"""One seed in this many is small."""
 SMALL_NODES = ((1,), (2,), (1, 1), (3,), (2, 1), (1, 1, 1))
 NODES = ((2,), (1, 1), (3,), (2, 2), (4,), (1, 1, 1, 1), (3, 1), (2, 2, 2), (4, 2), (4, 4), (1, 2, 3))
 RULES: tuple[UpdateRule, ...] = get_args(UpdateRule)
 
 
 def is_small(seed: int) -> bool:
-    """Whether all sorts of plans of the request are listed."""
+    """Return whether plans of all kinds are listed for the seed's request."""
     return seed % ONE_IN == 0
 
 
 def request_of(seed: int) -> Problem:
-    """The request of a seed; one in three has a table of measured collectives."""
+    """Return the request of a seed; one in three has a table of measured collectives."""
     problem = untabled_request_of(seed)
     return with_table(problem, seed, 2000, 2000) if random.Random(f"has a table {seed}").random() < 1 / 3 else problem
 
 
 def untabled_request_of(seed: int) -> Problem:
-    """The request of a seed without a table."""
+    """Return the request of a seed without a table."""
     rng = random.Random(f"request {seed}")
     small = is_small(seed)
     problem = _plain(rng, small, lanes=1 + seed // ONE_IN % 3)
@@ -56,7 +56,7 @@ def untabled_request_of(seed: int) -> Problem:
 
 
 def _plain(rng: random.Random, small: bool, lanes: int) -> Problem:
-    """Without pins, codecs and targets, with more memory than plans can need."""
+    """Draw a request without pins, codecs and targets, with more memory than plans can need."""
     layers = rng.randint(1, 4) if small else rng.randint(2, 8)
     nodes = rng.choice(SMALL_NODES if small else NODES)
     scale = rng.choice([1, 3, 20])
@@ -123,7 +123,7 @@ def _ties(rng: random.Random, layers: int, scale: int) -> tuple[tuple[str, tuple
 
 
 def _with_little_memory(rng: random.Random, problem: Problem) -> Problem:
-    """About what a share of the model takes, often another amount on each device."""
+    """Set memory to about what a share of the model takes, often with different sizes per device."""
     rules = problem.memory
     factor = 1 + rules.gradient_factor + rules.state_factor
     weights = int(problem.parameter_bytes[-1]) * factor
@@ -141,7 +141,7 @@ def _with_little_memory(rng: random.Random, problem: Problem) -> Problem:
 
 
 def _rules(rng: random.Random) -> frozenset[UpdateRule]:
-    """Mostly synchronous; every other rule alone, with it, and all of them."""
+    """Draw the update rules: mostly synchronous, sometimes another rule alone or beside it, or all of them."""
     draw = rng.random()
     if draw < 0.55:
         return frozenset({"synchronous"})
@@ -153,7 +153,7 @@ def _rules(rng: random.Random) -> frozenset[UpdateRule]:
 
 
 def _pins(rng: random.Random, problem: Problem) -> tuple[Pin, ...]:
-    """One or two ranges of layers, each for some devices."""
+    """Draw one or two ranges of layers, each for some devices."""
     pins = []
     for _ in range(rng.choice([1, 1, 2])):
         first = rng.randrange(problem.num_layers)
@@ -164,7 +164,7 @@ def _pins(rng: random.Random, problem: Problem) -> tuple[Pin, ...]:
 
 
 def _encodable(rng: random.Random, problem: Problem) -> Problem:
-    """Half of each cut's tensors may be encoded; conversion is about as fast as links are."""
+    """Allow half of each cut's tensors to be encoded; conversion is about as fast as the links."""
     speed = rng.choice([5 * 10**8, 5 * 10**9])
     return replace(
         problem,
@@ -175,7 +175,10 @@ def _encodable(rng: random.Random, problem: Problem) -> Problem:
 
 
 def _in_spps_model(rng: random.Random, problem: Problem) -> Problem:
-    """What SPP's theorems hold for: private half-duplex channels without latencies, one kind, even micro-batches."""
+    """Restrict a request to the model of SPP's theorems.
+
+    It has private half-duplex channels without latencies, one device kind, and even micro-batches.
+    """
     samples = problem.global_batch_size
     rules = replace(
         problem.rules, shared=False, channel="half", transfer="spp", all_reduce="flat", overlap_all_reduce=False
@@ -201,7 +204,7 @@ def _in_spps_model(rng: random.Random, problem: Problem) -> Problem:
 
 
 def _limits(rng: random.Random, layers: int) -> Within:
-    """Of a trainer, for a chain whose first and last layers are embedding and head."""
+    """Draw a trainer's limits, for a chain whose first and last layers are embedding and head."""
     name = rng.choice(sorted(TRAINERS))
     trainer = TRAINERS[name]
     span = Span(1, layers - 2) if trainer.needs_roles and layers > 2 else Span(0, layers - 1)

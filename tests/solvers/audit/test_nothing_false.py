@@ -1,4 +1,4 @@
-"""Nothing false leaves: a sample of random requests, every planner's claims against every plan that anybody has.
+"""Audit of a sample of random requests: every planner's claims against every plan that any planner or list has.
 
 ``benchmarks/audit_requests.py`` does the same for thousands of requests.
 """
@@ -24,16 +24,16 @@ from penstock.solvers.model.result import SCHEDULE_SCOPE, Status
 pytestmark = pytest.mark.tier("ci")
 
 SEEDS = (0, 4, 8, 12, 28, 36, 40, 52, 60, 140, 10, 18)
-"""Small ones, whose plans are listed, and two larger ones: few that have every kind of plan and method of bounds."""
+"""Small requests, whose plans are listed, and two larger ones; together they have every kind of plan and bound."""
 MORE_SEEDS = (16, 20, 24, 32, 44, 48, 56, 1, 5, 13, 21)
-"""With everything."""
+"""Seeds that the tier "everything" adds."""
 EFFORT = Effort(max_plans=6, listed=120, orders=6)
 SIMPLE = Effort(max_plans=4, listed=60, planners=("dp", "gpipe"))
 
 
 @pytest.fixture(scope="module")
 def tally(request: pytest.FixtureRequest) -> Tally:
-    """The sample's sums."""
+    """Return the sums over the sample."""
     total = Tally()
     for seed in SEEDS + (MORE_SEEDS if request.config.getoption("--tier") == "everything" else ()):
         total.add(audit(seed, EFFORT))
@@ -59,7 +59,7 @@ def test_no_claim_is_contradicted(tally: Tally, check: str) -> None:
 
 
 def test_the_sample_sees_something(tally: Tally) -> None:
-    """Requests, plans of every kind, bounds of every method, and most of the possible statuses."""
+    """The sample has requests, plans of every kind, bounds of every method, and most of the possible statuses."""
     assert tally.requests >= len(SEEDS)
     assert tally.small >= 10
     assert tally.listed > 600
@@ -70,8 +70,8 @@ def test_the_sample_sees_something(tally: Tally) -> None:
     assert tally.unsettled < 10
     assert tally.matched > tally.rivalled // 2 > 3
     assert len(tally.methods) >= 6
-    asked = {status for _planner, status in tally.statuses}
-    assert {"optimal", "feasible", "refused"} <= asked
+    statuses = {status for _planner, status in tally.statuses}
+    assert {"optimal", "feasible", "refused"} <= statuses
     for kind in KINDS:
         assert tally.kinds[kind] > 0, kind
 
@@ -97,7 +97,7 @@ KINDS = (
 
 @pytest.mark.tier("quick")
 def test_requests_have_every_feature() -> None:
-    """What is drawn, over some hundred seeds; the same request for a seed every time."""
+    """Some hundred seeds draw every feature; a seed gives the same request every time."""
     features: dict[str, Callable[[Problem], bool]] = {
         "ties": lambda p: bool(p.shared_parameters),
         "tables": lambda p: bool(p.collectives),
@@ -132,7 +132,7 @@ def test_requests_have_every_feature() -> None:
 
 @pytest.mark.tier("quick")
 def test_listed_plans_are_plans() -> None:
-    """Those without a claim to contradict, too: each verifies, fits, and is what the request allows."""
+    """Listed plans verify, fit, and are allowed by the request, also where they contradict no claim."""
     number = 0
     for seed in (0, 8, 20, 40, 56, 60):
         problem = request_of(seed)
@@ -161,7 +161,7 @@ def test_listed_orders_by_hand() -> None:
 
 
 def audited(seed: int = 0) -> Audit:
-    """A small request whose claims all hold, of two simple planners."""
+    """Return the audit of a small request by two simple planners; all its claims are true."""
     one = Audit(seed, SIMPLE)
     one.run()
     assert one.tally.contradictions == []
@@ -172,7 +172,7 @@ def audited(seed: int = 0) -> Audit:
 def test_a_bound_above_a_plan_is_noticed() -> None:
     one = audited()
     key, claim = next(iter(one.claims.items()))
-    fastest = min(each.plan.value_ns for each in one.found)
+    fastest = min(each.plan.value_ns for each in one.plans)
     one.claims = {key: claim._replace(bound=replace(claim.bound, bound_ns=fastest))}
     one._check_bounds()
     assert one.tally.contradictions == []
@@ -183,7 +183,7 @@ def test_a_bound_above_a_plan_is_noticed() -> None:
 
 def test_a_false_status_is_noticed() -> None:
     one = audited()
-    slowest = max(one.found, key=lambda each: each.plan.value_ns).plan
+    slowest = max(one.plans, key=lambda each: each.plan.value_ns).plan
     one.results = {"dp": replace(one.results["dp"], status=Status.OPTIMAL, best=slowest)}
     one._check_statuses()
     one.results = {"dp": replace(one.results["dp"], status=Status.INFEASIBLE, best=None)}
@@ -202,9 +202,9 @@ def test_a_bound_above_an_order_is_noticed() -> None:
 
 
 def test_a_plan_that_is_none_is_noticed() -> None:
-    """One that the judge takes, but that needs more memory than there is, or that the request does not allow."""
+    """A plan that the simulator accepts is not valid if it needs too much memory or is not allowed by the request."""
     one = audited()
-    plan = one.found[0].plan
+    plan = one.plans[0].plan
     how = plan.allocation, plan.schedule, plan.overlap_all_reduce
     assert judged(one.problem, *how) is not None
     poor = replace(one.problem, devices=tuple(replace(d, memory_bytes=1) for d in one.problem.devices))
