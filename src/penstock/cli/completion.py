@@ -1,43 +1,43 @@
-"""What the shell offers: shipped models and clusters, planners, schedules (`penstock --install-completion`)."""
+"""Completions in the shell: shipped models and clusters, planners, schedules (`penstock --install-completion`)."""
 
 from __future__ import annotations
 
 from typing import get_args
 
 KINDS_OF_CLUSTERS = ("1x8xH100", "8x8xH100", "4x8xA100", "2x4xV100")
-"""Examples of the form NODESxDEVICESxKIND, which is no list."""
+"""Examples of clusters by the form NODESxDEVICESxKIND, whose names cannot be listed."""
 
 
 def models(incomplete: str) -> list[str]:
-    """Models that have a profile by name."""
+    """Return the models that have a profile by name."""
     from penstock.examples.catalogue import profile_names
 
     return _starting(profile_names(), incomplete)
 
 
 def shapes(incomplete: str) -> list[str]:
-    """Transformers whose shape is known."""
+    """Return the transformers whose shape is known."""
     from penstock.examples.shapes import SHAPES
 
     return _starting(tuple(SHAPES), incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Shipped topologies, and examples of the form."""
+    """Return the shipped topologies, and examples of names by the form NODESxDEVICESxKIND."""
     from penstock.examples.catalogue import cluster_names
 
     return _starting((*cluster_names(), *KINDS_OF_CLUSTERS), incomplete)
 
 
 def planners(incomplete: str) -> list[str]:
-    """Planners of this installation."""
+    """Return the planners of this installation."""
     from penstock.solvers.planners.catalogue import PLANNERS
 
     return _starting(tuple(PLANNERS), incomplete)
 
 
 def schedules(incomplete: str) -> list[str]:
-    """Schedules of this installation, and auto."""
+    """Return the schedules of this installation, and auto."""
     from penstock.solvers.schedules.catalogue import SCHEDULES
 
     return _starting(("auto", *SCHEDULES), incomplete)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def costed_degrees(
     context: Sequence[str] | None, expert: Sequence[str] | None, expert_tensor: int | None
 ) -> DegreeOptions:
-    """The degrees besides tensor at which a computed profile is to have costs."""
+    """Return the degrees besides tensor at which a computed profile has costs."""
     from penstock.shapes.profiled_degrees import DegreeOptions
 
     return DegreeOptions(
@@ -25,14 +25,14 @@ def costed_degrees(
 
 
 def degrees_of(texts: Sequence[str], name: str) -> tuple[int, ...] | Literal["auto"]:
-    """The numbers of an option (``numbers_of``), or auto."""
+    """Return the numbers of an option (``numbers_of``), or auto."""
     return "auto" if list(texts) == ["auto"] else numbers_of(texts, name, "neither auto nor numbers")
 
 
 def numbers_of(texts: Sequence[str], name: str, is_not: str = "no list of numbers") -> tuple[int, ...]:
-    """The numbers of an option such as ``1,2,4``, given once or several times.
+    """Return the numbers of an option such as ``1,2,4``, given once or several times.
 
-    Raises typer.BadParameter, by the option's name.
+    Raises typer.BadParameter, which names the option.
     """
     text = ",".join(texts)
     values = text.split(",")

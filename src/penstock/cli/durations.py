@@ -17,7 +17,7 @@ _DAY_NS = 86400 * SECOND_NS
 
 
 def duration_ns(text: str) -> int:
-    """Nanoseconds of a duration, rounded up. Raises typer.BadParameter naming the forms."""
+    """Return a duration in nanoseconds, rounded up. Raises typer.BadParameter, which names the forms."""
     from penstock.schemas.quantities import parse_time_ns
 
     text = text.strip()
@@ -40,20 +40,20 @@ def _part_ns(number: str, unit: str) -> int:
 
 
 def between(least: str, most: str) -> Callable[[str | int], int]:
-    """A parser for ``typer.Option`` of durations from ``least`` to ``most``; defaults, in ns, pass unchanged."""
+    """Return a parser for ``typer.Option`` of durations from ``least`` to ``most``; defaults, in ns, pass unchanged."""
 
     def parse(value: str | int) -> int:
         if isinstance(value, int):
             return value
-        found = duration_ns(value)
-        if not duration_ns(least) <= found <= duration_ns(most):
+        time_ns = duration_ns(value)
+        if not duration_ns(least) <= time_ns <= duration_ns(most):
             raise typer.BadParameter(f"{value!r} is not between {least} and {most}")
-        return found
+        return time_ns
 
     parse.__name__ = METAVAR
     return parse
 
 
 def seconds(time_ns: int) -> float:
-    """Nanoseconds as seconds."""
+    """Convert nanoseconds to seconds."""
     return time_ns / SECOND_NS

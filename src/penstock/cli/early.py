@@ -1,6 +1,6 @@
-"""How the program ends: at once, also at a signal that comes while it is still being loaded, without a traceback.
+"""The end of the program: at once and without a traceback, also at a signal that comes while it is still loading.
 
-Imported first by the program's main module, and of use only in the program itself.
+The main module imports this module first. It does nothing outside the program itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def loaded() -> None:
-    """From now on the program itself notices Ctrl-C."""
+    """Let the program itself handle Ctrl-C from now on."""
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

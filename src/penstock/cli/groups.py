@@ -1,7 +1,7 @@
 """Options that several commands share: a dataclass is declared once, and a command takes it as one parameter.
 
-``grouped`` expands each parameter whose type is a dataclass into an option per field, and makes the dataclass again
-before the command is called. A class's ``PANEL`` is the panel of the help that its options are in.
+``grouped`` expands each parameter whose type is a dataclass into an option per field, and builds the dataclass again
+before it calls the command. The ``PANEL`` of a class is the panel of the help that shows its options.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from typer.models import OptionInfo
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it, with every option of its own and of its groups."""
+    """Return the command as typer reads it, with its options and with the options of its groups."""
     hints = get_type_hints(command, include_extras=True)
-    own = inspect.signature(command).parameters.values()
-    groups: dict[str, type] = {one.name: hints[one.name] for one in own if is_dataclass(hints[one.name])}
+    command_parameters = inspect.signature(command).parameters.values()
+    groups: dict[str, type] = {one.name: hints[one.name] for one in command_parameters if is_dataclass(hints[one.name])}
 
     def parameters() -> Iterator[inspect.Parameter]:
-        for one in own:
+        for one in command_parameters:
             if one.name in groups:
                 yield from _options(groups[one.name])
             else:
                 yield one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        command(**given, **made)
+    def called(**values: Any) -> None:
+        objects = {
+            name: kind(**{one.name: values.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**values, **objects)
 
     called.__annotations__ = {}
     called.__signature__ = inspect.Signature(list(parameters()))  # type: ignore[attr-defined]
@@ -55,7 +57,7 @@ def _default(one: Field[Any]) -> Any:
 
 
 def _in_panel(annotation: Any, panel: str) -> Any:
-    """The annotation of an option, in the group's panel unless the option names one of its own."""
+    """Put the annotation of an option into the group's panel, unless the option names another panel."""
     assert get_origin(annotation) is Annotated, annotation
     kind, info = get_args(annotation)
     assert isinstance(info, OptionInfo)

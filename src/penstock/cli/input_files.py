@@ -33,7 +33,7 @@ TAKEN_BY = {
     "trace": "`penstock calibrate PROFILE TRACE` or `penstock report PLAN --trace TRACE`",
     "job bundle": "`penstock rank BUNDLE`",
 }
-"""Where the command line takes a document of a kind."""
+"""The part of the command line that takes each kind of document."""
 
 
 def read_document(kind: type[AnyDocument], source: str) -> AnyDocument:
@@ -63,7 +63,7 @@ def _read(kind: type[AnyDocument], source: str) -> AnyDocument:
 
 
 def _shipped(kind: str, name: str) -> str | None:
-    """The option that takes a name of what is shipped, where a name takes the place of a file."""
+    """Return the option that takes a shipped document by name, for a name in the place of a file; otherwise None."""
     from penstock.examples import catalogue
 
     if kind == "profile" and name in catalogue.profile_names():
@@ -83,7 +83,7 @@ def read_plan(source: str) -> PlanFile:
 
 
 def read_raw(source: str) -> dict[str, Any]:
-    """Plain data of a JSON or YAML object, to be completed before it is validated."""
+    """Read a JSON or YAML object as plain data, which callers complete before they validate it."""
     from penstock.schemas.bounded.yaml_text import load_yaml
     from penstock.schemas.document import in_words, load_json, read_text
 
@@ -134,7 +134,7 @@ def prepare_output(target: str | None) -> None:
 
 
 def print_json(document: Any) -> None:
-    """A document, or plain data, as indented JSON on standard output."""
+    """Print a document, or plain data, as indented JSON on standard output."""
     data = document.model_dump(mode="json", exclude_none=True) if hasattr(document, "model_dump") else document
     print(json.dumps(data, indent=1, ensure_ascii=False))
 

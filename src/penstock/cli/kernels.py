@@ -1,4 +1,4 @@
-"""Whether what numba compiles is compiled: what `doctor` shows, and what a plan says before it waits and while."""
+"""Messages on kernels that numba still has to compile: for `doctor`, and for a plan before and while it waits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ REMEDY = "python -m penstock.solvers.solve.warm, with PENSTOCK_KERNELS naming a 
 
 
 def announce_compilation() -> None:
-    """Say on standard error that a first plan takes a minute or two longer, where it will."""
+    """Announce on standard error that a first plan takes a minute or two longer, where no kernel is compiled."""
     from penstock.solvers.compiled.kept import kept
 
-    found, place = kept()
-    if not found and find_spec("numba"):
+    count, place = kept()
+    if not count and find_spec("numba"):
         print(
             f"penstock: compiling what plans are searched with, once, into {place}: a minute or two in all",
             file=sys.stderr,

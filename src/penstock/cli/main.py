@@ -1,7 +1,12 @@
 """The command ``penstock``: its commands, and the one place where an error becomes a message and an exit code.
 
-Exit codes: 0 done, 1 failed; 2 under ``plan --require-optimal`` a plan that is not proven optimal; 3 proven
-infeasible; 4 no plan found; 64 wrong usage, 65 a refused document, 70 an internal error, 130 an interrupt.
+Exit codes:
+
+- 0: done; 1: failed
+- 2: a plan that is not proven optimal, under ``plan --require-optimal``
+- 3: proven infeasible; 4: no plan found
+- 64: wrong usage; 65: a refused document
+- 70: an internal error; 130: an interrupt
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "sqlalchemy", "jinja2", "pydantic_settings"), "service"),
     "torch": "executor",
 }
-"""Which extra brings a module that may be absent."""
+"""The extra that installs each module that may be absent."""
 
 app = typer.Typer(
     name="penstock",
@@ -72,8 +77,8 @@ app.add_typer(exporting.group, name="export", rich_help_panel=panels.CONVERT)
 schema.register(app)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         print(version("penstock"))
@@ -96,12 +101,12 @@ def _command() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; never raises, never shows a traceback unless asked to."""
+    """Run one command and return its exit code; never raises, and shows a traceback only under PENSTOCK_DEBUG=1."""
     early.loaded()
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     piped = _is_pipe()
     try:
-        code = _command()(args=given, prog_name="penstock", standalone_mode=False)
+        code = _command()(args=words, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:
             return _say("interrupted", INTERRUPTED)
@@ -138,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_pipe() -> bool:
-    """Whether standard output goes to another process."""
+    """Return whether standard output goes to another process."""
     try:
         return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     except (OSError, ValueError):
@@ -146,7 +151,7 @@ def _is_pipe() -> bool:
 
 
 def _reader_has_left() -> bool:
-    """Whether the reader of standard output, a pipe, has closed it, as ``| head`` does; the rest is dropped."""
+    """Return whether the reader of standard output, a pipe, has closed it, as ``| head`` does; drop the rest if so."""
     if not _is_pipe():
         return True  # rich has put the null device in its place already
     poll = select.poll()
@@ -170,8 +175,8 @@ def _usage(error: typer.TyperException) -> int:
 
 def _internal(error: Exception) -> int:
     _traceback_if_asked()
-    known = "" if os.environ.get("PENSTOCK_DEBUG") == "1" else "; PENSTOCK_DEBUG=1 shows where"
-    return _say(f"internal error: {type(error).__name__}: {error}\n  please report it{known}", INTERNAL)
+    hint = "" if os.environ.get("PENSTOCK_DEBUG") == "1" else "; PENSTOCK_DEBUG=1 shows where"
+    return _say(f"internal error: {type(error).__name__}: {error}\n  please report it{hint}", INTERNAL)
 
 
 def _traceback_if_asked() -> None:

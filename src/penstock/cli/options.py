@@ -197,7 +197,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Question(Model):
-    """What is to be planned: one model on one cluster."""
+    """The model, the cluster and the global batch to plan for."""
 
     topology: Topology = None
     cluster: Cluster = None
@@ -206,7 +206,7 @@ class Question(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """How memory and transfers are counted."""
+    """Options for counting memory and transfers."""
 
     PANEL: ClassVar[str] = TRAINING
 
@@ -217,7 +217,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Costs):
-    """How the model is trained."""
+    """Options for the training: micro-batch sizes, update rules, the codec of sent tensors."""
 
     micro_batch_size: Annotated[list[int] | None, shown(PLAN_OPTIONS["micro_batch_sizes"])] = None
     update_rule: Annotated[list[str] | None, shown(PLAN_OPTIONS["update_rules"])] = None
@@ -226,7 +226,7 @@ class Training(Costs):
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """How many GPUs share a layer, and what replicas share out."""
+    """Degrees of parallelism, and the sharding of states over replicas."""
 
     PANEL: ClassVar[str] = DEGREES
 
@@ -244,7 +244,7 @@ class Degrees:
     ] = None
 
     def __post_init__(self) -> None:
-        """Give each axis to the option of its name; what has none stays in ``degrees``."""
+        """Give each axis to the option of its name; an axis without an option stays in ``degrees``."""
         further = []
         for name, values in axes_of(self.degrees or ()):
             if name == "degrees" or name not in vars(self):
@@ -262,7 +262,7 @@ class Degrees:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a search ends."""
+    """Limits at which a search ends."""
 
     PANEL: ClassVar[str] = SEARCH
 
@@ -274,7 +274,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What plans may be, beyond the model and the cluster."""
+    """Constraints on plans, and settings of the planner."""
 
     PANEL: ClassVar[str] = PLANNER
 
@@ -292,9 +292,9 @@ class Choice:
     workers: Workers = None
 
 
-def given(*groups: object, **more: Any) -> Mapping[str, Any]:
-    """The values of options by name."""
-    found: dict[str, Any] = {}
+def option_values(*groups: object, **more: Any) -> Mapping[str, Any]:
+    """Return the values of options by name."""
+    values: dict[str, Any] = {}
     for group in groups:
-        found |= vars(group)
-    return found | more
+        values |= vars(group)
+    return values | more

@@ -1,4 +1,4 @@
-"""What the commands print: plans, results and comparisons as text that fits the terminal."""
+"""Output of the commands: plans, results and comparisons as text that fits the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROGRESS_S = 4.0
 
 @dataclass
 class Screen:
-    """What a command prints: answers to standard output unless quiet, progress to standard error.
+    """The output of a command: answers go to standard output unless quiet, progress goes to standard error.
 
     ``live``: standard error is a terminal, on which one line of progress is replaced by the next.
     """
@@ -59,7 +59,7 @@ class Screen:
 
     @classmethod
     def of(cls, *, quiet: bool = False, file: TextIO | None = None) -> Screen:
-        """The usual screen. ``NO_COLOR`` and a pipe turn colours off."""
+        """Return the usual screen. ``NO_COLOR`` and a pipe turn colours off."""
         width = shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
         console = Console(file=file or sys.stdout, width=max(width, 60), highlight=False, soft_wrap=True)
         return cls(console, quiet, sys.stderr.isatty())
@@ -70,12 +70,12 @@ class Screen:
         return self.out.is_terminal and not self.out.no_color and os.environ.get("TERM") != "dumb"
 
     def say(self, text: str = "") -> None:
-        """A line of the answer."""
+        """Print a line of the answer."""
         if not self.quiet:
             self.out.print(Text.from_ansi(text))
 
     def table(self, table: Table) -> None:
-        """A table of the answer."""
+        """Print a table of the answer."""
         if not self.quiet:
             self.out.print(table, soft_wrap=False)
 
@@ -107,12 +107,12 @@ class Screen:
         self._show(at_once=True)
 
     def progress(self, text: str) -> None:
-        """The time that has passed and what is going on: every time on a terminal, elsewhere every few seconds."""
+        """Show the elapsed time and the current work: at every call on a terminal, elsewhere every few seconds."""
         self._text = text
         self._show()
 
     def compiling(self, kernels: str | None) -> None:
-        """Which kernels the search waits for, in the line of progress, the first at once; None: for none any more."""
+        """Show the kernels that the search waits for in the line of progress, the first at once; None ends the wait."""
         self._kernels = kernels
         if kernels is not None:
             self._show(at_once=not self._waited)
@@ -192,7 +192,7 @@ def _plan_to_show(screen: Screen, result: ResultOut) -> Plan | None:
 
 
 def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
-    """A planner's answer: the plan with its bound and timeline, or why there is none."""
+    """Show a planner's answer: the plan with its bound and timeline, or why it found no plan."""
     if (plan := _plan_to_show(screen, result)) is None:
         return
     from penstock.planning.judge import judge
@@ -204,15 +204,15 @@ def show_result(screen: Screen, request: PlanRequest, result: ResultOut) -> None
 
 
 def show_answer(screen: Screen, request: PlanRequest, result: ResultOut) -> None:
-    """The same without the timeline, which needs the judge: what a service has answered."""
+    """Show a service's answer as ``show_result`` does, but without the timeline, which takes a simulation."""
     if (plan := _plan_to_show(screen, result)) is None:
         return
-    show_found(screen, request, plan)
+    show_stages(screen, request, plan)
     _say_why(screen, result)
 
 
 def _say_why(screen: Screen, result: ResultOut) -> None:
-    """Say how the search ended, what it proved and whom it did not ask: a line for each clause."""
+    """Show how the search ended, what it proved and which planners it skipped, one sentence per line."""
     screen.say(f"{result.status} after {result.seconds:.2f} s: " + "\n  ".join(result.why))
 
 
@@ -226,7 +226,7 @@ def _show_nothing(screen: Screen, result: ResultOut) -> None:
 
 
 def rich_table(rows: Rows, most: int = MAX_ROWS, *, is_plain: bool = False) -> Table:
-    """Return rows as a table of the terminal; of more than ``most`` the first and the last ones.
+    """Return rows as a table of the terminal; more than ``most`` rows are cut to the first and the last ones.
 
     ``is_plain``: without rules, and each row in one line.
     """
@@ -261,10 +261,10 @@ def show_alternatives(screen: Screen, result: ResultOut) -> None:
 
 
 def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> None:
-    """Stages, prediction, bounds and timeline."""
+    """Show stages, prediction, bounds and timeline."""
     from penstock.report.drawing.timeline_text import render_timeline
 
-    show_found(screen, request, judgement.plan)
+    show_stages(screen, request, judgement.plan)
     if judgement.timeline is not None:
         screen.say()
         width = screen.out.width - 1
@@ -275,8 +275,8 @@ def show_plan(screen: Screen, request: PlanRequest, judgement: Judgement) -> Non
         )
 
 
-def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
-    """Stages, prediction and bounds."""
+def show_stages(screen: Screen, request: PlanRequest, plan: Plan) -> None:
+    """Show stages, prediction and bounds."""
     from penstock.planning.sentences import used
     from penstock.report.plan_tables import stages_table
     from penstock.schemas.profile import ModelProfile
@@ -295,7 +295,7 @@ def show_found(screen: Screen, request: PlanRequest, plan: Plan) -> None:
 
 
 def prediction_lines(plan: Plan) -> list[str]:
-    """The judge's time with its stated error, where the time goes, and the proven bounds."""
+    """Return lines with the simulated time and its expected error, the costs, and the proven bounds."""
     p = plan.prediction
     if p is None:
         return ["this plan has not been judged"]
@@ -326,16 +326,16 @@ def prediction_lines(plan: Plan) -> list[str]:
 
 
 def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
-    """A row per planner and schedule, the best one first."""
+    """Show a row per planner and schedule, the best one first."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    taken = [row for row in rows if row.status != "unsupported"]
-    several = {row.update_rule for row in taken} - {None, "synchronous"}
-    divided = any(row.degrees is not None for row in taken)
+    candidates = [row for row in rows if row.status != "unsupported"]
+    several = {row.update_rule for row in candidates} - {None, "synchronous"}
+    divided = any(row.degrees is not None for row in candidates)
     for head in ("planner", *(["degrees"] if divided else []), "schedule", *(["rule"] if several else []), "status"):
         table.add_column(head, no_wrap=head != "rule", min_width=10 if head == "rule" else None)
     for head in ("time", "speed-up", "gap", "memory", "took"):
         table.add_column(head, justify="right", no_wrap=True)
-    for row in sorted(taken, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
+    for row in sorted(candidates, key=lambda row: (row.iteration_ns is None, row.iteration_ns or 0)):
         table.add_row(
             row.planner,
             *([choice_words(row)] if divided else []),
@@ -352,11 +352,11 @@ def show_comparison(screen: Screen, rows: Sequence[PlanComparison]) -> None:
     for row in rows:
         if row.status == "unsupported":
             screen.say(f"left out {row.planner}: {row.why}")
-    _show_own_layouts(screen, taken)
+    _show_own_layouts(screen, candidates)
 
 
 def _show_own_layouts(screen: Screen, rows: Sequence[PlanComparison]) -> None:
-    """Each layout that was given, and the best that a planner found."""
+    """Show each layout that the user gave, next to the best plan that a planner found."""
     times = [row.iteration_ns for row in rows if row.layout is None and row.iteration_ns is not None]
     best = f"; best {duration(min(times))}" if times else ""
     for row in rows:

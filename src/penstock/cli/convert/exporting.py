@@ -36,7 +36,7 @@ OTHER_FORMS = {
     "json": "plan",
     "yaml": "jobset",
 }
-"""What forms may be called by who looks for them."""
+"""Other names under which users may look for a form, with the form that each name means."""
 HELP_OPTIONS = ("-h", "--help")
 
 
@@ -51,7 +51,7 @@ class ExportGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Help, and below it all forms."""
+        """Write the help, and below it all forms."""
         super().format_help(ctx, formatter)
         print(forms_text())
 
@@ -76,7 +76,7 @@ group = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How the job trains, wherever a scheduler runs it."""
+    """Launch settings that every scheduler takes."""
 
     PANEL: ClassVar[str] = LAUNCH
 
@@ -178,9 +178,9 @@ def export(
     """
     from penstock.cli.show import Screen
 
-    given = {name: value for name, value in vars(launch).items() if name not in ("job", "env")}
-    given |= {"model": launch.job, "environment": launch.env or None}
-    settings = read_settings(settings_file, assignments or [], given)
+    launch_options = {name: value for name, value in vars(launch).items() if name not in ("job", "env")}
+    launch_options |= {"model": launch.job, "environment": launch.env or None}
+    settings = read_settings(settings_file, assignments or [], launch_options)
     known_form(to)
     if against is not None and settings.nodes == "any":
         raise typer.BadParameter(
@@ -202,7 +202,7 @@ def export(
 
 
 def say_notes(notes: Sequence[str]) -> None:
-    """On standard error, what of a plan its file has no place for."""
+    """Print on standard error what a form cannot express of a plan."""
     for note in notes:
         typer.echo(f"note: {note}", err=True)
 
@@ -211,19 +211,19 @@ def _made_here(plan: str, to: str, launch: LaunchSettings, against: str | None) 
     file = read_plan(plan)
     if against is not None and not _is_compared(to):
         _refuse_absent(file, against)
-    said = _said_of_the_model(file, to, launch)
+    note = _model_note(file, to, launch)
     from penstock.exporting.forms import written
 
     files = _compared(written(file, to, launch), to, against)
-    if said is not None:
-        print(said, file=sys.stderr)
+    if note is not None:
+        print(note, file=sys.stderr)
     return files
 
 
-def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
-    """What to note of the model that ranks will train, before their programs are made.
+def _model_note(file: PlanFile, to: str, launch: LaunchSettings) -> str | None:
+    """Return a note on the model that ranks will train, or None; it comes before their programs are made.
 
-    Raises ModelMismatch where it has other layers than the plan, and what ``manifests.check`` raises.
+    Raises ModelMismatch where the model has other layers than the plan, and what ``manifests.check`` raises.
     """
     from penstock.manifests import TARGETS, check
 
@@ -237,7 +237,7 @@ def _said_of_the_model(file: PlanFile, to: str, launch: LaunchSettings) -> str |
 
 
 def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against: str | None) -> tuple[Written, ...]:
-    """What a service makes of a plan that it keeps."""
+    """Return the files that a service makes of a plan that it keeps."""
     from penstock.exporting.forms import unpacked
 
     refuse_file(plan)
@@ -248,14 +248,14 @@ def _made_there(server: str, plan: str, to: str, launch: LaunchSettings, against
 
 
 def _is_compared(to: str) -> bool:
-    """Whether the form is another trainer's, whose files are compared setting by setting."""
+    """Return whether the form belongs to another trainer, whose files are compared setting by setting."""
     from penstock.layouts.against import SETTINGS
 
     return to in SETTINGS
 
 
 def _compared(files: tuple[Written, ...], to: str, against: str | None) -> tuple[Written, ...]:
-    """The files with a line for each setting that the user's own has otherwise. Raises InvalidDocument."""
+    """Add a line to the files for each setting that differs in the user's own file. Raises InvalidDocument."""
     if against is None or not _is_compared(to):
         return files
     from dataclasses import replace
@@ -263,9 +263,10 @@ def _compared(files: tuple[Written, ...], to: str, against: str | None) -> tuple
     from penstock.layouts.against import with_differences
     from penstock.schemas.document import read_text
 
-    own = read_text(against)
+    user_text = read_text(against)
     return tuple(
-        replace(each, body=with_differences(each.body.decode(), to, own, Path(against).name).encode()) for each in files
+        replace(each, body=with_differences(each.body.decode(), to, user_text, Path(against).name).encode())
+        for each in files
     )
 
 
@@ -276,7 +277,7 @@ def _refuse_absent(file: PlanFile, against: str) -> None:
 
 
 def known_form(to: str) -> None:
-    """Raise typer.BadParameter for a form that is not there, naming the nearest."""
+    """Raise typer.BadParameter for an unknown form, naming the nearest one."""
     from penstock.exporting.forms import EXPORTS
 
     if to not in EXPORTS:
@@ -285,7 +286,7 @@ def known_form(to: str) -> None:
 
 
 def forms_text() -> str:
-    """All forms with a line each."""
+    """Return a text with a line for each form."""
     from penstock.exporting.forms import EXPORTS
 
     width = max(map(len, EXPORTS))
@@ -293,7 +294,7 @@ def forms_text() -> str:
 
 
 def read_settings(path: str | None, assignments: list[str], options: dict[str, Any]) -> LaunchSettings:
-    """Settings of a file, of ``--set`` and of options; later ones win. Raises typer.BadParameter, InvalidDocument."""
+    """Merge settings of a file, ``--set`` and options; later ones win. Raises typer.BadParameter, InvalidDocument."""
     from penstock.schemas.ranks.launch import LaunchSettings
 
     data = {} if path is None else read_raw(path)
@@ -310,10 +311,10 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
             several[key].append(value)
         else:
             data[key] = value
-    given = {key: value for key, value in options.items() if value is not None}
+    settings = {key: value for key, value in options.items() if value is not None}
     for key, values in several.items():
-        given[key] = [*values, *given.get(key, [])]
-    return LaunchSettings.parse(data | given)
+        settings[key] = [*values, *settings.get(key, [])]
+    return LaunchSettings.parse(data | settings)
 
 
 def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
@@ -343,7 +344,7 @@ def save(files: tuple[Written, ...], to: str, output: str | None) -> list[Path]:
 
 
 def next_step(to: str, paths: list[Path]) -> str | None:
-    """What to type next."""
+    """Return the command to type next; None for a form that starts no job."""
     from penstock.manifests import TARGETS
 
     if to not in TARGETS:
@@ -352,18 +353,18 @@ def next_step(to: str, paths: list[Path]) -> str | None:
 
 
 def model_elsewhere(to: str, launch: LaunchSettings, folder: Path) -> str | None:
-    """What to do where the model lies in this directory and the ranks will look for it in ``folder``."""
+    """Return advice where the model lies in this directory but ranks will look for it in ``folder``; otherwise None."""
     from penstock.manifests import TARGETS
 
     if launch.model is None or launch.directory is not None or to not in TARGETS or "image" in TARGETS[to].needs:
         return None
     module = launch.model.partition(":")[0].partition(".")[0]
-    held = [Path(), folder]
-    here, there = (any((place / name).exists() for name in (module, f"{module}.py")) for place in held)
+    places = [Path(), folder]
+    here, there = (any((place / name).exists() for name in (module, f"{module}.py")) for place in places)
     if not here or there or "model" not in TARGETS[to].needs:
         return None
-    own, other = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
+    current, target = shlex.quote(str(Path.cwd())), shlex.quote(str(folder))
     return (
-        f"note: ranks look for {module} next to the script, but it is here: --directory {own}, if the nodes have it "
-        f"there too, or copy it to {other}"
+        f"note: ranks look for {module} next to the script, but it is here: --directory {current}, if the nodes have "
+        f"it there too, or copy it to {target}"
     )

@@ -30,7 +30,7 @@ group = typer.Typer(help="Convert what other tools write into profiles, topologi
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What is read."""
+    """Options for the sources: files, their formats, and a service's agents."""
 
     PANEL: ClassVar[str] = "Sources"
 
@@ -64,8 +64,8 @@ class Sources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """What no source says."""
+class HardwareFacts:
+    """Facts about the hardware that no source contains."""
 
     PANEL: ClassVar[str] = "What the sources do not say"
 
@@ -114,7 +114,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Which nodes the topology gets."""
+    """Options for the nodes that the topology keeps."""
 
     PANEL: ClassVar[str] = "Nodes"
 
@@ -133,7 +133,7 @@ def import_topology(
         typer.Argument(metavar="[FILE]…", help="Files with what the tools printed; - is standard input."),
     ] = None,
     sources: Sources,
-    known: Known,
+    facts: HardwareFacts,
     kept: Kept,
     name: Annotated[
         str | None, typer.Option(help="Name of the topology (default: that of the file).", rich_help_panel=OUTPUT)
@@ -162,17 +162,17 @@ def import_topology(
     options = _options(
         {
             "name": name or (Path(output).stem if output != STANDARD else "imported"),
-            "devices": tuple(known.device_kind or ()),
-            "kinds": tuple(map(_kind, known.kind or ())),
-            "devices_per_node": known.devices_per_node,
-            "memory_bytes": _read("--memory", known.memory, "bytes"),
-            "fabric": known.fabric,
-            "fabric_bytes_per_s": _read("--fabric-bandwidth", known.fabric_bandwidth, "bytes_per_s"),
-            "nic_bytes_per_s": _read("--nic", known.nic, "bytes_per_s"),
-            "latency_ns": _read("--latency", known.latency, "time_ns"),
-            "oversubscription": known.oversubscription,
+            "devices": tuple(facts.device_kind or ()),
+            "kinds": tuple(map(_kind, facts.kind or ())),
+            "devices_per_node": facts.devices_per_node,
+            "memory_bytes": _read("--memory", facts.memory, "bytes"),
+            "fabric": facts.fabric,
+            "fabric_bytes_per_s": _read("--fabric-bandwidth", facts.fabric_bandwidth, "bytes_per_s"),
+            "nic_bytes_per_s": _read("--nic", facts.nic, "bytes_per_s"),
+            "latency_ns": _read("--latency", facts.latency, "time_ns"),
+            "oversubscription": facts.oversubscription,
             "topology": sources.topology_name,
-            "nvlink_blocks": known.nvlink_blocks,
+            "nvlink_blocks": facts.nvlink_blocks,
             "only": kept.only,
             "only_free": kept.only_free,
         }
@@ -191,13 +191,13 @@ def import_topology(
         post_document(_screen(to_error), imported.topology, post)
 
 
-def _options(given: dict[str, Any]) -> ImportOptions:
+def _options(fields: dict[str, Any]) -> ImportOptions:
     from pydantic import ValidationError
 
     from penstock.schemas.api.topology_import import ImportOptions
 
     try:
-        return ImportOptions.model_validate(given)
+        return ImportOptions.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         names = {
@@ -213,7 +213,7 @@ def _options(given: dict[str, Any]) -> ImportOptions:
 
 
 def _read(option: str, text: str | None, unit: Literal["bytes", "bytes_per_s", "time_ns"]) -> int | None:
-    """A number with its unit. Raises BadParameter."""
+    """Parse a number with its unit; None stays None. Raises BadParameter."""
     if text is None:
         return None
     from penstock.schemas import quantities
@@ -226,7 +226,7 @@ def _read(option: str, text: str | None, unit: Literal["bytes", "bytes_per_s", "
 
 
 def _kind(text: str) -> dict[str, str | float]:
-    """``GB200=2.5xH100``. Raises BadParameter."""
+    """Parse a kind such as ``GB200=2.5xH100``. Raises BadParameter."""
     match = _KIND.fullmatch(text.strip())
     if match is None or not float(match[2]):
         raise typer.BadParameter(
@@ -262,15 +262,15 @@ def _sources(files: list[str], options: Sources) -> list[ImportSource]:
     ]
     if agents is not None:
         with connect(agents) as client:
-            found = client.topologies.of_agents()
-        sources.append(ImportSource(text=found.text(), format="agents", name=f"the agents of {agents}"))
+            topology = client.topologies.of_agents()
+        sources.append(ImportSource(text=topology.text(), format="agents", name=f"the agents of {agents}"))
     if not sources:
         raise typer.BadParameter("there is nothing to read; give files, - or --agents", param_hint="FILE")
     return sources
 
 
 def _show(screen: Screen, imported: TopologyImported, output: str | None, server: str | None) -> None:
-    """What was found, assumed and left out."""
+    """Show what was found, assumed and left out."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -280,9 +280,9 @@ def _show(screen: Screen, imported: TopologyImported, output: str | None, server
     table.add_column("format")
     for head in ("nodes", "switches", "links"):
         table.add_column(head, justify="right")
-    for found in imported.found:
-        numbers = (found.nodes, found.switches, found.links)
-        table.add_row(found.source, found.format, *(f"{number:,}" if number else "–" for number in numbers))
+    for finding in imported.found:
+        numbers = (finding.nodes, finding.switches, finding.links)
+        table.add_row(finding.source, finding.format, *(f"{number:,}" if number else "–" for number in numbers))
     screen.table(table)
     screen.say(_summary(imported))
     _list(screen, "assumed", imported.assumptions)
@@ -312,7 +312,7 @@ def _left_out(group: LeftOut) -> str:
 
 
 def _short(hostlist: str) -> str:
-    """A hostlist as far as it can be read."""
+    """Shorten a hostlist to a length that a person can read."""
     return hostlist if len(hostlist) <= LONGEST_SHOWN else f"{hostlist[:LONGEST_SHOWN]} … (--json has all)"
 
 
@@ -327,7 +327,7 @@ def _list(screen: Screen, head: str, lines: Sequence[str]) -> None:
 
 
 def _screen(to_error: bool) -> Screen:
-    """Standard output, or standard error where a document goes to the former."""
+    """Return a screen on standard output, or on standard error where a document goes to standard output."""
     from penstock.cli.show import Screen
 
     return Screen.of(file=sys.stderr if to_error else None)

@@ -21,7 +21,7 @@ from penstock.cli.options import (
     Request,
     Settings,
     Workers,
-    given,
+    option_values,
 )
 from penstock.cli.plan.request_options import layout_job_of
 from penstock.cli.questions import ask
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 LAYOUT = "Layout"
 DOES_NOT_FIT, NOT_KNOWN = 3, 4
 NOT_JUDGED = InvalidDocument.exit_code
-"""The exit code of a layout that is read and cannot be simulated, as of one that cannot be read."""
+"""The exit code of a layout that is read but cannot be simulated; a layout that cannot be read exits with it, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What the layout itself may leave open."""
+    """Options for values that the layout itself may leave open."""
 
     PANEL: ClassVar[str] = LAYOUT
 
@@ -64,7 +64,7 @@ class Missing:
     devices_per_node: Annotated[
         int | None, typer.Option(min=1, help="Number of devices that the job uses on each node (default: all).")
     ] = None
-    given: Annotated[
+    layout_values: Annotated[
         list[str] | None,
         typer.Option(
             "--given",
@@ -132,7 +132,7 @@ def import_layout(
 ) -> None:
     """Judge the layout that another trainer runs today, and show how much faster the best plan is.
 
-    The model is that of --example, --hf or --profile; without these it is the
+    --example, --hf or --profile gives the model; without these it is the
     transformer that Megatron's flags in FILE describe.
     Exits with 3 for a layout that does not fit into memory, and with 65 for one
     that Penstock cannot judge.
@@ -146,39 +146,39 @@ def import_layout(
         raise typer.BadParameter("standard output can hold one of them; write the plan to a file", param_hint="-o")
     if best is not None and not compare:
         raise typer.BadParameter("--alone finds no best plan", param_hint="--best")
-    options = given(question, costs, limits, missing, request=request, set_option=set_option)
-    asked = _request(options, file, format, compare=compare)
+    options = option_values(question, costs, limits, missing, request=request, set_option=set_option)
+    layout_request = _request(options, file, format, compare=compare)
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json or STANDARD in (output, best))
     try:
-        found: LayoutImported = ask("import-layout", asked, server, screen.progress, workers=workers)
+        answer: LayoutImported = ask("import-layout", layout_request, server, screen.progress, workers=workers)
         screen.done()
     except InvalidPlan as error:
         screen.done()
         print(f"penstock: {error}", file=sys.stderr)
         raise typer.Exit(NOT_JUDGED) from None
-    _write(found, output, best)
+    _write(answer, output, best)
     if as_json:
         print_json(
-            found.model_dump(
+            answer.model_dump(
                 mode="json", exclude={"request": True, "rivals": {"__all__": {"request"}}}, exclude_none=True
             )
         )
-    show_layout(screen, found)
-    show_changes(screen, found, asked)
+    show_layout(screen, answer)
+    show_changes(screen, answer, layout_request)
     from penstock.cli.plan.request_options import other_kernels_of
 
-    if (line := other_kernels_of(found.request) or _own_kernels(options, found.request)) is not None:
+    if (line := other_kernels_of(answer.request) or _own_kernels(options, answer.request)) is not None:
         screen.say(line)
     for target in filter(None, (output, best)):
         screen.say(f"written to {target}")
-    if not found.fits:
-        raise typer.Exit(NOT_KNOWN if found.fits is None else DOES_NOT_FIT)
+    if not answer.fits:
+        raise typer.Exit(NOT_KNOWN if answer.fits is None else DOES_NOT_FIT)
 
 
 def _request(options: Mapping[str, Any], file: str, format: str, *, compare: bool) -> LayoutRequest:
-    """Return the request; what no option says of model and batch is the layout's own."""
+    """Return the request; where no option gives the model and the batch, the layout does."""
     from penstock.schemas.api.layouts import LayoutFormat, LayoutRequest
     from penstock.schemas.document import read_text
 
@@ -194,7 +194,7 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
             "layout": text,
             "source": "standard input" if file == STANDARD else Path(file).name,
             "request": layout_job_of({**options, "micro_batch_size": None}),
-            "given": dict(_value(text) for text in options["given"] or ()),
+            "given": dict(_value(text) for text in options["layout_values"] or ()),
             "compare": compare,
             **fields,
         }
@@ -202,19 +202,19 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
 
 
 def _value(text: str) -> tuple[str, str]:
-    """``PP=8``. Raises typer.BadParameter."""
+    """Parse a value such as ``PP=8``. Raises typer.BadParameter."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as PP=8", param_hint="--given")
     return name.strip(), value.strip()
 
 
-def _own_kernels(options: Mapping[str, Any], asked: PlanRequest) -> str | None:
-    """A line where no option says which kernels the costs of a transformer are those of."""
+def _own_kernels(options: Mapping[str, Any], request: PlanRequest) -> str | None:
+    """Return a line that names the kernels behind a transformer's costs where no option names them; otherwise None."""
     from penstock.schemas.profile import ModelProfile
 
     named = options["example"] or options["hf"]
-    profile = asked.profile
+    profile = request.profile
     if named is None or options["framework"] is not None or not isinstance(profile, ModelProfile):
         return None
     if profile.framework != "megatron":
@@ -222,27 +222,27 @@ def _own_kernels(options: Mapping[str, Any], asked: PlanRequest) -> str | None:
     return f"the costs of {named} are those of megatron's kernels; --framework torch has those of eager PyTorch"
 
 
-def _write(found: LayoutImported, output: str | None, best: str | None) -> None:
+def _write(answer: LayoutImported, output: str | None, best: str | None) -> None:
     from penstock.schemas.errors import UnsupportedRequest
     from penstock.schemas.plan import PlanFile
 
-    write_document(PlanFile(plan=found.plan, request=found.request), output) if output is not None else None
+    write_document(PlanFile(plan=answer.plan, request=answer.request), output) if output is not None else None
     if best is not None:
-        plan = found.rivals[0].plan
+        plan = answer.rivals[0].plan
         if plan is None:
-            raise UnsupportedRequest(f"there is no plan {found.rivals[0].choice}: {found.rivals[0].why}")
-        write_document(PlanFile(plan=plan, request=found.rivals[0].request or found.request), best)
+            raise UnsupportedRequest(f"there is no plan {answer.rivals[0].choice}: {answer.rivals[0].why}")
+        write_document(PlanFile(plan=plan, request=answer.rivals[0].request or answer.request), best)
 
 
-def show_layout(screen: Screen, found: LayoutImported) -> None:
-    """What it takes, what is assumed, and each rival with what makes the difference."""
+def show_layout(screen: Screen, answer: LayoutImported) -> None:
+    """Show what the layout takes, what is assumed, and each rival with what makes the difference."""
     from penstock.schemas.amounts import duration, percent
 
-    for sentence in (*found.sentences, *(found.faults[:3] if found.fits else ())):
+    for sentence in (*answer.sentences, *(answer.faults[:3] if answer.fits else ())):
         screen.say(sentence)
-    for assumption in found.assumptions:
+    for assumption in answer.assumptions:
         screen.say(f"assumed: {assumption}")
-    for rival in found.rivals:
+    for rival in answer.rivals:
         screen.say()
         if rival.time_ns is None or rival.saved is None or rival.plan is None:
             screen.say(f"{rival.choice}: {rival.why}")
@@ -260,31 +260,31 @@ def show_layout(screen: Screen, found: LayoutImported) -> None:
             screen.say(f"  compared with the layout: {rival.comparison.sentence}")
 
 
-def show_changes(screen: Screen, found: LayoutImported, asked: LayoutRequest) -> None:
-    """What of the user's own file changes for the best plan that the trainer expresses, where that takes less time."""
+def show_changes(screen: Screen, answer: LayoutImported, request: LayoutRequest) -> None:
+    """Show what to change in the user's file for the best plan that the trainer expresses, where it takes less time."""
     from penstock.exporting.layouts import layout_text
     from penstock.layouts.against import SETTINGS, differences
     from penstock.layouts.files.configurations import is_python
     from penstock.schemas.errors import PenstockError
     from penstock.schemas.plan import PlanFile
 
-    best = next(iter(found.rivals), None)
-    form = "megatron-bridge" if asked.format == "megatron" and is_python(asked.layout) else asked.format
+    best = next(iter(answer.rivals), None)
+    form = "megatron-bridge" if request.format == "megatron" and is_python(request.layout) else request.format
     if best is None or best.plan is None or (best.saved or 0) <= 0 or form not in SETTINGS:
         return
     try:
-        text = layout_text(PlanFile(plan=best.plan, request=best.request or found.request), form)
-        lines = differences(text, form, asked.layout, asked.source)
+        text = layout_text(PlanFile(plan=best.plan, request=best.request or answer.request), form)
+        lines = differences(text, form, request.layout, request.source)
     except PenstockError as error:
         lines = [str(error).partition("\n")[0]]
     screen.say()
-    screen.say(f"in {asked.source} for the best {best.choice}:")
+    screen.say(f"in {request.source} for the best {best.choice}:")
     for line in lines:
         screen.say(f"  {line}")
 
 
 def _in_short(plan: Plan) -> str:
-    """Degrees, stages and micro-batches of a plan."""
+    """Summarize degrees, stages and micro-batches of a plan."""
     from penstock.convert.requested_degrees import degrees_of
 
     stages = plan.pipelines[0].stages
@@ -295,7 +295,7 @@ def _in_short(plan: Plan) -> str:
 
 
 def _on_its_class(rival: Rival) -> list[str]:
-    """What is proven of plans such as the rival's."""
+    """Return sentences on what is proven of plans in the rival's class."""
     from penstock.planning.bound_sentences import bound_sentence
     from penstock.schemas.coverage import CLASS_SCOPE
 

@@ -45,21 +45,21 @@ def import_schedule(
     from penstock.schemas.document import read_text
 
     prepare_output(output)
-    given = read_plan(plan)
+    original = read_plan(plan)
     text = sys.stdin.read() if file == STANDARD else read_text(file)
     from penstock.cli.show import Screen
     from penstock.planning.plan_schedules import with_schedule
     from penstock.schemas.amounts import duration
 
-    made = with_schedule(given, text)
-    write_document(made, output)
+    result = with_schedule(original, text)
+    write_document(result, output)
     if output == STANDARD:
         return
     before, after = (
-        each.plan.prediction.time_per_global_batch_ns if each.plan.prediction else 0 for each in (given, made)
+        each.plan.prediction.time_per_global_batch_ns if each.plan.prediction else 0 for each in (original, result)
     )
     screen = Screen.of()
-    against = f"; the plan's own order ({given.plan.schedule.name}) {duration(before)}" if before else ""
+    against = f"; the plan's own order ({original.plan.schedule.name}) {duration(before)}" if before else ""
     screen.say(f"the imported order takes {duration(after)} per global batch{against}")
     screen.say(f"written to {output}")
 

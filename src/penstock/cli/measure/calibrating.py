@@ -127,31 +127,31 @@ def _refuse_traces(figure: OneFigure, traces: list[str] | None, output_topology:
 def _by_traces(
     profile: str, traces: list[str], output: str, output_topology: str | None, as_json: bool, any_factor: bool
 ) -> list[str]:
-    """Write the documents, and return what to say."""
+    """Write the documents, and return the lines to print."""
     from penstock.calibration.calibrate import calibrate as calibrated
     from penstock.schemas.profile import ModelProfile
     from penstock.schemas.trace import Trace
 
-    given = [read_document(Trace, each) for each in traces]
+    documents = [read_document(Trace, each) for each in traces]
     links = output_topology is not None
-    found = calibrated(read_document(ModelProfile, profile), given, links=links, any_factor=any_factor)
-    write_document(found.profile, output)
-    write_document(found.topology, output_topology)
+    fit = calibrated(read_document(ModelProfile, profile), documents, links=links, any_factor=any_factor)
+    write_document(fit.profile, output)
+    write_document(fit.topology, output_topology)
     if as_json:
-        print_json(found.out().model_dump(mode="json", exclude={"profile", "topology"}))
-    return calibrated_lines(found, links)
+        print_json(fit.out().model_dump(mode="json", exclude={"profile", "topology"}))
+    return calibrated_lines(fit, links)
 
 
 def _by_figure(
     text: str, figure: OneFigure, profile: str | None, output: str, as_json: bool, any_factor: bool
 ) -> list[str]:
-    """Write the profile, and return what to say."""
+    """Write the profile, and return the lines to print."""
     from penstock.calibration.throughput import calibrate_throughput
     from penstock.schemas.profile import ModelProfile
 
     assert figure.plan is not None
     tokens, step_ns = _pace(text)
-    found = calibrate_throughput(
+    result = calibrate_throughput(
         read_plan(figure.plan),
         tokens_per_s_per_gpu=tokens,
         step_ns=step_ns,
@@ -159,29 +159,29 @@ def _by_figure(
         show=[read_plan(each) for each in figure.show or ()],
         any_factor=any_factor,
     )
-    write_document(found.profile, output)
+    write_document(result.profile, output)
     if as_json:
-        print_json(found.model_dump(mode="json", exclude={"profile"}))
-    return throughput_lines(found, figure.show or ())
+        print_json(result.model_dump(mode="json", exclude={"profile"}))
+    return throughput_lines(result, figure.show or ())
 
 
 def _pace(text: str) -> tuple[float | None, int | None]:
-    """Tokens per second and GPU, or the time of a step, which has a unit."""
+    """Parse a pace: tokens per second and GPU, or the time of a step in ns, which is written with a unit."""
     try:
         return float(text), None
     except ValueError:
         return None, duration_ns(text)
 
 
-def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
-    """The factor, and each plan before and after."""
+def throughput_lines(result: ThroughputOut, names: Sequence[str]) -> list[str]:
+    """Return lines with the factor, and with each plan before and after calibration."""
     from penstock.schemas.amounts import duration
 
     lines = [
-        f"computation of {found.device_kind} × {found.factor:.4g}: the run took {duration(found.measured_ns)} per "
-        f"global batch, of which {duration(found.least_ns)} would remain if computation took no time"
+        f"computation of {result.device_kind} × {result.factor:.4g}: the run took {duration(result.measured_ns)} per "
+        f"global batch, of which {duration(result.least_ns)} would remain if computation took no time"
     ]
-    for name, one in zip(("the run", *names), (found.run, *found.shown), strict=True):
+    for name, one in zip(("the run", *names), (result.run, *result.shown), strict=True):
         change = one.after_ns / one.before_ns - 1
         pace = ""
         if one.tokens_per_s_per_gpu_before is not None and one.tokens_per_s_per_gpu_after is not None:
@@ -193,13 +193,13 @@ def throughput_lines(found: ThroughputOut, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def calibrated_lines(found: Calibration, links: bool) -> list[str]:
-    """Each run before and after, what is left, and what it rests on."""
+def calibrated_lines(fit: Calibration, links: bool) -> list[str]:
+    """Return lines with each run before and after calibration, what no cost explains, and the messages behind it."""
     from penstock.calibration.comparing import compared
     from penstock.schemas.amounts import duration
 
     lines = []
-    for run in found.runs:
+    for run in fit.runs:
         before = compared(run.before_ns, run.measured_ns, ())
         words = before.factor or f"predicted {duration(run.before_ns)} ({before.percent})"
         lines.append(
@@ -208,12 +208,10 @@ def calibrated_lines(found: Calibration, links: bool) -> list[str]:
         )
         if run.note is not None:
             lines.append(f"note             {run.note}")
-    lines.append(
-        f"beyond the instructions {found.unaccounted - 1:+.1%}; messages are issued in {found.issue_ns:.0f} ns"
-    )
+    lines.append(f"beyond the instructions {fit.unaccounted - 1:+.1%}; messages are issued in {fit.issue_ns:.0f} ns")
     if links:
-        lines.append(f"links fitted to {found.num_messages} messages that a rank waited for")
-    lines.append(f"expected error ± {found.profile.source.expected_error:.1%}")
+        lines.append(f"links fitted to {fit.num_messages} messages that a rank waited for")
+    lines.append(f"expected error ± {fit.profile.source.expected_error:.1%}")
     return lines
 
 

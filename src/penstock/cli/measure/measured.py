@@ -1,4 +1,4 @@
-"""What a run has measured: lines that compare it with the prediction, and figures."""
+"""Measurements of a run: lines that compare them with the prediction, and figures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -> list[str]:
-    """Losses, the measured time against the predicted one, and the comparison with a single process.
+    """Return lines with losses, the measured and the predicted time, and the comparison with a single process.
 
-    In fp16 ranks compare the first loss alone (``executor.run.check``), and what they say of gradients is 0.
+    In fp16 ranks compare the first loss alone (``executor.run.check``), and report 0 for the gradients.
     """
     from penstock.calibration.comparing import compared
     from penstock.schemas.amounts import duration, number
@@ -42,7 +42,7 @@ def measured_lines(plan: Plan, ended: RunReport | RunOut, options: RunOptions) -
 
 
 def collective_lines(report: RunReport | RunOut) -> list[str]:
-    """How many collectives ran as predicted, by kind; nothing where they were not compared, or differ."""
+    """Return a line that counts the collectives by kind; no line where none were compared or some ran otherwise."""
     ran = report.collectives
     if not ran or report.collectives_differ is not None:
         return []
@@ -51,7 +51,7 @@ def collective_lines(report: RunReport | RunOut) -> list[str]:
 
 
 def memory_lines(plan: Plan, report: RunReport) -> list[str]:
-    """Each device's measured peak and the predicted one, without the context, which no tensor holds."""
+    """Return a line per device with its measured and its predicted peak, without the context, which no tensor holds."""
     from penstock.schemas.amounts import amount
 
     device_of = {trace["rank"]: trace["device"] for trace in report.rank_traces}
@@ -61,20 +61,20 @@ def memory_lines(plan: Plan, report: RunReport) -> list[str]:
     lines = []
     for use in plan.prediction.devices if plan.prediction is not None else ():
         if use.device in measured:
-            predicted, found = use.peak_memory_bytes - use.memory.context_bytes, measured[use.device]
-            apart = f"{100 * (predicted / max(1, found) - 1):+.1f} % against it"
-            lines.append(f"memory     {use.device}: {amount(found)} measured, {amount(predicted)} predicted, {apart}")
+            predicted, actual = use.peak_memory_bytes - use.memory.context_bytes, measured[use.device]
+            apart = f"{100 * (predicted / max(1, actual) - 1):+.1f} % against it"
+            lines.append(f"memory     {use.device}: {amount(actual)} measured, {amount(predicted)} predicted, {apart}")
     return lines
 
 
 def median_time_ns(step_times_ns: Sequence[int]) -> int | None:
-    """The median step; None for no step."""
+    """Return the median time of a step in ns; None without steps."""
     times = sorted(step_times_ns)
     return times[len(times) // 2] if times else None
 
 
 def figures(plan: Plan, report: RunReport) -> dict[str, Any]:
-    """What ``--json`` prints of a run on this machine; a service's runs have the same names."""
+    """Return what ``--json`` prints of a run on this machine; a service's runs have the same names."""
     from penstock.schemas.quantities import spell
     from penstock.schemas.trace import Hardware, alike
 

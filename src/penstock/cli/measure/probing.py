@@ -129,7 +129,10 @@ def probe(
 
 
 def _peers_of_agents(url: str) -> list[str]:
-    """Where the living agents answer probes. Raises NotFound without any, InvalidDocument naming those that do not."""
+    """Return the addresses at which the living agents answer probes.
+
+    Raises NotFound where no agent is alive, InvalidDocument naming agents that do not answer.
+    """
     from penstock.client import Client
     from penstock.schemas.errors import InvalidDocument, NotFound
 
@@ -143,7 +146,7 @@ def _peers_of_agents(url: str) -> list[str]:
 
 
 def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> None:
-    """Be a peer in this process until it is interrupted or terminated."""
+    """Serve as a peer in this process until it is interrupted or terminated."""
     from penstock.executor.devices import discover
     from penstock.executor.links.link_peer import Host, Peer
 
@@ -157,13 +160,13 @@ def _serve(address: str, name: str, cpu_devices: int, fabric: str | None) -> Non
         peer.close()
 
 
-def _inside(devices: int, cpu_devices: int, given: str | None) -> Fabric | None:
+def _inside(devices: int, cpu_devices: int, bandwidth: str | None) -> Fabric | None:
     from penstock.schemas.quantities import parse_bytes_per_s
     from penstock.schemas.topology import Fabric
 
-    if given is not None:
+    if bandwidth is not None:
         try:
-            return Fabric(bandwidth_bytes_per_s=parse_bytes_per_s(given))
+            return Fabric(bandwidth_bytes_per_s=parse_bytes_per_s(bandwidth))
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--fabric") from None
     if devices < 2 or not cpu_devices:
@@ -210,7 +213,7 @@ def _of_processes(screen: Screen, cpu_devices: int, nodes: int, node_names: str,
 
 
 def _screen() -> Screen:
-    """Standard error: standard output may be the topology's."""
+    """Return a screen on standard error, since the topology may go to standard output."""
     from penstock.cli.show import Screen
 
     return Screen.of(file=sys.stderr)

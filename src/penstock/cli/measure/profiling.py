@@ -87,10 +87,10 @@ class Transformer:
     ] = False
 
     @property
-    def given(self) -> bool:
-        """Whether any of it was said but what jobs have, too."""
-        said = (value for name, value in vars(self).items() if name not in ("context", "expert"))
-        return any(value is not None and value is not False for value in said)
+    def has_options(self) -> bool:
+        """Whether any option is set besides ``context`` and ``expert``, which go with jobs, too."""
+        values = (value for name, value in vars(self).items() if name not in ("context", "expert"))
+        return any(value is not None and value is not False for value in values)
 
 
 def register(app: typer.Typer, importing: typer.Typer) -> None:
@@ -135,10 +135,10 @@ def import_profile(
         )
     stem = "profile" if file == STANDARD else Path(file).stem
     size = micro_batch_size if micro_batch_size is not None else _size_in_name(stem)
-    found = read_profile(text, name=name or stem, device_kind=device_kind, micro_batch_size=size)
-    write_document(found, output)
+    result = read_profile(text, name=name or stem, device_kind=device_kind, micro_batch_size=size)
+    write_document(result, output)
     if output != STANDARD:
-        _summary(_screen(output), found, output)
+        _summary(_screen(output), result, output)
 
 
 def profile(
@@ -252,9 +252,9 @@ def profile(
     if degrees and not (transformer.traced or (job is not None and analytic)):
         raise typer.BadParameter("--tensor goes with --job and --analytic, or with --traced", param_hint="--tensor")
     if traced:
-        asked = (degrees, contexts, experts)
+        all_degrees = (degrees, contexts, experts)
         how = dtype or ("bf16" if precision == "fp32" else "fp32"), precision
-        _traced(transformer, analytic, micro_batch_size, asked, how, known_level, output, post)
+        _traced(transformer, analytic, micro_batch_size, all_degrees, how, known_level, output, post)
         return
     if job is None and precision != "fp32":
         raise typer.BadParameter(
@@ -267,7 +267,7 @@ def profile(
             f"--example and --hf compute costs in bf16, not in {dtype}; --traced takes fp32, bf16 and fp16",
             param_hint="--dtype",
         )
-    if job is None or transformer.given:
+    if job is None or transformer.has_options:
         _of_transformer(job, transformer, analytic, micro_batch_size, known_level, output, post)
         return
     if pipeline is not None:
@@ -286,7 +286,7 @@ def profile(
     loaded = load_job(job, where)
     sizes = micro_batch_size or [size for size in (1, 2, 4, MAX_DEFAULT_SIZE) if size <= loaded.batch_size]
     if analytic:
-        found = analytic_profile(
+        result = analytic_profile(
             loaded,
             analytic,
             sizes,
@@ -300,7 +300,7 @@ def profile(
             progress=screen.progress,
         )
     else:
-        found = measure_profile(
+        result = measure_profile(
             job,
             device or ("cuda" if gpu_count() else "cpu"),
             sizes,
@@ -312,7 +312,7 @@ def profile(
             progress=screen.progress,
         )
     screen.done()
-    _written(screen, found, output, post)
+    _written(screen, result, output, post)
 
 
 def _of_transformer(
@@ -324,7 +324,10 @@ def _of_transformer(
     output: str,
     post: str | None,
 ) -> None:
-    """Raises typer.BadParameter where no model or more than one is given."""
+    """Compute the profile of a transformer from its shape, and write it.
+
+    Raises typer.BadParameter where no model or more than one is given.
+    """
     ways = [name for name, value in (("job", job), ("example", transformer.example), ("hf", transformer.hf)) if value]
     if not ways:
         raise typer.BadParameter("missing --job, --example or --hf")
@@ -339,7 +342,7 @@ def _of_transformer(
 
     routing = Routing(transformer.routing_imbalance, transformer.capacity_factor)
     shape = find_shape(transformer.example or transformer.hf or "", transformer.sequence_length, routing)
-    found = computed_profile(
+    result = computed_profile(
         shape,
         transformer.framework,  # type: ignore[arg-type]
         kinds or (),
@@ -348,7 +351,7 @@ def _of_transformer(
         context_kind=transformer.context_kind,
         level=level,
     )
-    _written(screen, found, output, post)
+    _written(screen, result, output, post)
 
 
 def _traced(
@@ -361,9 +364,10 @@ def _traced(
     output: str,
     post: str | None,
 ) -> None:
-    """``degrees``: tensor, context and expert ones; ``how``: the type of all tensors, and the precision of autocast.
+    """Compute a profile from the traced modules of a Hugging Face model, and write it.
 
-    Raises typer.BadParameter where --traced has no model, or one of which there are no modules.
+    ``degrees``: tensor, context and expert degrees. ``how``: the type of all tensors, and the precision of autocast.
+    Raises typer.BadParameter where --traced has no model, or a model without modules.
     """
     meant = ("hf", "sequence_length", "traced", "context", "expert")
     stated = (name for name, value in vars(transformer).items() if value is not None and value is not False)
@@ -382,7 +386,7 @@ def _traced(
 
     values = read_config(Path(transformer.hf))
     job = HuggingFaceJob(values, sequence_length=transformer.sequence_length, origin=repr(transformer.hf))
-    found = analytic_profile(
+    result = analytic_profile(
         job,
         kinds or tuple(DEVICES),
         sizes or TRACED_SIZES,
@@ -397,18 +401,18 @@ def _traced(
     )
     with suppress(UnsupportedRequest):  # a family whose shape is not known has no tokens per second
         shape = find_shape(values, job.length)
-        named = () if how[0] == "fp32" else explained(values, shape, device_facts(found.device_kinds[0], level))
-        found = found.model_copy(update={"shape": shape, "assumptions": (*found.assumptions, *named)})
+        named = () if how[0] == "fp32" else explained(values, shape, device_facts(result.device_kinds[0], level))
+        result = result.model_copy(update={"shape": shape, "assumptions": (*result.assumptions, *named)})
     screen.done()
-    _written(screen, found, output, post)
+    _written(screen, result, output, post)
 
 
-def _written(screen: Screen, found: ModelProfile, output: str, post: str | None) -> None:
-    write_document(found, output)
+def _written(screen: Screen, result: ModelProfile, output: str, post: str | None) -> None:
+    write_document(result, output)
     if output != STANDARD:
-        _summary(screen, found, output)
+        _summary(screen, result, output)
     if post is not None:
-        post_document(screen, found, post)
+        post_document(screen, result, post)
 
 
 def _level(text: str | None, *, measured: bool) -> Level | None:
@@ -424,14 +428,14 @@ def _level(text: str | None, *, measured: bool) -> Level | None:
 def _to_trace(
     name: Literal["context", "expert"], texts: list[str] | None, analytic: list[str] | None, *, traced: bool
 ) -> tuple[int, ...]:
-    """The context or expert degrees that modules are to be traced at: of a job, or ``traced`` of the library's."""
+    """Return the context or expert degrees at which a job's modules, or with ``traced`` the library's, are traced."""
     if not texts:
         return ()
-    found = degrees_of(texts, name)
-    if found == "auto" or not (analytic or traced):
-        given = "--traced it takes" if traced else "--job it takes --analytic and"
-        raise typer.BadParameter(f"with {given} numbers such as 1,2,4", param_hint=f"--{name}")
-    return found
+    degrees = degrees_of(texts, name)
+    if degrees == "auto" or not (analytic or traced):
+        option = "--traced it takes" if traced else "--job it takes --analytic and"
+        raise typer.BadParameter(f"with {option} numbers such as 1,2,4", param_hint=f"--{name}")
+    return degrees
 
 
 def _pipeline(plan: str, model: str, batches: int, directory: str | None, output: str) -> None:
@@ -442,10 +446,10 @@ def _pipeline(plan: str, model: str, batches: int, directory: str | None, output
     screen.announce(f"loading PyTorch and the job {model!r}")
     file = read_plan(plan)
     where = Path.cwd() if directory is None else Path(directory)
-    found = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)
+    result = profile_pipeline(file, model, batches=batches, directory=where, progress=screen.progress)
     screen.done()
-    write_document(found, output)
-    for number, rank in enumerate(found.ranks):
+    write_document(result, output)
+    for number, rank in enumerate(result.ranks):
         used = sum(rank.utilisation) / len(rank.utilisation)
         screen.say(
             f"rank {number}: {duration(rank.compute_ns)} of computation per batch, {used:.0%} of a processor used"
@@ -453,36 +457,36 @@ def _pipeline(plan: str, model: str, batches: int, directory: str | None, output
 
 
 def _size_in_name(name: str) -> int:
-    """DAPPLE writes the micro-batch size into the file's name: ``BERT48_pbs2``. Raises BadParameter without one."""
+    """Read the micro-batch size in a file's name, such as DAPPLE's ``BERT48_pbs2``. Raises BadParameter without one."""
     import re
 
-    found = re.search(r"(?:pbs|mbs|bs)[_=-]?(\d+)", name, re.IGNORECASE)
-    if found is None:
+    match = re.search(r"(?:pbs|mbs|bs)[_=-]?(\d+)", name, re.IGNORECASE)
+    if match is None:
         raise typer.BadParameter(
             f"the name {name!r} does not say how many samples the times are for", param_hint="--micro-batch-size"
         )
-    return int(found[1])
+    return int(match[1])
 
 
-def _summary(screen: Screen, found: ModelProfile, output: str) -> None:
+def _summary(screen: Screen, result: ModelProfile, output: str) -> None:
     from penstock.schemas.amounts import amount, duration
 
-    first = found.measurements[0]
+    first = result.measurements[0]
     total = sum(layer.forward_ns + layer.backward_ns for layer in first.layers)
-    parameters = sum(layer.parameter_bytes for layer in found.layers)
-    cuts = sum(layer.cuttable for layer in found.layers[:-1])
+    parameters = sum(layer.parameter_bytes for layer in result.layers)
+    cuts = sum(layer.cuttable for layer in result.layers[:-1])
     samples = f"{first.micro_batch_size} sample{'s' if first.micro_batch_size > 1 else ''}"
     screen.say(
-        f"{found.name}: {len(found.layers)} layers, {cuts} cuts, {amount(parameters)} of parameters, "
-        f"{duration(total)} for {samples} on {first.device_kind} ({found.source.method}, "
-        f"±{found.source.expected_error:.0%}); written to {output}"
+        f"{result.name}: {len(result.layers)} layers, {cuts} cuts, {amount(parameters)} of parameters, "
+        f"{duration(total)} for {samples} on {first.device_kind} ({result.source.method}, "
+        f"±{result.source.expected_error:.0%}); written to {output}"
     )
 
 
 def _screen(output: str) -> Screen:
-    """Standard output, or standard error where the document goes to the former.
+    """Return a screen on standard output, or on standard error where the document goes to standard output.
 
-    Raises typer.BadParameter where the document would fill a terminal, and as ``prepare_output`` does.
+    Raises typer.BadParameter where the document would fill a terminal, and what ``prepare_output`` raises.
     """
     from penstock.cli.show import Screen
 

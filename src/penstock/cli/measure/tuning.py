@@ -56,13 +56,13 @@ def tune(
     from penstock.planning.tune import fastest, settings, traverse
 
     screen = Screen.of(quiet=as_json)
-    found = settings(file, max_pipelines)
+    candidates = settings(file, max_pipelines)
     where = Path.cwd() if directory is None else Path(directory)
-    screen.say(f"{len(found)} settings, {batches} iterations each")
+    screen.say(f"{len(candidates)} settings, {batches} iterations each")
     tried = []
-    for one in traverse(found, lambda own: _iteration_ns(own, job, where, batches)):
+    for one in traverse(candidates, lambda setting_file: _iteration_ns(setting_file, job, where, batches)):
         tried.append(one)
-        screen.say(_line(one, found))
+        screen.say(_line(one, candidates))
     best = fastest(tried).setting
     if as_json:
         print_json([_figures(one) for one in tried])
@@ -92,12 +92,12 @@ def _iteration_ns(file: PlanFile, job: str, directory: Path, batches: int) -> in
     return median
 
 
-def _line(one: Tried, found: list[Setting]) -> str:
+def _line(one: Tried, candidates: list[Setting]) -> str:
     from penstock.schemas.amounts import duration
 
     setting = one.setting
     marks = ["chosen by profile"] if setting.by_profile else []
-    if setting.judged_ns == min(other.judged_ns for other in found):
+    if setting.judged_ns == min(other.judged_ns for other in candidates):
         marks.append("judged fastest")
     measured, judged = duration(one.measured_ns), duration(setting.judged_ns)
     degrees = f"M {setting.num_micro_batches:4d}  N {setting.num_pipelines:2d}"

@@ -35,9 +35,12 @@ MAX_IDLE = 16
 def layout_of(
     cuts: str | None, replicas: str | None, devices: str | None, schedule: str | None, micro_batches: int | None
 ) -> dict[str, Any] | None:
-    """The layout that options describe; None without ``--cuts``. Raises typer.BadParameter for what says nothing."""
+    """Return the layout that options describe; None without ``--cuts``.
+
+    Raises typer.BadParameter for options that need ``--cuts``, and for values that are no numbers.
+    """
     if cuts is None:
-        if any(given is not None for given in (replicas, devices, schedule, micro_batches)):
+        if any(option is not None for option in (replicas, devices, schedule, micro_batches)):
             raise typer.BadParameter("a layout needs its cuts", param_hint="--cuts")
         return None
     if micro_batches is not None and micro_batches < 1:
@@ -61,34 +64,34 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def show_explanation(screen: Screen, found: wire.Explanation, *, whole: bool) -> None:
-    """Print the explanation, or, where it is not asked for as a ``whole``, the comparisons and the what-ifs."""
-    if found.layout is not None:
-        _show_layout(screen, found.layout)
+def show_explanation(screen: Screen, explanation: wire.Explanation, *, whole: bool) -> None:
+    """Print the ``whole`` explanation, or only its comparisons and what-ifs."""
+    if explanation.layout is not None:
+        _show_layout(screen, explanation.layout)
     if whole:
-        _show_plan(screen, found)
-    for other in found.why_not:
+        _show_plan(screen, explanation)
+    for other in explanation.why_not:
         _show_why_not(screen, other)
-    if found.what_ifs:
+    if explanation.what_ifs:
         if whole:
             screen.say("what if")
-        _show_what_ifs(screen, found.what_ifs)
+        _show_what_ifs(screen, explanation.what_ifs)
 
 
-def _show_plan(screen: Screen, found: wire.Explanation) -> None:
-    """Print what is to be said of the plan itself, the sentences first."""
-    for sentence in found.sentences:
+def _show_plan(screen: Screen, explanation: wire.Explanation) -> None:
+    """Print the explanation of the plan itself, the sentences first."""
+    for sentence in explanation.sentences:
         screen.say(sentence)
     screen.say()
-    screen.say(in_words(found))
-    _show_path(screen, found.path)
+    screen.say(in_words(explanation))
+    _show_path(screen, explanation.path)
     screen.say("how the devices spend their time; idle time by cause")
-    screen.table(rich_table(idle_table(found.idle), MAX_IDLE))
-    if found.sensitivities:
+    screen.table(rich_table(idle_table(explanation.idle), MAX_IDLE))
+    if explanation.sensitivities:
         screen.say("effect of single changes")
-        screen.table(rich_table(changes_table(found.sensitivities)))
-    if found.untried:
-        screen.say(as_sentence(found.untried))
+        screen.table(rich_table(changes_table(explanation.sensitivities)))
+    if explanation.untried:
+        screen.say(as_sentence(explanation.untried))
 
 
 def _show_path(screen: Screen, path: wire.Path) -> None:
@@ -102,7 +105,7 @@ def _show_path(screen: Screen, path: wire.Path) -> None:
 
 
 def _show_what_ifs(screen: Screen, rows: Sequence[wire.WhatIf]) -> None:
-    """The table, and below it what has another plan than ours, or none."""
+    """Print the table, and below it each change that leads to another plan, or to no plan."""
     screen.table(rich_table(what_ifs_table(rows)))
     ours = rows[0].shape
     for row in rows[1:]:
@@ -123,7 +126,7 @@ def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:
 
 
 def _show_why_not(screen: Screen, other: wire.WhyNot) -> None:
-    """Another choice: its time and ours by parts, and how wrong a number must be before it wins."""
+    """Print another choice: its time and ours by parts, and how wrong a number must be before it wins."""
     screen.say(f"why not {other.choice if other.asked == 'next' else other.asked}?")
     screen.say(f"{other.sentence[:1].upper()}{other.sentence[1:]}.")
     if other.time_ns is None:

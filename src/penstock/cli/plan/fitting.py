@@ -24,7 +24,7 @@ from penstock.cli.options import (
     RoutingImbalance,
     SequenceLength,
     Topology,
-    given,
+    option_values,
     shown,
 )
 from penstock.cli.panels import PLAN
@@ -91,7 +91,7 @@ class Degrees:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How the model is trained."""
+    """Options for the training: batches, recomputation, framework."""
 
     PANEL: ClassVar[str] = TRAINING
 
@@ -116,26 +116,29 @@ def fits(
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Say which degrees of parallelism are legal for a transformer on a cluster, and which fit into its memory.
+    """Show which degrees of parallelism are legal for a transformer on a cluster, and which fit into its memory.
 
     Closed forms, no search. Exits with 3 when nothing fits, 65 when a degree
     that was asked for is illegal.
 
     Example: penstock fits --example llama-3-70b --cluster 8x8xH100 --tensor 8
     """
-    asked = _request(given(transformer, degrees, work, rows=rows))
-    found: FitsAnswer = ask("fits", asked, server)
+    request = _request(option_values(transformer, degrees, work, rows=rows))
+    answer: FitsAnswer = ask("fits", request, server)
     from penstock.cli.show import Screen
 
     if as_json:
-        print_json(found)
-    show_fits(Screen.of(quiet=as_json), asked, found)
-    if not found.fitting:
+        print_json(answer)
+    show_fits(Screen.of(quiet=as_json), request, answer)
+    if not answer.fitting:
         raise typer.Exit(NOTHING_FITS)
 
 
 def _request(options: Mapping[str, Any]) -> FitsRequest:
-    """Raises typer.BadParameter for what is missing or no number, InvalidDocument for what does not validate."""
+    """Build the request from options.
+
+    Raises typer.BadParameter for missing options and texts that are no numbers, InvalidDocument for invalid values.
+    """
     for one, other in (("example", "hf"), ("cluster", "topology")):
         if options[one] is None and options[other] is None:
             raise typer.BadParameter(f"missing --{one} or --{other}")
@@ -160,7 +163,7 @@ def _request(options: Mapping[str, Any]) -> FitsRequest:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return the field that an option gives; what may be given several times is as if it had been given once."""
+    """Return the field that an option gives; an option given several times counts as one list."""
     from penstock.shapes.profiled_degrees import context_kind_of
 
     if name == "context_kind":
@@ -181,43 +184,43 @@ def _value(name: str, value: Any) -> Any:
         ) from None
 
 
-def show_fits(screen: Screen, asked: FitsRequest, found: FitsAnswer) -> None:
-    """A row per layout with the memory of its fullest GPU by part, then what is illegal and what was assumed."""
+def show_fits(screen: Screen, request: FitsRequest, answer: FitsAnswer) -> None:
+    """Show a row per layout with the memory of its fullest GPU by part, then what is illegal and what was assumed."""
     from penstock.schemas.amounts import amount
 
     screen.say(
-        f"{found.model}: {found.parameters / 1e9:,.2f} billion parameters on {found.gpus} GPUs with "
-        f"{amount(found.available_bytes)} each, {asked.framework}, recomputing {_recomputed(asked)}; "
+        f"{answer.model}: {answer.parameters / 1e9:,.2f} billion parameters on {answer.gpus} GPUs with "
+        f"{amount(answer.available_bytes)} each, {request.framework}, recomputing {_recomputed(request)}; "
         "GiB of the fullest GPU by part"
     )
-    screen.table(_table(found.rows))
-    listed = f", the first {len(found.rows)} are listed" if found.legal > len(found.rows) else ""
-    screen.say(f"{found.fitting} of {found.legal} legal layouts fit{listed}; {found.tried} tried")
-    for one in found.refused:
+    screen.table(_table(answer.rows))
+    listed = f", the first {len(answer.rows)} are listed" if answer.legal > len(answer.rows) else ""
+    screen.say(f"{answer.fitting} of {answer.legal} legal layouts fit{listed}; {answer.tried} tried")
+    for one in answer.refused:
         screen.say(f"illegal ({one.layouts}): {one.sentence}")
-    screen.say(f"assumed: {'; '.join(found.assumptions)}")
-    if not found.fitting:
-        screen.say(f"nothing fits: {_advice(asked)}")
+    screen.say(f"assumed: {'; '.join(answer.assumptions)}")
+    if not answer.fitting:
+        screen.say(f"nothing fits: {_advice(request)}")
 
 
-def _recomputed(asked: FitsRequest) -> str:
-    return {"none": "nothing", "full": "whole layers"}.get(str(asked.recompute), " and ".join(asked.recompute))
+def _recomputed(request: FitsRequest) -> str:
+    return {"none": "nothing", "full": "whole layers"}.get(str(request.recompute), " and ".join(request.recompute))
 
 
-def _advice(asked: FitsRequest) -> str:
-    """What may help that was not asked for."""
+def _advice(request: FitsRequest) -> str:
+    """Return the options that may help and were not used."""
     ways = [
-        *(["--recompute full"] if asked.recompute != "full" else []),
-        *(["--sharding all"] if asked.sharding != ALL else []),
-        *(["--context all"] if asked.context != ALL else []),
-        *(["--pipeline all"] if asked.pipeline != ALL else []),
-        *(["--tensor all"] if asked.tensor != ALL else []),
+        *(["--recompute full"] if request.recompute != "full" else []),
+        *(["--sharding all"] if request.sharding != ALL else []),
+        *(["--context all"] if request.context != ALL else []),
+        *(["--pipeline all"] if request.pipeline != ALL else []),
+        *(["--tensor all"] if request.tensor != ALL else []),
     ]
     return f"try {', '.join(ways)}, or more GPUs" if ways else "more GPUs, or shorter sequences"
 
 
 def _table(rows: tuple[FitsRow, ...]) -> Any:
-    """Degrees that are 1 in every row, and parts of memory that are nowhere, have no column."""
+    """Return the table, without columns for degrees that are always 1 and parts of memory that are always 0."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -245,6 +248,6 @@ def _table(rows: tuple[FitsRow, ...]) -> Any:
 
 
 def _gib(size: int) -> str:
-    """GiB with a decimal below 100."""
+    """Format a size in GiB, with one decimal below 100 GiB."""
     number = size / _GIB
     return f"{number:,.1f}" if abs(number) < 100 else f"{number:,.0f}"

@@ -1,4 +1,4 @@
-"""``penstock verify``, ``simulate``, ``explain`` and ``report``: the judge's view of any plan."""
+"""``penstock verify``, ``simulate``, ``explain`` and ``report``: any plan, checked and simulated."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def verify(*, plan: PlanPath, as_json: AsJson = False, server: Server = None) ->
     """
     from penstock.schemas.plan import PlanQuestion
 
-    found: Verdict = ask("verify", PlanQuestion(plan=plan_or_hash(plan, server)), server)
+    verdict: Verdict = ask("verify", PlanQuestion(plan=plan_or_hash(plan, server)), server)
     if as_json:
-        print_json(found)
-    for fault in () if as_json else found.sentences:
+        print_json(verdict)
+    for fault in () if as_json else verdict.sentences:
         print(fault)
-    if not found.valid:
+    if not verdict.valid:
         raise typer.Exit(1)
 
 
@@ -90,17 +90,17 @@ def simulate(
 
 
 def _simulate_there(server: str, plan: str, as_json: bool) -> None:
-    from penstock.cli.show import Screen, show_found
+    from penstock.cli.show import Screen, show_stages
     from penstock.schemas.plan import PlanQuestion
 
     with connect(server) as client:
         file = plan_there(client, plan)
-        found = client.simulate(PlanQuestion(plan=file))
+        answer = client.simulate(PlanQuestion(plan=file))
     if as_json:
-        print_json(found.plan.prediction)
+        print_json(answer.plan.prediction)
     else:
-        show_found(Screen.of(), file.request, found.plan)
-    _say(found.sentences)
+        show_stages(Screen.of(), file.request, answer.plan)
+    _say(answer.sentences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,17 +193,17 @@ def explain(
         }
     )
     try:
-        found: Explanation = ask("explain", question, server, screen.progress)
+        explanation: Explanation = ask("explain", question, server, screen.progress)
     finally:
         screen.done()
     if as_json:
-        print_json(found)
-    show_explanation(screen, found, whole=not compares)
-    _say(found.faults)
+        print_json(explanation)
+    show_explanation(screen, explanation, whole=not compares)
+    _say(explanation.faults)
 
 
-def _without_none(asked: list[str]) -> list[str]:
-    return [text for text in asked if text != "none"]
+def _without_none(texts: list[str]) -> list[str]:
+    return [text for text in texts if text != "none"]
 
 
 def report(
@@ -247,7 +247,7 @@ def report(
 
 
 def _page_of(plan: str, server: str | None) -> str:
-    """The file that a report is written to without ``-o``: the plan's name with .html, in the current directory."""
+    """Return the file of a report without ``-o``: the plan's name with .html, in the current directory."""
     if plan == STANDARD or server is not None:
         raise typer.BadParameter("name the report's file: -o report.html", param_hint="-o")
     return Path(plan).with_suffix(".html").name
@@ -266,7 +266,7 @@ def _reported(plan: str, trace: str | None, *, svg: bool) -> str:
 
 
 def _judged(file: PlanFile) -> tuple[Judgement, Timeline]:
-    """The judgement of a plan that can be simulated. Raises InvalidPlan for any other."""
+    """Return the judgement and the timeline of a plan. Raises InvalidPlan for a plan that cannot be simulated."""
     from penstock.planning.explain import judged
 
     judgement = judged(file).judgement

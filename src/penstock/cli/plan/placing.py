@@ -27,7 +27,7 @@ from penstock.cli.options import (
     Seed,
     Settings,
     Training,
-    given,
+    option_values,
     shown,
 )
 from penstock.cli.panels import PLAN
@@ -46,12 +46,12 @@ INFEASIBLE, NONE_FOUND = 3, 4
 
 NODES = "Nodes"
 WITH_REQUEST = ("free", "busy", "nodes_from", "objective", "time_limit")
-"""Options that go with ``--request``; the request itself holds what the others say."""
+"""Options that go with ``--request``; the request itself has fields for all other options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Which nodes are free, and how many a job may get."""
+    """Options for the nodes that are free, and for the number that a job may get."""
 
     PANEL: ClassVar[str] = NODES
 
@@ -81,7 +81,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the best set of nodes is."""
+    """Options for the objective and the budgets."""
 
     PANEL: ClassVar[str] = "Goal"
 
@@ -109,7 +109,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsOfAll(Limits):
-    """When the whole search ends."""
+    """Limits at which the whole search ends."""
 
     time_limit: Annotated[
         int | None,
@@ -169,41 +169,43 @@ def place(
     """
     prepare_output(output)
     single = {"planner": planner, "schedule": schedule, "set_option": set_option, "seed": seed}
-    asked = _request(request, given(question, nodes, goal, training, degrees, limits, **single))
-    if output is not None and len(asked.jobs) > 1:
-        raise typer.BadParameter(f"-o takes one plan, and the request has {len(asked.jobs)} jobs; use --json")
+    placement_request = _request(request, option_values(question, nodes, goal, training, degrees, limits, **single))
+    if output is not None and len(placement_request.jobs) > 1:
+        raise typer.BadParameter(
+            f"-o takes one plan, and the request has {len(placement_request.jobs)} jobs; use --json"
+        )
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json or hostlist or output == STANDARD)
     try:
-        found = _placed(asked, server, screen, output)
+        answer = _placed(placement_request, server, screen, output)
     finally:
         screen.done()
-    first = found.choices[0]
+    first = answer.choices[0]
     if output is not None and first.plan_file is not None:
         write_document(first.plan_file, output)
     if as_json:
-        print_json(found)
+        print_json(answer)
     elif hostlist:
-        for choice in found.choices:
+        for choice in answer.choices:
             print(choice.hostlist)
-    show_placements(screen, found, explain=explain)
-    without = [choice.status for choice in found.choices if choice.status != "placed"]
+    show_placements(screen, answer, explain=explain)
+    without = [choice.status for choice in answer.choices if choice.status != "placed"]
     if without:
         if as_json or hostlist:
-            _complain(found)
+            _complain(answer)
         raise typer.Exit(INFEASIBLE if "infeasible" in without else NONE_FOUND)
 
 
-def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output: str | None) -> PlacementAnswer:
-    """Interrupted, the best plan so far is written."""
+def _placed(request: PlacementRequest, server: str | None, screen: Screen, output: str | None) -> PlacementAnswer:
+    """Place the jobs; after an interrupt, write the best plan so far."""
 
     def show(progress: PlacementProgress) -> None:
         screen.progress(str(progress))
 
     if server is not None:
-        screen.progress(f"{server} places {len(asked.jobs)} job{'s' if len(asked.jobs) > 1 else ''}")
-        answer: PlacementAnswer = ask("place", asked, server, show)
+        screen.progress(f"{server} places {len(request.jobs)} job{'s' if len(request.jobs) > 1 else ''}")
+        answer: PlacementAnswer = ask("place", request, server, show)
         return answer
     one_thread()
     from penstock.placing import answer as placed
@@ -212,7 +214,7 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output:
     kept: list[Best] = []
     try:
         with compilation_shown(screen):
-            return placed(asked, Terms(notify=show), kept.append)
+            return placed(request, Terms(notify=show), kept.append)
     except KeyboardInterrupt:
         screen.done()
         if kept:
@@ -221,7 +223,7 @@ def _placed(asked: PlacementRequest, server: str | None, screen: Screen, output:
 
 
 def _keep(best: Best, output: str | None, screen: Screen) -> None:
-    """Write the best plan so far, or say where it would be."""
+    """Write the best plan so far, or say that it is lost without ``-o``."""
     if output is None:
         screen.say(f"the best plan so far, of {best.job} on {best.hostlist}, is lost: -o FILE would have kept it")
         return
@@ -237,10 +239,10 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
         if more:
             names = ", ".join("--" + name.replace("_", "-") for name in more)
             raise typer.BadParameter(f"--request contains the topology and the jobs; leave out {names}")
-        asked = read_document(PlacementRequest, request)
-        if isinstance(asked.topology, str) and (options["nodes_from"] is not None):
+        document = read_document(PlacementRequest, request)
+        if isinstance(document.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
-        return _changed(asked, options)
+        return _changed(document, options)
     plain = request_of({**options, "time_limit": None}, open_degrees=True)
     from penstock.schemas.request import Training as TrainingFields
 
@@ -253,20 +255,20 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
     }
     if any(value is not None for value in budget.values()):
         job["budget"] = budget
-    asked = PlacementRequest.parse(
+    document = PlacementRequest.parse(
         {"topology": plain.topology, "jobs": [job], "objective": options["objective"] or "throughput"}
     )
-    return _changed(asked, options)
+    return _changed(document, options)
 
 
-def _changed(asked: PlacementRequest, options: Mapping[str, Any]) -> PlacementRequest:
-    """The request with what the options say of the nodes and of the time limit."""
+def _changed(request: PlacementRequest, options: Mapping[str, Any]) -> PlacementRequest:
+    """Return the request with nodes, objective and time limit as the options give them."""
     from penstock.schemas.api.placement import PlacementRequest
 
     where = [name for name in ("free", "busy", "nodes_from") if options[name]]
     if len(where) > 1:
         raise typer.BadParameter(f"give one of {', '.join('--' + name.replace('_', '-') for name in where)}")
-    fields: dict[str, Any] = {name: getattr(asked, name) for name in PlacementRequest.model_fields}
+    fields: dict[str, Any] = {name: getattr(request, name) for name in PlacementRequest.model_fields}
     if where:
         fields |= {"free": options["free"] or None, "busy": options["busy"] or None}
     if options["nodes_from"] is not None:
@@ -291,7 +293,7 @@ def _range(text: str | None) -> dict[str, int]:
 
 
 def _free_of(source: str, topology: ClusterTopology) -> list[str]:
-    """The nodes of the topology on which nothing runs, by what a scheduler prints."""
+    """Return the nodes of the topology on which nothing runs, according to a scheduler's output."""
     import sys
     from pathlib import Path
 
@@ -302,18 +304,18 @@ def _free_of(source: str, topology: ClusterTopology) -> list[str]:
     return free_nodes(text, "standard input" if source == STANDARD else source, topology)
 
 
-def _complain(found: PlacementAnswer) -> None:
+def _complain(answer: PlacementAnswer) -> None:
     import sys
 
-    for choice in found.choices:
+    for choice in answer.choices:
         if choice.status != "placed":
             print(f"penstock: {choice.job}: {'; '.join(choice.why)}", file=sys.stderr)
 
 
-def show_placements(screen: Screen, found: PlacementAnswer, *, explain: bool) -> None:
-    """What each job gets; with ``explain`` why, and what other numbers of nodes would give."""
-    screen.say(f"{found.free_nodes} nodes with {found.free_devices} devices of {found.topology} are free")
-    for choice in found.choices:
+def show_placements(screen: Screen, answer: PlacementAnswer, *, explain: bool) -> None:
+    """Show what each job gets; with ``explain`` also why, and what other numbers of nodes would give."""
+    screen.say(f"{answer.free_nodes} nodes with {answer.free_devices} devices of {answer.topology} are free")
+    for choice in answer.choices:
         if choice.status == "placed":
             screen.say(f"{choice.job}: {choice.hostlist}")
         else:
@@ -322,8 +324,8 @@ def show_placements(screen: Screen, found: PlacementAnswer, *, explain: bool) ->
             screen.say(f"  {sentence}")
         if explain and choice.rows:
             _show_rows(screen, choice)
-    if len(found.choices) > 1:
-        screen.say(found.method)
+    if len(answer.choices) > 1:
+        screen.say(answer.method)
 
 
 def _show_rows(screen: Screen, choice: Placement) -> None:

@@ -1,4 +1,4 @@
-"""``penstock plan`` and ``penstock compare``: one question from the command line, answered or tabulated."""
+"""``penstock plan`` and ``penstock compare``: one request, solved by one planner or by all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.cli.options import (
     Schedule,
     Schedules,
     Training,
-    given,
+    option_values,
 )
 from penstock.cli.panels import PLAN
 from penstock.cli.plan.request_options import other_kernels_of, request_of
@@ -91,31 +91,33 @@ def plan(
 ) -> None:
     """Find the fastest plan for a model on a cluster, and prove how good it is.
 
-    Exits with 0 for any plan, 3 when it is proven that there is none, 4 when
+    Exits with 0 for any plan, 3 when it is proven that no plan exists, 4 when
     none was found or the time limit came first. Ctrl-C ends the search; with -o
     the best plan so far is written.
 
     Example: penstock plan --example gpt2-small --cluster 2x4xV100 -b 64 -o plan.json
     """
-    options = given(question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule)
+    options = option_values(
+        question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule
+    )
     from penstock.planning.inputs import with_effort
 
-    asked = with_effort(request_of(options, open_degrees=True))
+    plan_request = with_effort(request_of(options, open_degrees=True))
     prepare_output(output)
     from penstock.cli.show import Screen, show_alternatives, show_answer, show_result, show_short
 
     screen = Screen.of(quiet=as_json or output == STANDARD)
     if server is None:
-        result, file = _solved_here(asked, screen, choice.workers, output)
+        result, file = _solved_here(plan_request, screen, choice.workers, output)
     else:
         refuse_here(workers=choice.workers)
-        result, file = _solved_by(server, asked, screen)
+        result, file = _solved_by(server, plan_request, screen)
     if file is not None:
         write_document(file, output)
     if as_json and output != STANDARD:
         print_json(result)
-    drawn = server is None and (asked.termination.time_limit_ns is None or result.plan is None or _may_judge())
-    answered = asked if file is None else file.request
+    drawn = server is None and (plan_request.termination.time_limit_ns is None or result.plan is None or _may_judge())
+    answered = plan_request if file is None else file.request
     path = None if output == STANDARD else output
     if verbose:
         (show_result if drawn else show_answer)(screen, answered, result)
@@ -125,7 +127,7 @@ def plan(
         show_alternatives(screen, result)
     if verbose and not drawn and server is None:
         screen.say(NOT_DRAWN)
-    if (line := other_kernels_of(asked)) is not None:
+    if (line := other_kernels_of(plan_request)) is not None:
         screen.say(line)
     if verbose and file is not None and path is not None:
         screen.say(f"written to {path}")
@@ -134,9 +136,9 @@ def plan(
 
 
 def _solved_here(
-    asked: PlanRequest, screen: Screen, workers: int | None, output: str | None
+    request: PlanRequest, screen: Screen, workers: int | None, output: str | None
 ) -> tuple[ResultOut, PlanFile | None]:
-    """Interrupted, the best plan so far is written."""
+    """Solve a request on this machine; after an interrupt, write the best plan so far."""
     one_thread()
     from penstock.questions.solve import solve
     from penstock.schemas.plan import PlanFile
@@ -144,32 +146,32 @@ def _solved_here(
     reporter = Reporter(screen)
     try:
         with compilation_shown(screen):
-            result = solve(asked, reporter.incumbent, reporter.progress, workers)
+            result = solve(request, reporter.incumbent, reporter.progress, workers)
     except KeyboardInterrupt:
         screen.done()
         if reporter.best is not None and output is not None:
-            write_document(PlanFile(plan=reporter.best, request=asked), output)
+            write_document(PlanFile(plan=reporter.best, request=request), output)
             screen.say(f"the best plan so far, by {reporter.best.planner}, is written to {output}")
         elif reporter.best is not None:
             screen.say(f"the best plan so far, by {reporter.best.planner}, is lost: -o FILE would have kept it")
         raise
-    found = None if result.plan is None else PlanFile(plan=result.plan, request=asked, why=result.why)
-    return result, found
+    file = None if result.plan is None else PlanFile(plan=result.plan, request=request, why=result.why)
+    return result, file
 
 
 def _may_judge() -> bool:
-    """Return whether the timeline can be had without waiting for the compiler, for which there is no time left."""
+    """Return whether the timeline can be drawn at once; waiting for the compiler would exceed the time limit."""
     from penstock.solvers.judge.simulate import is_compiled
 
     return is_compiled()
 
 
-def _solved_by(server: str, asked: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:
-    """Raises Conflict for a job that was cancelled."""
+def _solved_by(server: str, request: PlanRequest, screen: Screen) -> tuple[ResultOut, PlanFile | None]:
+    """Solve a request on a service. Raises Conflict for a job that was cancelled."""
     from penstock.schemas.errors import Conflict
 
     with connect(server) as client:
-        job = solved_there(client, asked, screen)
+        job = solved_there(client, request, screen)
         if job.result is None:
             raise Conflict(f"job {job.id} was {job.state}", remedy=f"penstock jobs retry {job.id} --server {server}")
         if job.result.plan is None:
@@ -198,7 +200,7 @@ def compare(
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:
-    """Ask every planner the same question, and list their answers side by side.
+    """Solve one request with every planner, and list their answers side by side.
 
     Planners whose update rule changes the mathematics of training take part
     with --update-rule all.
@@ -209,8 +211,8 @@ def compare(
     from penstock.planning.inputs import with_effort
     from penstock.schemas.api.jobs import CompareRequest
 
-    options = given(question, training, degrees, limits, choice, request=request)
-    asked = with_effort(request_of(options, open_degrees=True))
+    options = option_values(question, training, degrees, limits, choice, request=request)
+    plan_request = with_effort(request_of(options, open_degrees=True))
 
     screen = Screen.of(quiet=as_json)
     rows: list[PlanComparison] = []
@@ -220,7 +222,10 @@ def compare(
         screen.progress(_row_line(row, rows))
 
     wanted = CompareRequest(
-        request=asked, planners=tuple(planner or ()), schedules=tuple(schedule or ()), layouts=tuple(layout or ())
+        request=plan_request,
+        planners=tuple(planner or ()),
+        schedules=tuple(schedule or ()),
+        layouts=tuple(layout or ()),
     )
     with compilation_shown(screen):
         ask("compare", wanted, server, show, workers=choice.workers)
@@ -231,16 +236,16 @@ def compare(
 
 
 def _row_line(row: PlanComparison, rows: Sequence[PlanComparison]) -> str:
-    """Who has just answered, and the best so far with its bound and gap."""
+    """Return a line with the latest answer, and with the best plan so far, its bound and gap."""
     from penstock.schemas.amounts import duration, percent
 
-    said = f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}"
+    latest = f"{row.planner} with {row.schedule}: {row.status}" if row.schedule else f"not {row.planner}"
     best = min((each for each in rows if each.iteration_ns is not None), key=_time, default=None)
     if best is None or best.iteration_ns is None:
-        return said
+        return latest
     bound = "" if best.bound_ns is None else f", bound {duration(best.bound_ns)}"
     gap = "" if best.gap is None else f", gap {percent(best.gap)}"
-    return f"{said}; best {duration(best.iteration_ns)} by {best.planner}{bound}{gap}"
+    return f"{latest}; best {duration(best.iteration_ns)} by {best.planner}{bound}{gap}"
 
 
 def _time(row: PlanComparison) -> int:
@@ -255,9 +260,9 @@ class Reporter:
         self.best: Plan | None = None
 
     def incumbent(self, plan: Plan) -> None:
-        """A better plan was found."""
+        """Record a better plan."""
         self.best = plan
 
     def progress(self, progress: Progress) -> None:
-        """Something is new."""
+        """Show the progress of the search."""
         self._screen.progress(progress.in_words("" if self.best is None else self.best.planner))

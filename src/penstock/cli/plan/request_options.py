@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="Document")
 
 SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
-"""The options that give a document: by file, which is the request's field, too, by name, and by a configuration."""
+"""The options that give a document: by file (also the name of the request's field), by name, by a configuration."""
 
 DOCUMENTS = ("profile", "topology", "pipeline_profile")
 
 
 def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> PlanRequest:
-    """The request of a command's options (None or absent: not given).
+    """Return the request of a command's options; None or absent means that an option is not given.
 
-    ``open_degrees``: whether degrees are a choice where nothing is said of them (``documents.with_open_degrees``).
-    Raises typer.BadParameter for what is missing or contradicts itself, InvalidDocument for what does not validate.
+    ``open_degrees``: whether degrees that no option gives are a choice of the planner (``inputs.with_open_degrees``).
+    Raises typer.BadParameter for missing or contradictory options, InvalidDocument for invalid values.
     """
     from penstock.convert.requested_degrees import named_degrees
     from penstock.planning.inputs import with_open_degrees
@@ -48,14 +48,14 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     if named := _named_degrees(options):
         plain = _parsed(PlanRequest, options, data, fields)
         fields["degrees"] = named_degrees(plain.profile, named)
-    found = _parsed(PlanRequest, options, data, fields)
-    return with_open_degrees(found) if open_degrees else found
+    request = _parsed(PlanRequest, options, data, fields)
+    return with_open_degrees(request) if open_degrees else request
 
 
 def layout_job_of(options: Mapping[str, Any]) -> LayoutJob:
-    """Return the job of a layout by a command's options, which may leave out its model and its batch.
+    """Return the job of a layout from a command's options, which may leave out its model and its batch.
 
-    Raises as ``request_of``.
+    Raises the same errors as ``request_of``.
     """
     from penstock.examples import catalogue
     from penstock.examples.shapes import SHAPES
@@ -68,8 +68,8 @@ def layout_job_of(options: Mapping[str, Any]) -> LayoutJob:
     replaced = ["pipeline_profile", *(["profile"] if options["example"] or options["hf"] else [])]
     data = {name: value for name, value in data.items() if name not in replaced}
     if (name := options["example"]) is not None:
-        known = name in SHAPES
-        fields |= {"shape": SHAPES[name]} if known else {"profile": catalogue.profile(name)}
+        is_shape = name in SHAPES
+        fields |= {"shape": SHAPES[name]} if is_shape else {"profile": catalogue.profile(name)}
     elif options["hf"] is not None:
         fields["hugging_face"] = read_config(Path(options["hf"]))
     elif options["profile"] is not None:
@@ -83,16 +83,16 @@ def layout_job_of(options: Mapping[str, Any]) -> LayoutJob:
 
 
 def _stated(options: Mapping[str, Any], needed: Sequence[tuple[str, ...]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of the request file, and the fields that options give but the model.
+    """Return the fields of the request file, and the fields that options give, except the model.
 
-    ``needed``: the sources of documents that have to be named; with the profile's, the global batch as well.
+    ``needed``: the sources of documents that have to be named; for all ``SOURCES`` the global batch as well.
     """
     if [options.get(name) for name in ("request", "profile", "topology")].count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once; only one of the files may be -")
     for ways in SOURCES:
-        said = [way for way in ways if options.get(way) is not None]
-        if len(said) > 1:
-            raise typer.BadParameter(f"give either --{said[0]} or --{said[1]}, not both")
+        present = [way for way in ways if options.get(way) is not None]
+        if len(present) > 1:
+            raise typer.BadParameter(f"give either --{present[0]} or --{present[1]}, not both")
     origin = options.get("request")
     data = _request_file(origin) if origin is not None else {}
     fields = _fields(options)
@@ -150,22 +150,24 @@ def _has(fields: Mapping[str, Any], pointer: str) -> bool:
 
 
 def _request_file(source: str) -> dict[str, Any]:
-    """A request file's fields, of which options may give what is missing. Raises WrongDocument, InvalidDocument."""
+    """Read the fields of a request file; options may give missing ones. Raises WrongDocument, InvalidDocument."""
     from penstock.schemas.recognising import recognised
     from penstock.schemas.request import PlanRequest
 
     data = read_raw(source)
-    if (found := recognised(data)) not in (None, PlanRequest.kind):
+    if (kind := recognised(data)) not in (None, PlanRequest.kind):
         raise WrongDocument(
-            f"{source!r} is a {found}, not a {PlanRequest.kind}", document_kind=found, remedy=TAKEN_BY.get(found or "")
+            f"{source!r} is a {kind}, not a {PlanRequest.kind}", document_kind=kind, remedy=TAKEN_BY.get(kind or "")
         )
     if data.keys() - PlanRequest.model_fields.keys():
-        PlanRequest.parse(data, units=True, origin=repr(source))  # which names the fields that may have been meant
+        PlanRequest.parse(
+            data, units=True, origin=repr(source)
+        )  # whose error suggests the fields that may have been meant
     return data
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's fields that options give."""
+    """Return the fields of the request that options give."""
     readers: dict[str, Callable[[Any], Any]] = {"update_rules": _rules, "pins": _pins, "options": _set}
     fields: dict[str, Any] = {}
     for name, option in PLAN_OPTIONS.items():
@@ -178,16 +180,18 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_degrees(options: Mapping[str, Any]) -> dict[str, tuple[int, ...] | str]:
-    """The degrees that options name, each with its values or auto."""
+    """Return the degrees that options name, each with its values or auto."""
     texts = {name: options.get(name) for name in ("tensor", "context", "expert")}
-    found: dict[str, tuple[int, ...] | str] = {name: degrees_of(given, name) for name, given in texts.items() if given}
+    degrees: dict[str, tuple[int, ...] | str] = {
+        name: degrees_of(values, name) for name, values in texts.items() if values
+    }
     if (one := options.get("expert_tensor")) is not None:
-        found["expert_tensor"] = (one,)
-    return found
+        degrees["expert_tensor"] = (one,)
+    return degrees
 
 
-def _rules(given: list[str]) -> list[str]:
-    return list(PLAN_OPTIONS["update_rules"].values) if "all" in given else given
+def _rules(rules: list[str]) -> list[str]:
+    return list(PLAN_OPTIONS["update_rules"].values) if "all" in rules else rules
 
 
 def _pins(texts: list[str]) -> list[dict[str, Any]]:
@@ -218,9 +222,9 @@ def _assigned(text: str) -> tuple[str, Any]:
 
 
 def profile_of_options(options: Mapping[str, Any], *, degrees: DegreeOptions | None = None) -> ModelProfile | None:
-    """The profile that options name, by file, by a configuration or by name; None where they name none.
+    """Return the profile that options name, by file, by a configuration or by name; None without such an option.
 
-    ``degrees``: degrees at which a computed one has costs, instead of the degrees that options name.
+    ``degrees``: degrees at which a computed profile has costs, instead of the degrees that options name.
     """
     from penstock.examples import catalogue
     from penstock.planning.inputs import find_profile, find_shape, with_remarks
@@ -238,32 +242,32 @@ def profile_of_options(options: Mapping[str, Any], *, degrees: DegreeOptions | N
     length = options.get("sequence_length")
     routing = Routing(options.get("routing_imbalance"), options.get("capacity_factor"))
     if options["profile"] is not None:
-        given = read_document(ModelProfile, options["profile"])
-        return find_profile(given, sequence_length=length, routing=routing, **computed)
+        document = read_document(ModelProfile, options["profile"])
+        return find_profile(document, sequence_length=length, routing=routing, **computed)
     if options.get("hf") is not None:
         computed["framework"] = computed["framework"] or FRAMEWORKS.get(options.get("target") or "")
-        made = computed_profile(find_shape(options["hf"], length, routing), **computed)
-        return with_remarks(made, options["hf"])
+        profile = computed_profile(find_shape(options["hf"], length, routing), **computed)
+        return with_remarks(profile, options["hf"])
     if options["example"] is not None:
         shipped, target = catalogue.known_profile(options["example"]), options.get("target")
         return find_profile(shipped, sequence_length=length, routing=routing, target=target, **computed)
     return None
 
 
-def other_kernels_of(asked: PlanRequest) -> str | None:
-    """A line where the costs are of other kernels than the target's; None where they are not."""
+def other_kernels_of(request: PlanRequest) -> str | None:
+    """Return a line where the costs belong to other kernels than the target's; otherwise None."""
     from penstock.layouts.legal import other_kernels
     from penstock.schemas.profile import ModelProfile
     from penstock.shapes.layout import FRAMEWORKS
 
-    if asked.target is None or not isinstance(asked.profile, ModelProfile):
+    if request.target is None or not isinstance(request.profile, ModelProfile):
         return None
-    sentence = other_kernels(asked.profile, asked.target)
-    return sentence and f"{sentence}; --example and --hf with --framework {FRAMEWORKS[asked.target]} have that one's"
+    sentence = other_kernels(request.profile, request.target)
+    return sentence and f"{sentence}; --example and --hf with --framework {FRAMEWORKS[request.target]} have that one's"
 
 
 def topology_of_options(options: Mapping[str, Any]) -> ClusterTopology | None:
-    """The topology that options name, by file or by name; None where they name none."""
+    """Return the topology that options name, by file or by name; None without such an option."""
     from penstock.examples import catalogue
     from penstock.schemas.topology import ClusterTopology
 
@@ -273,7 +277,7 @@ def topology_of_options(options: Mapping[str, Any]) -> ClusterTopology | None:
 
 
 def _merged(data: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """``fields`` over ``data``; parts such as ``memory`` and ``termination`` keep what is not overridden."""
+    """Merge ``fields`` over ``data``; parts such as ``memory`` and ``termination`` keep what is not overridden."""
     merged = dict(data)
     for name, value in fields.items():
         old = merged.get(name)

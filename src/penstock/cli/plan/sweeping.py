@@ -24,7 +24,7 @@ from penstock.cli.options import (
     Schedules,
     Seed,
     Training,
-    given,
+    option_values,
     shown,
 )
 from penstock.cli.panels import PLAN
@@ -93,24 +93,24 @@ def sweep(
     """Plan for every combination of the repeated options, and mark the answers on the Pareto front.
 
     --topology, --cluster, --global-batch-size, --sequence-length, --planner,
-    --schedule and --update-rule may be repeated; each update rule is a case of
-    its own. Where degrees of parallelism are a choice, and neither a planner
-    nor a limit is given, planner even is asked, which is quick.
+    --schedule and --update-rule may be repeated; each update rule is a separate
+    case. Where degrees of parallelism are a choice, and neither a planner nor a
+    limit is given, planner even searches, which is quick.
 
     Example: penstock sweep --example gpt2-small --cluster 1x8xV100 --cluster 2x8xV100 -b 64 -b 128
     """
-    options = given(
+    options = option_values(
         model, training, degrees, limits, topology=topology, cluster=cluster, global_batch_size=global_batch_size
     )
-    asked = _sweep_of(options, request, planner, schedule, seed)
+    sweep_request = _sweep_of(options, request, planner, schedule, seed)
     from penstock.cli.show import Screen
 
     screen = Screen.of(quiet=as_json)
     if server is not None:
         refuse_here(executor=executor)
-        rows = _rows_there(server, asked, screen)
+        rows = _rows_there(server, sweep_request, screen)
     else:
-        rows = _rows_here(asked, screen, executor or "local")
+        rows = _rows_here(sweep_request, screen, executor or "local")
     screen.done()
     if as_json:
         print_json({"rows": [row.model_dump(mode="json", exclude_none=True) for row in rows]})
@@ -124,7 +124,7 @@ def _sweep_of(
     schedules: Sequence[str] | None,
     seed: int | None,
 ) -> SweepRequest:
-    """The first of each axis makes the request; an axis with several values is swept over."""
+    """Build the request from the first value of each axis; an axis with several values is swept over."""
     from penstock.examples import catalogue
     from penstock.planning.inputs import with_effort, with_quick_planner
     from penstock.schemas.api.sweep import SweepRequest
@@ -150,7 +150,7 @@ def _sweep_of(
 
 
 def _profiles(options: Mapping[str, Any], request: PlanRequest) -> list[ModelProfile] | None:
-    """The model at each of several sequence lengths, the first of which the request has."""
+    """Return the model at each of several sequence lengths, the request's first; None for a single length."""
     from penstock.schemas.profile import ModelProfile
 
     lengths = options["sequence_length"] or ()
@@ -161,7 +161,7 @@ def _profiles(options: Mapping[str, Any], request: PlanRequest) -> list[ModelPro
     return [request.profile, *filter(None, others)]
 
 
-def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
+def _rows_here(request: SweepRequest, screen: Screen, where: str) -> Sequence[SweepRow]:
     one_thread()
     announce_compilation()
     from penstock.questions.sweep import sweep_rows as swept
@@ -175,17 +175,19 @@ def _rows_here(asked: SweepRequest, screen: Screen, where: str) -> Sequence[Swee
         screen.progress(f"{ended} cases: {row.planner} on {row.topology}: {row.status or row.state}")
 
     with executor_of(where) as executor:
-        return swept(asked, executor=executor, on_row=show)
+        return swept(request, executor=executor, on_row=show)
 
 
-def _rows_there(server: str, asked: SweepRequest, screen: Screen) -> Sequence[SweepRow]:
+def _rows_there(server: str, request: SweepRequest, screen: Screen) -> Sequence[SweepRow]:
     with connect(server) as client:
-        found = client.sweeps.create(asked, on_change=lambda now: screen.progress(f"{now.ended} of {now.cases} cases"))
-    return found.rows
+        answer = client.sweeps.create(
+            request, on_change=lambda now: screen.progress(f"{now.ended} of {now.cases} cases")
+        )
+    return answer.rows
 
 
 def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
-    """A row per case, those of the Pareto front marked."""
+    """Show a row per case, and mark the cases on the Pareto front."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -216,8 +218,8 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
             row.topology,
             str(row.global_batch_size),
             *([str(row.sequence_length or "–")] if lengths else []),
-            _asked(row, with_rule=several),
-            _found(row, with_rule=several),
+            _requested_method(row, with_rule=several),
+            _plan_method(row, with_rule=several),
             *([choice_words(row)] if divided else []),
             row.status or row.state,
             *("–" if value is None else shown(value) for value, shown in figures),  # type: ignore[operator]
@@ -229,14 +231,14 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     screen.say("* no other is at least as good in throughput, memory, devices and cost, and 1 % better in one")
 
 
-def _asked(row: SweepRow, *, with_rule: bool) -> str:
-    """The planner, and the schedule where the case names one: ``auto``, ``dapple with pe``."""
+def _requested_method(row: SweepRow, *, with_rule: bool) -> str:
+    """Return the planner, and the schedule where the case names one: ``auto``, ``dapple with pe``."""
     words = row.planner if row.schedule == "auto" else f"{row.planner} with {row.schedule}"
     return f"{words}, {' or '.join(row.update_rules).replace('_', ' ')}" if with_rule else words
 
 
-def _found(row: SweepRow, *, with_rule: bool) -> str:
-    """Planner and schedule of the plan; the schedule alone where the planner is the one that was asked."""
+def _plan_method(row: SweepRow, *, with_rule: bool) -> str:
+    """Return planner and schedule of the plan; the schedule alone where the request names that planner."""
     method = row.method
     if method is None:
         return "–"

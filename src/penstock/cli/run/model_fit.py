@@ -1,4 +1,4 @@
-"""Whether the model that an export names is the one that the plan was made for, as far as this machine can tell."""
+"""A check that an export names the model that the plan was made for, where this machine can import the model."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def refuse_no_reference(model: str) -> None:
 
 
 def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool = False) -> str | None:
-    """How a model differs from the plan's, in a sentence; None where its layers are the same.
+    """Return how a model differs from the plan's, in a sentence; None where its layers are the same.
 
-    It is imported in a process of its own, from ``directory`` or the current one. ``elsewhere``: ranks take it from
-    another place, an image, so one of the name that lies here and differs is a warning. Raises ModelMismatch otherwise.
+    A separate process imports the model from ``directory`` or the current one. ``elsewhere``: ranks import it from an
+    image, so a local model of that name with other layers is a warning. Otherwise other layers raise ModelMismatch.
     """
     module = model.partition(":")[0]
     place = Path.cwd() if directory is None or not Path(directory).is_dir() else Path(directory)
@@ -54,7 +54,7 @@ def unlike(file: PlanFile, model: str, directory: str | None, *, elsewhere: bool
 
 
 def _is_here(module: str, place: Path) -> bool:
-    """Whether a module would be found, without importing anything."""
+    """Return whether a module would be found, without importing anything."""
     first = module.partition(".")[0]
     if first == "examples":
         return True  # the import itself says what these are

@@ -17,7 +17,7 @@ from penstock.cli import panels
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import prepare_output, read_plan
-from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, given
+from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, option_values
 from penstock.cli.run.running import refuse_combinations
 from penstock.cli.run.training_options import (
     Checkpoints,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.schemas.ranks.bundle import JobBundle
 
 _PROGRESS_S = 1.0
-"""Lines of progress are at least so far apart: they go to a log."""
+"""Seconds between two lines of progress at least: they go to a log."""
 
 
 class Device(StrEnum):
@@ -122,7 +122,7 @@ def rank(
         ),
     ] = None,
 ) -> None:
-    """Be one rank of a plan among those that srun or torchrun started, one process per device.
+    """Run one rank of a plan, as srun or torchrun starts it: one process per device.
 
     A process finds its stage by the name of its node and by its number there;
     the launcher's order of ranks does not matter.
@@ -132,7 +132,7 @@ def rank(
     trace, check = measured.trace, measured.check
     from penstock.schemas.errors import UnsupportedRequest
 
-    options = run_options(given(training, checkpoints, measured), from_the_root)
+    options = run_options(option_values(training, checkpoints, measured), from_the_root)
     refuse_combinations(options, check=check, restarts=0)
     if plan is not None and trace is None:
         raise UnsupportedRequest("--plan is written into the trace, and there is no --trace", remedy="add --trace FILE")
@@ -171,7 +171,7 @@ def rank(
 
 
 class Files:
-    """What rank 0 writes in the end: the report, and the trace with the plan file."""
+    """The files that rank 0 writes in the end: the report, and the trace with the plan file."""
 
     def __init__(self, report: str | None, trace: str | None, plan: str | None) -> None:
         self._report = report
@@ -179,7 +179,7 @@ class Files:
         self._plan = plan
 
     def refuse_unwritable(self) -> None:
-        """Raise what would go wrong when they are written, before the training."""
+        """Raise before the training what writing the files would raise after it."""
         from penstock.schemas.errors import UnsupportedRequest
 
         for target in (self._report, self._trace):
@@ -194,7 +194,7 @@ class Files:
             read_plan(self._plan)
 
     def write(self, bundle: JobBundle, outcome: Outcome) -> None:
-        """Write the files that options name; nothing where this is not rank 0."""
+        """Write the files that options name; ranks other than 0 write nothing."""
         if outcome.report is None:
             return
         if self._report is not None:
@@ -228,7 +228,7 @@ class Log:
         self._last_s = -_PROGRESS_S
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Tell one event."""
+        """Print one event."""
         match event["kind"]:
             case "step":
                 now_s, step = time.monotonic(), event["step"] + 1
@@ -249,7 +249,7 @@ class Log:
 
 
 def _read(path: str) -> tuple[JobBundle, str]:
-    """The bundle, and the SHA-256 of its file."""
+    """Read the bundle, and return it with the SHA-256 of its file."""
     from penstock.schemas.errors import InvalidDocument
     from penstock.schemas.ranks.bundle import JobBundle
 

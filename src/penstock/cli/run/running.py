@@ -16,7 +16,7 @@ from penstock.cli import panels
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import prepare_output, print_json, read_plan, write_document
 from penstock.cli.measure.measured import collective_lines, figures, measured_lines, memory_lines
-from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, given
+from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, option_values
 from penstock.cli.run.model_fit import refuse_no_reference
 from penstock.cli.run.training_options import (
     Checkpoints,
@@ -124,7 +124,7 @@ def run(
     from penstock.cli.show import Screen
 
     refuse_other_jobs(job, hf, server)
-    flags = given(training, checkpoints, measured)
+    flags = option_values(training, checkpoints, measured)
     options = run_options(flags, from_the_root if server is None else lambda path: path)
     screen = Screen.of(quiet=as_json)
     screen.announce("reading the plan" if server is not None else "reading the plan and loading PyTorch")
@@ -198,7 +198,7 @@ def refuse_other_jobs(job: str | None, hf: str | None, server: str | None) -> No
 
 
 def _hugging_face_job(config: str, file: PlanFile) -> str:
-    """The reference of the job of a config.json, with samples as long as those of the plan's profile."""
+    """Return the reference of a config.json's job, with the sequence length of the plan's profile."""
     shape = getattr(file.request.profile, "shape", None)
     length = "" if shape is None else f"@{shape.sequence_length}"
     return f"hf:{Path(config).resolve()}{length}"
@@ -247,10 +247,10 @@ def _train(
     choice = _transport_choice(transport, devices)
 
     def work(checkpoint: Checkpoint | None) -> Work:
-        found = work_after(file, checkpoint, steps, options, transport=choice)
-        devices = ", ".join(program.device for program in found.programs[0])
-        screen.say(f"starting {found.num_ranks} ranks on this machine, which load PyTorch and the model: {devices}")
-        return found
+        result = work_after(file, checkpoint, steps, options, transport=choice)
+        devices = ", ".join(program.device for program in result.programs[0])
+        screen.say(f"starting {result.num_ranks} ranks on this machine, which load PyTorch and the model: {devices}")
+        return result
 
     return run_unattended(
         work,
@@ -269,7 +269,7 @@ def _train(
 
 
 def other_devices(file: PlanFile, device: str) -> str | None:
-    """What to say when a plan for GPUs is run on the CPU; None where the ranks' devices may be those of the plan."""
+    """Return a warning where a plan for GPUs runs on the CPU; otherwise None."""
     from penstock.facts.device_table import CPU, is_other_hardware
     from penstock.schemas.topology import ClusterTopology
 
@@ -289,15 +289,15 @@ def other_devices(file: PlanFile, device: str) -> str | None:
 
 
 def other_numbers(file: PlanFile, precision: str) -> str | None:
-    """What to say when a plan for parameters in 16 bits is run under autocast; None where it is not."""
+    """Return a warning where a plan for parameters in 16 bits runs under autocast; otherwise None."""
     from penstock.schemas.profile import ModelProfile
 
     assert isinstance(file.request.profile, ModelProfile)
-    held = file.request.profile.parameter_dtype
-    if held == "fp32" or precision not in ("bf16", "fp16"):
+    dtype = file.request.profile.parameter_dtype
+    if dtype == "fp32" or precision not in ("bf16", "fp16"):
         return None
     return (
-        f"penstock: warning: the plan's profile has parameters in {held}, and --precision {precision} is autocast, "
+        f"penstock: warning: the plan's profile has parameters in {dtype}, and --precision {precision} is autocast, "
         "which leaves parameters in the type that the job makes them in. Where that is fp32, the plan does not count "
         "the masters that replicas hold whole where they share out optimizer states, nor older versions in fp32: "
         f"`penstock profile --precision {precision}` does (docs/your-model.md, profiles in 16 bits)"
@@ -305,13 +305,13 @@ def other_numbers(file: PlanFile, precision: str) -> str | None:
 
 
 def _devices(wanted: str) -> list[str]:
-    """Torch's names of the devices that ranks get in turn."""
+    """Return torch's names of the devices that ranks get in turn."""
     if wanted != "cuda":
         return [wanted]
     from penstock.executor.devices import torch_names, visible_gpus
 
     names = torch_names(visible_gpus())
-    if not names:  # without nvidia-smi torch has to be asked; a rank says why it cannot open cuda:0
+    if not names:  # without nvidia-smi torch counts the GPUs; a rank reports why it cannot open cuda:0
         from penstock.executor.runtime.cuda import gpu_count
 
         names = [f"cuda:{number}" for number in range(gpu_count())]
@@ -319,7 +319,10 @@ def _devices(wanted: str) -> list[str]:
 
 
 def _transport_choice(transport: str, devices: Sequence[str]) -> TransportChoice:
-    """What the plan is lowered for, by ``--transport`` and by the devices of the ranks, which may not be the plan's."""
+    """Return the transport that the plan is lowered for.
+
+    ``--transport`` and the devices of the ranks decide; these devices may differ from the plan's.
+    """
     match transport:
         case "auto":
             return "auto-on-gpus" if devices[0].startswith("cuda") else "auto"
@@ -330,12 +333,12 @@ def _transport_choice(transport: str, devices: Sequence[str]) -> TransportChoice
 
 
 def _batches_per_step(file: PlanFile) -> int:
-    """Under elastic averaging a step is an iteration, in which each pipeline trains a global batch."""
+    """Return the global batches of a step: one per pipeline under elastic averaging, otherwise one."""
     return len(file.plan.pipelines) if file.plan.update_rule == "elastic_averaging" else 1
 
 
 def _document(file: PlanFile, report: RunReport) -> Trace:
-    """What the ranks measured."""
+    """Return a trace of what the ranks measured."""
     from penstock.schemas.trace import Trace
 
     plan = file.plan
@@ -352,7 +355,7 @@ def _document(file: PlanFile, report: RunReport) -> Trace:
 
 
 def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chrome_trace: str | None) -> None:
-    """The trace, and for Perfetto the trace next to the prediction."""
+    """Write the trace, and for Perfetto the trace next to the prediction."""
     if document is None:
         return
     write_document(document, trace)
@@ -363,7 +366,7 @@ def _write_traces(file: PlanFile, document: Trace | None, trace: str | None, chr
 
 
 class Progress:
-    """Tells what ranks report: a line that is replaced per step, and a line that stays for what is rare."""
+    """The display of a run: a line that each step replaces, and lines that stay for rare events."""
 
     def __init__(self, screen: Screen, file: PlanFile, steps: int) -> None:
         self._screen = screen
@@ -371,7 +374,7 @@ class Progress:
         self._samples = file.request.global_batch_size * _batches_per_step(file)
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Tell one event."""
+        """Show one event."""
         match event["kind"]:
             case "step":
                 speed = self._samples * 1e9 / max(1, event["time_ns"])

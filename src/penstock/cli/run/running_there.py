@@ -1,4 +1,4 @@
-"""``penstock run --server``: the same on the agents of a service."""
+"""``penstock run --server``: training on the agents of a service."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def run_there(
 ) -> tuple[PlanFile, RunOut, Trace | None]:
     """Train on the agents whose devices the plan names; ``more``: steps, seed, check and trace_steps.
 
-    Raises what the run failed of, and RunFailed for one that was cancelled.
+    Raises the error that ended the run, and RunFailed for a run that was cancelled.
     """
     from penstock.schemas.errors import RunFailed
 
     with connect(server) as client:
         file = plan_there(client, plan)
-        asked = file if is_file(plan) else file.plan.content_hash()
+        source = file if is_file(plan) else file.plan.content_hash()
         progress = RunProgress(screen)
-        run = client.runs.create(asked, model, options=options, max_restarts=restarts, on_change=progress, **more)
+        run = client.runs.create(source, model, options=options, max_restarts=restarts, on_change=progress, **more)
         screen.done()
         if run.state != "succeeded":
             raise RunFailed(f"run {run.id} was {run.state}")
@@ -43,14 +43,14 @@ def run_there(
 
 
 class RunProgress:
-    """Tells what is new of a run: its state on a line that stays, its steps on a line that is replaced."""
+    """The display of a run: its state on a line that stays, its steps on a line that is replaced."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._state = ""
 
     def __call__(self, run: RunOut) -> None:
-        """Tell a change."""
+        """Show a change of the run."""
         from penstock.schemas.amounts import number
 
         if run.state != self._state:

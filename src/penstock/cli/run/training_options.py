@@ -1,4 +1,4 @@
-"""How ranks train: options of both ``penstock run`` and ``penstock rank``."""
+"""Training options of both ``penstock run`` and ``penstock rank``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Transports = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How ranks compute."""
+    """Options for the computation of the ranks."""
 
     PANEL: ClassVar[str] = TRAINING
 
@@ -85,7 +85,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """What is saved, and where training resumes."""
+    """Options for what is saved, and where training resumes."""
 
     PANEL: ClassVar[str] = CHECKPOINTS
 
@@ -107,7 +107,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is compared and written down."""
+    """Options for what is compared and recorded."""
 
     PANEL: ClassVar[str] = MEASUREMENT
 
@@ -129,7 +129,10 @@ class Measured:
 
 
 def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | None]) -> RunOptions:
-    """The training options of a command; ``place`` makes a path one that ranks can open. Raises InvalidDocument."""
+    """Return the training options of a command. Raises InvalidDocument.
+
+    ``place`` turns a path into a path that ranks can open.
+    """
     from penstock.schemas.api.run_options import RunOptions
 
     same = (
@@ -155,5 +158,5 @@ def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | No
 
 
 def from_the_root(path: str | None) -> str | None:
-    """The absolute path: ranks run in the project's directory, not in the current one."""
+    """Return the absolute path, since ranks run in the project's directory, not in the current one."""
     return None if path is None else str(Path(path).absolute())

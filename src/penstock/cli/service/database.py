@@ -64,9 +64,9 @@ def check(database: Database = None, as_json: AsJson = False) -> int:
     from penstock.service.db.upkeep import checking
 
     with _opened(database) as opened:
-        found = checking.check(opened)
-    _say(asdict(found) | {"ok": not found.faults}, _lines(found), as_json)
-    return 1 if found.faults else 0
+        condition = checking.check(opened)
+    _say(asdict(condition) | {"ok": not condition.faults}, _lines(condition), as_json)
+    return 1 if condition.faults else 0
 
 
 def backup(file: BackupFile, database: Database = None, as_json: AsJson = False) -> None:
@@ -141,11 +141,11 @@ def prune(
 
 
 @contextmanager
-def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Service]:
+def _opened(database: str | None, *, may_be_new: bool = False) -> Iterator[Service]:
     from penstock.service.db.database import Database as Service
     from penstock.service.settings import Settings
 
-    settings = Settings.load(**({} if given is None else {"database": given}))
+    settings = Settings.load(**({} if database is None else {"database": database}))
     opened = Service.of(settings)
     try:
         if opened.is_sqlite and not may_be_new and not Path(opened.url.database or "").is_file():
@@ -157,15 +157,17 @@ def _opened(given: str | None, *, may_be_new: bool = False) -> Iterator[Service]
         opened.close()
 
 
-def _lines(found: Condition) -> str:
-    lines = [f"{found.database}: {found.engine}, revision {found.revision} of {found.head}"]
-    if found.size_bytes is not None:
-        free = "" if found.free_bytes is None else f", {_size(found.free_bytes)} free on its disk"
-        lines.append(f"{_size(found.size_bytes)}{free}")
-    if found.rows:
-        lines.append("rows: " + ", ".join(f"{name} {number}" for name, number in sorted(found.rows.items()) if number))
-        lines.append(f"{found.documents} documents compared with their addresses")
-    lines += [f"FAULT: {fault}" for fault in found.faults] or ["all is well"]
+def _lines(condition: Condition) -> str:
+    lines = [f"{condition.database}: {condition.engine}, revision {condition.revision} of {condition.head}"]
+    if condition.size_bytes is not None:
+        free = "" if condition.free_bytes is None else f", {_size(condition.free_bytes)} free on its disk"
+        lines.append(f"{_size(condition.size_bytes)}{free}")
+    if condition.rows:
+        lines.append(
+            "rows: " + ", ".join(f"{name} {number}" for name, number in sorted(condition.rows.items()) if number)
+        )
+        lines.append(f"{condition.documents} documents compared with their addresses")
+    lines += [f"FAULT: {fault}" for fault in condition.faults] or ["all is well"]
     return "\n".join(lines)
 
 

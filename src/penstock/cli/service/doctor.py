@@ -38,7 +38,7 @@ EXTRAS = {
 OPTIONAL = ("executor", "cluster")
 LITTLE_BYTES, TOO_LITTLE_BYTES = 2 * 10**9, 2 * 10**8
 CLOCK_S = 5.0
-"""Ages of agents and jobs are shown by the reader's clock; leases go by the database's."""
+"""Difference of clocks in seconds that is noted: ages are shown by this machine's clock, leases by the database's."""
 
 REACH_S = 3.0
 
@@ -95,8 +95,8 @@ def _of_python() -> Iterator[Check]:
     for extra, names in EXTRAS.items():
         missing = [name for name in names if find_spec(name) is None]
         verdict: Verdict = "ok" if not missing else "note" if extra in OPTIONAL else "FAILED"
-        found = "installed" if not missing else f"without {', '.join(missing)}"
-        yield Check(f"extra [{extra}]", verdict, found, f"pip install 'penstock[{extra}]'")
+        state = "installed" if not missing else f"without {', '.join(missing)}"
+        yield Check(f"extra [{extra}]", verdict, state, f"pip install 'penstock[{extra}]'")
 
 
 def _of_machine() -> Iterator[Check]:
@@ -123,11 +123,11 @@ def _memory() -> Check:
 def _kernels() -> Check:
     from penstock.solvers.compiled.kept import kept
 
-    found, place = kept()
-    if not found:
-        said = f"none compiled under {place}: the first plan takes longer"
-        return Check("kernels", "note", said, kernels.REMEDY)
-    return Check("kernels", "ok", f"{found} compiled under {place}")
+    count, place = kept()
+    if not count:
+        text = f"none compiled under {place}: the first plan takes longer"
+        return Check("kernels", "note", text, kernels.REMEDY)
+    return Check("kernels", "ok", f"{count} compiled under {place}")
 
 
 def _disk(name: str, place: Path) -> Check:
@@ -141,11 +141,11 @@ def _disk(name: str, place: Path) -> Check:
     return Check(name, verdict, f"{_size(free)} free in {place}", "make room")
 
 
-def _of_service(path: Path | None, given: dict[str, str]) -> Iterator[Check]:
+def _of_service(path: Path | None, options: dict[str, str]) -> Iterator[Check]:
     from penstock.service.settings import Settings
 
     try:
-        settings, origins = Settings.load_with_origins(path, **given)
+        settings, origins = Settings.load_with_origins(path, **options)
     except PenstockError as error:
         yield Check(
             "settings", "FAILED", str(error), "penstock serve --show-settings; docs/settings.md has all of them"
@@ -174,16 +174,16 @@ def _of_database(settings: Settings) -> Iterator[Check]:
     try:
         database = Database(settings.database_url())
         with database.read() as connection:
-            found = revision_of(connection)
-            living = connection.scalar(living_workers(settings.lease_s)) if found == HEAD else 0
-        words = unheeded(database) if found == HEAD and settings.security == "off" else None
+            revision = revision_of(connection)
+            living = connection.scalar(living_workers(settings.lease_s)) if revision == HEAD else 0
+        words = unheeded(database) if revision == HEAD and settings.security == "off" else None
         database.close()
     except PenstockError as error:
         yield Check("database", "FAILED", error.detail, error.remedy or "")
         return
-    verdict: Verdict = "ok" if found in (HEAD, None) else "FAILED"
+    verdict: Verdict = "ok" if revision in (HEAD, None) else "FAILED"
     remedy = "take a backup, then `penstock db upgrade`"
-    yield Check("database", verdict, f"{database.name}: revision {found or 'none yet'} of {HEAD}", remedy)
+    yield Check("database", verdict, f"{database.name}: revision {revision or 'none yet'} of {HEAD}", remedy)
     remedy = "`penstock serve` runs a worker unless its slots are 0; `penstock worker` starts another"
     if words is not None:
         yield Check("keys", "note", words, UNHEEDED_REMEDY)
@@ -228,10 +228,10 @@ def _installed() -> tuple[str, str]:
 
 
 def _version(server: str, answer: httpx.Response) -> Check:
-    found = answer.json()
-    if found.get("name") != "penstock":
+    body = answer.json()
+    if body.get("name") != "penstock":
         return Check("service", "FAILED", f"{server} is not a Penstock service", "name another --server")
-    theirs, ours = (f"{each[0]} (code {each[1]})" for each in ((found["version"], found.get("code")), _installed()))
+    theirs, ours = (f"{each[0]} (code {each[1]})" for each in ((body["version"], body.get("code")), _installed()))
     verdict: Verdict = "ok" if theirs == ours else "note"
     return Check("service", verdict, f"Penstock {theirs} at {server}, {ours} here", "install the same version")
 

@@ -57,22 +57,22 @@ def list_jobs(
     Example: penstock jobs list --server http://planner:8642 --state running
     """
     with connect(server) as client:
-        found = client.jobs.page(limit=limit, state=state, tag=tag, planner=planner)  # type: ignore[arg-type]
+        page = client.jobs.page(limit=limit, state=state, tag=tag, planner=planner)  # type: ignore[arg-type]
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(page.model_dump(mode="json"))
         return
     from penstock.cli.show import Screen
 
     rows = (
-        (job.id, job.state, job.planner or "–", job.created_at, _line(job, state=False) or "–") for job in found.items
+        (job.id, job.state, job.planner or "–", job.created_at, _line(job, state=False) or "–") for job in page.items
     )
     heads = ("job", "state", "planner", "created", "best and bound")
-    more = found.next_cursor is not None
+    more = page.next_cursor is not None
     Screen.of().page(heads, rows, whole=("job", "state"), more=more, limit=limit)
 
 
 def show(job: Id, as_json: AsJson = False, server: TheServer = LOCAL) -> None:
-    """Show a job's state, its best plan and bound, or why there is none.
+    """Show a job's state, its best plan and bound, or why it has no plan.
 
     Example: penstock jobs show JOB --server http://planner:8642
     """
@@ -148,5 +148,5 @@ def _print_job(client: Client, job: JobOut, as_json: bool) -> None:
 
 
 def _line(job: JobOut, *, state: bool = True) -> str:
-    known = {"state": job.state if state else None, "incumbent_ns": job.incumbent_ns, "bound_ns": job.bound_ns}
-    return progress_line({name: value for name, value in known.items() if value is not None})
+    fields = {"state": job.state if state else None, "incumbent_ns": job.incumbent_ns, "bound_ns": job.bound_ns}
+    return progress_line({name: value for name, value in fields.items() if value is not None})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LONGEST_S = 100 * 366 * 86400
 KEYS = "Keys"
 DEFAULT_QUEUED = 1000
-"""Jobs of a key that wait: as many as a sweep has cases at most by default."""
+"""Default limit on the waiting jobs of a key: the default limit on the cases of a sweep."""
 
 Id = Annotated[str, typer.Argument(metavar="KEY", help="Id of the key, as `penstock keys list` prints it.")]
 
@@ -94,11 +94,11 @@ def list_keys(
     Example: penstock keys list --json
     """
     with _opened(database) as keys:
-        found = keys.listed(tenant)
+        rows = keys.listed(tenant)
     if as_json:
-        print(json.dumps([_plain(key) for key in found], indent=1))
+        print(json.dumps([_plain(key) for key in rows], indent=1))
     else:
-        _print_table(found)
+        _print_table(rows)
 
 
 def rotate(
@@ -133,16 +133,16 @@ def revoke(id: Id, database: Database = None, as_json: AsJson = False) -> None:
 
 
 def seconds_of(text: str, option: str) -> float | None:
-    """A duration such as ``90d``; None for ``never``. Raises typer.BadParameter."""
+    """Return the seconds of a duration such as ``90d``; None for ``never``. Raises typer.BadParameter."""
     if text == "never":
         return None
     try:
-        found = seconds(duration_ns(text))
+        time_s = seconds(duration_ns(text))
     except typer.BadParameter as error:
         raise typer.BadParameter(f"{error.message}, or never", param_hint=option) from None
-    if found > LONGEST_S:
+    if time_s > LONGEST_S:
         raise typer.BadParameter(f"{text!r} is longer than a hundred years; give never", param_hint=option)
-    return found
+    return time_s
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def _print_table(keys: list[Key]) -> None:
 
 
 def _plain(key: Key) -> dict[str, Any]:
-    """A key as JSON."""
+    """Return a key as JSON."""
     from penstock.service.db.tables import iso
 
     times = {

@@ -1,4 +1,4 @@
-"""Commands that ask a service instead of this machine: the option, the plan meant, and how a job goes on."""
+"""Commands that a service answers instead of this machine: the option, the plan, and the progress of a job."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 WAIT_S = 20
 PATIENCE_S = 5.0
-"""How long a command tries again while the service is busy or away: a user waits at a terminal."""
+"""Seconds for which a command retries while the service is busy or away: a user waits at a terminal."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 VARIABLE = "PENSTOCK_SERVER"
-"""Of the environment: what ``--server`` is where it is not given; ``--server ''`` is this machine again."""
+"""The environment variable that replaces a missing ``--server``; ``--server ''`` selects this machine again."""
 
 Server = Annotated[
     str | None,
@@ -32,7 +32,7 @@ Server = Annotated[
         "--server",
         metavar="URL",
         envvar=VARIABLE,
-        callback=lambda given: given or None,
+        callback=lambda url: url or None,
         help="Service that does the work, such as http://planner:8642; its key is PENSTOCK_API_KEY.",
         rich_help_panel=SERVICE,
     ),
@@ -44,7 +44,7 @@ TheServer = Annotated[
         "--server",
         metavar="URL",
         envvar=VARIABLE,
-        callback=lambda given: given or LOCAL,
+        callback=lambda url: url or LOCAL,
         help="Service to ask, such as http://planner:8642; its key is read from PENSTOCK_API_KEY.",
         rich_help_panel=SERVICE,
     ),
@@ -60,19 +60,19 @@ Post = Annotated[
 
 
 def connect(server: str) -> Client:
-    """A client, to be closed."""
+    """Return a client, which the caller closes."""
     from penstock.client import Client
 
     return Client(server, patience_s=PATIENCE_S)
 
 
 def is_file(source: str) -> bool:
-    """Whether a plan is given as a document, and not as the hash or the job of one that a service keeps."""
+    """Return whether a plan is given as a document, and not as the hash or the job of a plan in a service."""
     return source == STANDARD or Path(source).exists() or Path(source).suffix in {".json", ".yaml", ".yml"}
 
 
 def plan_there(client: Client, source: str) -> PlanFile:
-    """The plan file of that name, or what the service keeps under a hash or has found for a job."""
+    """Return the plan file of that name, or the plan that the service keeps under a hash or found for a job."""
     return read_plan(source) if is_file(source) else client.plans.file(source)
 
 
@@ -85,14 +85,14 @@ def plan_or_hash(source: str, server: str | None) -> PlanFile | str:
 
 
 def export_there(server: str, source: str, to: Any) -> bytes:
-    """A stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
+    """Return a stored plan in another form. Raises typer.BadParameter for a file, which the service does not keep."""
     refuse_file(source)
     with connect(server) as client:
         return client.plans.export(source, to)
 
 
 def refuse_file(source: str) -> None:
-    """Raise typer.BadParameter for a plan that is given as a document: with a service it is one that it keeps."""
+    """Raise typer.BadParameter for a plan that is given as a document: with a service, it is a plan that it keeps."""
     if is_file(source):
         raise typer.BadParameter(
             f"with --server PLAN is the hash or the job of a plan in the service, not a file ({source!r})"
@@ -115,7 +115,7 @@ def solved_there(client: Client, request: PlanRequest, screen: Screen) -> JobOut
 
 
 def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
-    """A job once it has ended; an interrupt leaves it running, and says so. Raises the error that it met."""
+    """Wait for a job and return it; an interrupt leaves it running, and says so. Raises the job's error."""
     from penstock.client import error_of
 
     progress = Progress(screen)
@@ -136,31 +136,31 @@ def watched(client: Client, job: JobOut, screen: Screen) -> JobOut:
 
 
 class Progress:
-    """A line of progress from a job's events: state, the best plan's time and whose it is, bound, gap, who works."""
+    """A line of progress from a job's events: state, time and planner of the best plan, bound, gap, busy planners."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self._known: dict[str, Any] = {}
+        self._fields: dict[str, Any] = {}
 
     def __call__(self, event: JobEvent) -> None:
-        """Tell one event."""
-        self._known |= {name: value for name, value in event.data.items() if value is not None}
-        self._screen.progress(progress_line(self._known))
+        """Show one event."""
+        self._fields |= {name: value for name, value in event.data.items() if value is not None}
+        self._screen.progress(progress_line(self._fields))
 
 
-def progress_line(known: dict[str, Any]) -> str:
-    """What is known of a job, in a line."""
+def progress_line(fields: dict[str, Any]) -> str:
+    """Return a line with the state of a job, its best plan, bound and gap."""
     from penstock.schemas.amounts import duration, percent
 
-    parts = [known["state"]] if "state" in known else []
-    if "incumbent_ns" in known:
-        by = f" by {known['planner']}" if "planner" in known else ""
-        parts.append(f"{duration(known['incumbent_ns'])}{by}")
-    if "bound_ns" in known:
-        parts.append(f"bound {duration(known['bound_ns'])}")
-    if "gap" in known:
-        parts.append(f"gap {percent(known['gap'])}")
-    return ", ".join(parts) + (f"; {', '.join(known['working'])}" if known.get("working") else "")
+    parts = [fields["state"]] if "state" in fields else []
+    if "incumbent_ns" in fields:
+        by = f" by {fields['planner']}" if "planner" in fields else ""
+        parts.append(f"{duration(fields['incumbent_ns'])}{by}")
+    if "bound_ns" in fields:
+        parts.append(f"bound {duration(fields['bound_ns'])}")
+    if "gap" in fields:
+        parts.append(f"gap {percent(fields['gap'])}")
+    return ", ".join(parts) + (f"; {', '.join(fields['working'])}" if fields.get("working") else "")
 
 
 def _flag(name: str) -> str:

@@ -62,8 +62,8 @@ def serve(
     from penstock.service.settings import Settings
 
     options = {"host": host, "port": port, "database": database, "slots": slots}
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen, origins = Settings.load_with_origins(settings, **given)
+    overrides = {name: value for name, value in options.items() if value is not None}
+    chosen, origins = Settings.load_with_origins(settings, **overrides)
     if show_settings:
         from penstock.service.configuration import shown
 
@@ -101,8 +101,8 @@ def worker(
     from penstock.service.jobs.worker_process import work
     from penstock.service.settings import Settings
 
-    given = {"database": database, "slots": slots}
-    work(Settings.load(settings, **{name: value for name, value in given.items() if value is not None}))
+    overrides = {"database": database, "slots": slots}
+    work(Settings.load(settings, **{name: value for name, value in overrides.items() if value is not None}))
 
 
 def agent(
@@ -185,7 +185,7 @@ def agent(
     from penstock.executor.node.agent import run_agent
     from penstock.executor.node.settings import AgentSettings
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "server": server,
         "ca": ca,
         "output_directories": output_directory or None,
@@ -196,7 +196,7 @@ def agent(
         "interface": interface,
         "allow_any_model": allow_any_job or None,
     }
-    run_agent(AgentSettings.load(settings, environ=os.environ, options=given))
+    run_agent(AgentSettings.load(settings, environ=os.environ, options=options))
 
 
 def _job(text: str) -> tuple[str, str]:
