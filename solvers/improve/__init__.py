@@ -1,4 +1,4 @@
-"""From a plan to a better one: neighbourhoods, recomputation, orders of operations, job shop, tabu search, remedies.
+"""Ways from a plan to a better one: local search, recomputation, orders of operations, job shop, tabu search, remedies.
 
 May import: `solvers.model`, `solvers.compiled`, `solvers.costs`, `solvers.degrees`, `solvers.judge`,
 `solvers.schedules`, `solvers.bounds`.

@@ -1,13 +1,13 @@
-"""Optimises the order of one allocation's operations: a better order, or the proof that there is none.
+"""Search for a better order of one allocation's operations, or for the proof that none exists.
 
 These methods run in this order, each for a counted part of the effort, until the bound is reached:
 
-* for plans of more than ``FEW`` operations tabu search from the order that is known (BOUNDS Part II, section 3): the
-  shorter the known step, the sooner is the rest done (section 4); then the suffix search, which takes whole backwards
-  of stages apart (``suffix``), first as its model has transfers, then under the judge's rules;
+* for plans of more than ``FEW`` operations tabu search from the known order (BOUNDS Part II, section 3): the shorter
+  the known step, the quicker the other methods are (section 4). Then the suffix search (``suffix``), for whole
+  backwards and stages on separate devices, first with transfers as in its model, then under the judge's rules;
 * for plans of at most ``MANY`` operations CP-SAT (ALGORITHMS 7.8);
 * where the model's optimum runs longer under the judge, tabu search from its order, and CP-SAT under the judge's rules
-  where the model knows them.
+  where its model has them.
 
 Every order is simulated; a bound covers every order of the same operations.
 """
@@ -36,7 +36,7 @@ FEW, MANY = 160, 5_000
 STATES = 600_000
 """States of the suffix search that count as one unit of effort."""
 SEARCHED = (0.1, 0.6)
-"""Of the effort that is left, for the suffix search, one after the other."""
+"""Shares of the remaining effort for the suffix searches, in order."""
 MOVED = 6_000_000
 """Operations of the orders that tabu search times that count as one unit of effort."""
 MOVING, ROUNDS = 0.25, 4
@@ -44,9 +44,9 @@ MOVING, ROUNDS = 0.25, 4
 
 
 class OptimisedOrder(NamedTuple):
-    """``schedule``: a better order that fits, None if none was found; ``value_ns``: its time, else the one given.
+    """``schedule``: a better order that fits, or None; ``value_ns``: its time, or without it the time to beat.
 
-    ``bound`` of all schedules of the allocation with these operations; ``spent`` effort.
+    ``bound``: for all schedules of the allocation with these operations. ``spent``: the effort used.
     """
 
     schedule: Orders | None
@@ -72,18 +72,18 @@ def optimise_order(
 ) -> OptimisedOrder:
     """Return an order of the allocation that takes less than ``value_ns`` and fits, and a bound of all its orders.
 
-    ``schedule`` is the best judged order known, which takes ``value_ns`` (None: none is known, backwards are whole); it
-    says which operations there are. ``effort`` is about in seconds of one core, but counted. ``stopped`` is asked
-    between pieces of work and during CP-SAT's search, which it ends. Patterns, and pipelines that average, get their
-    analytic bound and nothing else.
+    ``schedule`` is the best judged order, which takes ``value_ns``; it defines the operations (None: no order is known,
+    backwards are whole). ``effort`` is about seconds of one core, but counted. ``stopped`` is called between pieces
+    of work and during CP-SAT's search, which it ends. Patterns, and pipelines that average, get their analytic bound
+    and nothing else.
     """
     if problem.rules.overlap_all_reduce != overlap:
         problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=overlap))
-    known = jobshop.whole_backwards(allocation) if schedule is None else schedule
-    best = OptimisedOrder(None, value_ns, schedule_bound(problem, allocation, known, update_rule), 0.0)
-    if update_rule != "synchronous" or not isinstance(known, Orders):
+    start = jobshop.whole_backwards(allocation) if schedule is None else schedule
+    best = OptimisedOrder(None, value_ns, schedule_bound(problem, allocation, start, update_rule), 0.0)
+    if update_rule != "synchronous" or not isinstance(start, Orders):
         return best
-    order_search = _OrderSearch(problem, allocation, known, schedule is not None, effort, stopped, on_better, best)
+    order_search = _OrderSearch(problem, allocation, start, schedule is not None, effort, stopped, on_better, best)
     order_search.run()
     return order_search.best
 
@@ -107,7 +107,7 @@ class _OrderSearch:
         self.operations = sum(len(row.operations) for row in orders.rows)
 
     def run(self) -> None:
-        """Ask all that apply."""
+        """Run all methods that apply."""
         if self.operations > FEW:
             if self.is_judged:
                 self._move(self.orders)
@@ -118,25 +118,25 @@ class _OrderSearch:
 
     @property
     def _left(self) -> float:
-        """Effort, where something is open."""
+        """The remaining effort; 0 once the bound is reached or the search is stopped."""
         if self.best.bound.bound_ns >= self.best.value_ns or self.stopped():
             return 0.0
         return max(0.0, self.effort - self.best.spent)
 
     def _move(self, start: Orders) -> None:
-        """In rounds from the best order, the first from ``start``, each with a seed of its own."""
+        """Run rounds of tabu search from the best order, the first from ``start``, each with another seed."""
         steps = int(MOVING * self._left * MOVED) // (max(1, self.operations) * ROUNDS)
         for turn in range(ROUNDS if steps else 0):
             if self._left <= 0:
                 return
             orders = start if turn == 0 else self.best.schedule or self.orders
             how: dict[str, Any] = {"steps": steps, "seed": self.problem.seed + turn, "stopped": self.stopped}
-            found = tabu.improve(self.problem, self.allocation, orders, **how)
-            self._note(0, "", found.steps * self.operations / MOVED)
-            self._offer(found.orders)
+            improvement = tabu.improve(self.problem, self.allocation, orders, **how)
+            self._note(0, "", improvement.steps * self.operations / MOVED)
+            self._offer(improvement.orders)
 
     def _search_suffixes(self) -> None:
-        """First shortly: a search cannot be stopped, and mostly a short one is enough."""
+        """Run the suffix searches, first briefly: a search cannot be stopped, and mostly a short one is enough."""
         times = StageTimes(self.problem, self.allocation, self.orders)
         if not suffix.takes(times):
             return
@@ -144,7 +144,7 @@ class _OrderSearch:
             self._searched(as_judged=True)
 
     def _searched(self, *, as_judged: bool) -> bool:
-        """Whether a suffix search came to its end."""
+        """Run suffix searches, and return whether one of them finished."""
         for part in SEARCHED:
             states = int(part * self._left * STATES)
             if states == 0:
@@ -177,7 +177,7 @@ class _OrderSearch:
                 self._move(answer.orders)
 
     def _known_step(self) -> Timeline | None:
-        """The best known order's step, for CP-SAT to begin with."""
+        """Return the judged step of the best known order, for CP-SAT to begin with."""
         orders = self.best.schedule or self.orders
         if self.best.schedule is None and not self.is_judged:
             return None

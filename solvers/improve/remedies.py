@@ -1,8 +1,8 @@
-"""What would make an infeasible request feasible: changes tried in order, the first that works is named.
+"""Remedies for an infeasible request: changes are tried in order, and the first that works is named.
 
-ALGORITHMS B.2: recompute → more devices, for more stages or for more replicas that share out one → smaller
-micro-batches → optimizer states shared by the replicas, a leaner optimizer.
-Every remedy named was tried: the changed problem has a plan.
+ALGORITHMS B.2: recompute → more devices, for more stages or for more replicas of a stage → smaller micro-batches →
+optimizer states shared by the replicas, a leaner optimizer. Every remedy named was tried: the changed problem has a
+plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.solvers.model.problem import Problem
 
 MAX_NODE_COPIES = 8
 MAX_DEVICES = 512
-"""State factors of mixed precision with Adam and momentum; 2 of them are the fp32 master copy's."""
+"""The most devices, or model-parallel groups, of a cluster that a remedy proposes."""
 
 
 class Remedy(NamedTuple):
@@ -32,12 +32,12 @@ class Remedy(NamedTuple):
 
 
 def find_remedy(problem: Problem, feasible: Callable[[Problem], bool]) -> str | None:
-    """The first remedy whose problem has a plan, as a sentence; None when none of them helps."""
+    """Return the first remedy whose problem has a plan, as a sentence; None when no remedy helps."""
     return next((r.sentence for r in remedies(problem) if feasible(r.problem)), None)
 
 
 def remedies(problem: Problem) -> Iterator[Remedy]:
-    """Changed problems, the cheapest change first, each alone; at last all but the larger cluster together."""
+    """Yield changed problems, the cheapest change first, each alone; at last all but the larger cluster together."""
     if problem.recompute == "never":
         yield Remedy("allow recomputation: recompute auto (--recompute auto)", replace(problem, recompute="auto"))
     yield from _more_devices(problem)
@@ -63,7 +63,7 @@ def remedies(problem: Problem) -> Iterator[Remedy]:
 
 
 def _leaner_memory(problem: Problem) -> Iterator[Remedy]:
-    """Optimizer states shared by the replicas, an optimizer without states, no headroom."""
+    """Yield remedies with optimizer states shared by the replicas, an optimizer without states, and no headroom."""
     rules = problem.memory
     if rules.state_factor and not rules.shard_states:
         changed = replace(problem, memory=replace(rules, shard_states=True))
@@ -77,7 +77,7 @@ def _leaner_memory(problem: Problem) -> Iterator[Remedy]:
 
 
 def _smaller_sizes(problem: Problem) -> Iterator[int]:
-    """Half of the smallest size, and so on to 1; without sizes everything from ``min_slice`` was tried already."""
+    """Yield half of the smallest size, and so on to 1; without sizes all from ``min_slice`` up have been tried."""
     size = min(problem.micro_batch_sizes, default=problem.min_slice)
     while size > 1:
         size //= 2
@@ -85,7 +85,7 @@ def _smaller_sizes(problem: Problem) -> Iterator[int]:
 
 
 def _more_devices(problem: Problem) -> Iterator[Remedy]:
-    """The cluster with 1, 3, 7 … further copies of its last node, while layers can use them."""
+    """Yield remedies with 1, 3, 7 … further copies of the cluster's last node, while layers can use them."""
     gpus, choice = problem.real or problem, problem.choice
     if gpus.network.matrix_bytes_per_s is not None:
         return
@@ -100,7 +100,7 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
         number = copies * size
         nodes, devices = "s" if copies > 1 else "", "s" if number > 1 else ""
         wider = extended(gpus, copies)
-        with suppress(UnsupportedRequest):  # more cells than samples, where all of them share out one stage
+        with suppress(UnsupportedRequest):  # more GPU groups than samples, where all of them are replicas of one stage
             yield Remedy(
                 f"more devices: {copies} more node{nodes} like {last!r} ({number} device{devices} of kind {kind!r})",
                 wider if problem.real is None or choice is None else contract(wider, choice),
@@ -109,7 +109,7 @@ def _more_devices(problem: Problem) -> Iterator[Remedy]:
 
 
 def extended(problem: Problem, copies: int) -> Problem:
-    """The problem with ``copies`` further nodes like the last one, wired like it."""
+    """Return the problem with ``copies`` further nodes like the last one, wired like it."""
     network = problem.network
     last = network.node_names[-1]
     model = [d for d in problem.devices if d.node == len(network.node_names) - 1]

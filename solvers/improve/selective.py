@@ -1,8 +1,9 @@
 """Selective recomputation: modules instead of whole layers, chosen stage by stage for a plan whose order stays.
 
-Every group of stages on the same devices begins with the way to recompute that takes the least time, nothing first.
-As long as devices lack memory, each of them takes its next way, which takes more time and keeps less; the last is the
-plan's own. Orders name no layers and no recomputation but that which runs apart, so they stay what they are without it.
+Every group of stages on the same devices begins with the way to recompute that takes the least time: nothing at first.
+As long as devices lack memory, each of their groups takes its next way, which takes more time and keeps less; the last
+way is the plan's. Orders name no layers, and recomputation only where it is a separate operation; without these
+operations they remain valid.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ Stages = tuple[Stage, ...]
 def lighter(
     problem: Problem, allocation: Allocation, orders: Orders, overlap: bool, stopped: Callable[[], bool]
 ) -> tuple[Allocation, Orders] | None:
-    """Return the first plan with less recomputation that fits; None where there is none."""
+    """Return the first plan with less recomputation that fits; None if no such plan fits."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for s, stage in enumerate(allocation.stages):
         groups.setdefault(tuple(sorted(stage.devices)), []).append(s)
     rows = most_rows(problem, allocation)
-    ways = {key: _ways(problem, [allocation.stages[s] for s in own], rows) for key, own in groups.items()}
+    ways = {key: _ways(problem, [allocation.stages[s] for s in group], rows) for key, group in groups.items()}
     at = dict.fromkeys(groups, 0)
     while not stopped() and any(at[key] < len(ways[key]) - 1 for key in groups):
-        chosen = {s: stage for key, own in groups.items() for s, stage in zip(own, ways[key][at[key]], strict=True)}
+        chosen = {s: stage for key, group in groups.items() for s, stage in zip(group, ways[key][at[key]], strict=True)}
         plan = _with(allocation, chosen)
         order = _without_idle(plan, orders)
         short = {each.device for each in shortages(problem, plan, simulate(problem, plan, order, overlap=overlap))}
@@ -50,19 +51,19 @@ def lighter(
 
 
 def _ways(problem: Problem, stages: Sequence[Stage], rows: int) -> list[Stages]:
-    """Return the stages in each way that is quicker than their own, quickest first, as long as each keeps less.
+    """Return the ways to recompute the stages that are quicker than the plan's, quickest first, each keeping less.
 
-    Their own way is the last.
+    The plan's way is the last.
     """
-    own = tuple(stages)
+    planned = tuple(stages)
     plain = tuple(stage.plain for stage in stages)
     others = [plain, *(tuple(replace(stage, modules=each) for stage in plain) for each in problem.module_sets)]
-    known = {way: _time_and_kept(problem, way, rows) for way in (*others, own)}
-    found: list[Stages] = []
-    for way in sorted(dict.fromkeys(others), key=lambda way: known[way]):
-        if known[way][0] < known[own][0] and (not found or known[way][1] < known[found[-1]][1]):
-            found.append(way)
-    return [*found, own]
+    costs = {way: _time_and_kept(problem, way, rows) for way in (*others, planned)}
+    quicker: list[Stages] = []
+    for way in sorted(dict.fromkeys(others), key=lambda way: costs[way]):
+        if costs[way][0] < costs[planned][0] and (not quicker or costs[way][1] < costs[quicker[-1]][1]):
+            quicker.append(way)
+    return [*quicker, planned]
 
 
 def _time_and_kept(problem: Problem, stages: Stages, rows: int) -> tuple[int, int]:
@@ -76,7 +77,7 @@ def _with(allocation: Allocation, chosen: dict[int, Stage]) -> Allocation:
 
 
 def _without_idle(plan: Allocation, orders: Orders) -> Orders:
-    """Return the orders without recomputation apart of stages that recompute no whole layers."""
+    """Return the orders without the separate recomputations of stages that recompute no whole layers."""
     whole = np.asarray([bool(stage.recompute) for stage in plan.stages])
 
     def kept(row: Row) -> Row:

@@ -1,8 +1,8 @@
 """The judge's rules as constraints, for private half-duplex channels and micro-batches of one size.
 
 In the plain model a transfer or an operation may wait on purpose, so that another goes first; the judge (``simulate``)
-starts what is ready. Here everything starts exactly when what it waits for has ended: its input, what its device or
-channel ran before; and a channel carries first what is ready first, at one instant the forward transfer.
+starts each as soon as it is ready. Here each starts exactly when its input and the work before it on its device or
+channel have ended. A channel carries the transfer that is ready first; of two at the same instant, the forward one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.solvers.improve.job_shop.shop import Operation
 
 
 def keep_the_judges_rules(model: Model) -> None:
-    """Add them to a model that is built."""
+    """Add the judge's rules to a model that is built."""
     rows = {shop_stage: row for row in range(len(model.shop.devices)) for shop_stage in model.shop.stages_of(row)}
     number = model.shop.allocation.num_micro_batches
 
@@ -26,10 +26,14 @@ def keep_the_judges_rules(model: Model) -> None:
     for s in range(len(model.shop.allocation.stages)):
         forwards, backwards = steps(FORWARD, s), steps(BACKWARD, s)
         previous, after = model.shop.allocation.previous(s), model.shop.allocation.next(s)
-        made = forwards if after is None else steps(BACKWARD, after)
-        given = [None] * number if previous is None else steps(FORWARD, previous)
-        arrived = [model.transfers.get((0, -1 if previous is None else previous, m), given[m]) for m in range(number)]
-        returned = [model.transfers.get((1, -1 if after is None else after, m), made[m]) for m in range(number)]
+        gradient_from = forwards if after is None else steps(BACKWARD, after)
+        input_from = [None] * number if previous is None else steps(FORWARD, previous)
+        arrived = [
+            model.transfers.get((0, -1 if previous is None else previous, m), input_from[m]) for m in range(number)
+        ]
+        returned = [
+            model.transfers.get((1, -1 if after is None else after, m), gradient_from[m]) for m in range(number)
+        ]
         _self_timed(model, (forwards, arrived), (backwards, returned), _orders(model, forwards, backwards))
         if after is None or (0, s, 0) not in model.transfers or (1, after, 0) not in model.transfers:
             continue
@@ -37,9 +41,9 @@ def keep_the_judges_rules(model: Model) -> None:
         back = [model.transfers[1, after, m] for m in range(number)]
         ahead = _orders(model, there, back)
         for (m, k), first in ahead.items():
-            model.cp.add(forwards[m].end <= made[k].end).only_enforce_if(first)
-            model.cp.add(made[k].end + 1 <= forwards[m].end).only_enforce_if(~first)
-        _self_timed(model, (there, forwards), (back, made), ahead)
+            model.cp.add(forwards[m].end <= gradient_from[k].end).only_enforce_if(first)
+            model.cp.add(gradient_from[k].end + 1 <= forwards[m].end).only_enforce_if(~first)
+        _self_timed(model, (there, forwards), (back, gradient_from), ahead)
 
 
 def _end(step: Scheduled | None) -> Any:
@@ -47,19 +51,19 @@ def _end(step: Scheduled | None) -> Any:
 
 
 def _orders(model: Model, there: list[Scheduled], back: list[Scheduled]) -> dict[tuple[int, int], Any]:
-    """For what goes forward of micro-batch m and back of an earlier one k, a literal: m first."""
-    found = {}
+    """Return a literal for each (m, k), k earlier: the step ``there`` of m runs before the step ``back`` of k."""
+    literals = {}
     for m in range(len(there)):
         for k in range(m):
             first = model.cp.new_bool_var("")
             model.cp.add(back[k].start >= there[m].end).only_enforce_if(first)
             model.cp.add(there[m].start >= back[k].end).only_enforce_if(~first)
-            found[m, k] = first
-    for (m, k), first in found.items():
+            literals[m, k] = first
+    for (m, k), first in literals.items():
         for sooner in ((m - 1, k), (m, k + 1)):
-            if sooner in found:
-                model.cp.add_implication(first, found[sooner])
-    return found
+            if sooner in literals:
+                model.cp.add_implication(first, literals[sooner])
+    return literals
 
 
 def _self_timed(
@@ -68,7 +72,7 @@ def _self_timed(
     back: tuple[Sequence[Scheduled], Sequence[Scheduled | None]],
     ahead: dict[tuple[int, int], Any],
 ) -> None:
-    """Each step starts when it is ready, or when a step before it on the same device or channel ends."""
+    """Start each step when it is ready, or when a step before it on the same device or channel ends."""
     for m, (step, ready) in enumerate(zip(*there, strict=True)):
         ends = [there[0][m - 1]] if m else []
         others = [(back[0][k], ~ahead[m, k]) for k in range(m)]
@@ -82,7 +86,7 @@ def _self_timed(
 def _starts_at_one_of(
     model: Model, step: Scheduled, ends: list[Scheduled | None], others: list[tuple[Scheduled, Any]]
 ) -> None:
-    """When one of ``ends`` ends, or one of the others whose literal holds."""
+    """Let a step start exactly when one of ``ends`` ends, or one of the ``others`` whose literal holds."""
     chosen = []
     for each in ends:
         literal = model.cp.new_bool_var("")

@@ -14,7 +14,7 @@ from penstock.solvers.model.timeline import Timeline
 
 
 def give_hint(model: Model, timeline: Timeline) -> None:
-    """Set the hint; the rows of the step are those of the model's shop."""
+    """Set the hint from a judged step that has the rows of the model's shop."""
     values: Values = {model.makespan.index: timeline.time_per_global_batch_ns // model.unit_ns}
     _starts_of_operations(model, timeline, values)
     _starts_of_transfers(model, timeline, values)

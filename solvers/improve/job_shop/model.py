@@ -1,8 +1,8 @@
 """The variables and constraints of one step: ALGORITHMS 7.8.
 
 Times are in units of ``unit_ns``, durations rounded down: every real schedule, with its starts rounded down too, is a
-solution, so what is proven here bounds the real ones. The unit is 1 ns unless the horizon would not fit. Bytes, both
-those held and those available, are rounded down likewise.
+solution, so a bound proven here bounds the real schedules. The unit is 1 ns unless the horizon would not fit. Bytes,
+both in use and available, are rounded down likewise.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Model:
         return Scheduled(start, size)
 
     def _operate(self, each: Operation) -> Scheduled:
-        """Add an operation between head and tail; the k-th of identical ones comes after the k before it."""
+        """Add an operation between head and tail; the k-th of identical operations comes after the k before it."""
         shop, s = self.shop, each.stage
         times, size = shop.times, self.units(shop.duration_ns(each))
         before, after = shop.place[each.micro_batch]
@@ -133,14 +133,14 @@ class Model:
             c = shop.size_class[m]
             size = sizes[c]
             links = shop.times.channels(s, direction, c) if size else ()
-            made, needed = [self.steps[each] for each in ends[s, m]], [self.steps[each] for each in ends[other, m]]
+            ends_here, needed = [self.steps[each] for each in ends[s, m]], [self.steps[each] for each in ends[other, m]]
             if links:
                 carried = self._step(0, self.horizon, size, [("link", link) for link in links])
                 self.transfers[direction, s, m] = carried
-                self._precede(made, [carried])
+                self._precede(ends_here, [carried])
                 self._precede([carried], needed)
             else:
-                self._precede(made, needed, size)
+                self._precede(ends_here, needed, size)
 
     def _precede(self, sooner: list[Scheduled], later: list[Scheduled], lag: int = 0) -> None:
         for a, b in product(sooner, later):
@@ -151,14 +151,14 @@ class Model:
         for each in self.shop.operations:
             if each.kind not in (BACKWARD, INPUT):
                 continue
-            own, forward = self.steps[each], self.steps[each._replace(kind=FORWARD)]
-            self._precede([forward], [own], self.units(self.shop.times.rounds[each.stage]))
+            gradient, forward = self.steps[each], self.steps[each._replace(kind=FORWARD)]
+            self._precede([forward], [gradient], self.units(self.shop.times.rounds[each.stage]))
             if self.shop.apart(each):
                 again = self.steps[each._replace(kind=RECOMPUTE)]
                 self._precede([forward], [again])
-                self._precede([again], [own])
+                self._precede([again], [gradient])
             if each.kind == INPUT:
-                self._precede([own], [self.steps[each._replace(kind=WEIGHT)]])
+                self._precede([gradient], [self.steps[each._replace(kind=WEIGHT)]])
 
     def _index_order(self) -> None:
         """Put identical micro-batches in index order: exchanging two of them changes nothing."""
@@ -180,8 +180,8 @@ class Model:
             for m, each in enumerate(forwards[limit.most :]):
                 self._precede([self.steps[shop.release(forwards[m])]], [self.steps[each]])
             return
-        held = [self._between(self.steps[each], self.steps[shop.release(each)]) for each in forwards]
-        self.cp.add_cumulative(held, [1] * len(held), limit.most)
+        spans = [self._between(self.steps[each], self.steps[shop.release(each)]) for each in forwards]
+        self.cp.add_cumulative(spans, [1] * len(spans), limit.most)
 
     def _between(self, first: Scheduled, last: Scheduled, after: bool = False) -> Any:
         """Return the interval from a step's start (``after``: its end) to the end of another."""
@@ -193,42 +193,43 @@ class Model:
     def _share(self, room: Room) -> None:
         """Limit stashes, buffers, workspaces and gradients of a row at every instant."""
         unit = 1 + max(0, room.free_bytes) // MOST_BYTE_UNITS
-        held: list[tuple[Any, int]] = []
+        demands: list[tuple[Any, int]] = []
         for each in self.shop.of_row[room.row]:
-            held += [(interval, size // unit) for interval, size in self._held(room, each) if size >= unit]
+            demands += [(interval, size // unit) for interval, size in self._demands(room, each) if size >= unit]
         for s, size in room.gradient_bytes:
             if size >= unit:
-                held.append((self._from_first_gradient(room.row, s), size // unit))
+                demands.append((self._from_first_gradient(room.row, s), size // unit))
         if room.free_bytes < 0:
             self.cp.add_bool_or([])
-        elif held:
-            intervals, sizes = zip(*held, strict=True)
+        elif demands:
+            intervals, sizes = zip(*demands, strict=True)
             self.cp.add_cumulative(intervals, sizes, room.free_bytes // unit)
 
-    def _held(self, room: Room, each: Operation) -> list[tuple[Any, int]]:
+    def _demands(self, room: Room, each: Operation) -> list[tuple[Any, int]]:
         """Return the memory that an operation is certain to hold, as intervals and bytes, so that bounds hold.
 
-        A receive is posted before the operation starts, and a message may take longer to pass than its transfer.
+        Real use may be longer: a receive is posted before the operation starts, and a message may take longer to pass
+        than its transfer.
         """
-        shop, step, held = self.shop, self.steps[each], room.held(self.shop, each)
-        apart, found = shop.apart(each), []
+        shop, step, memory = self.shop, self.steps[each], room.memory_of(self.shop, each)
+        apart, demands = shop.apart(each), []
         release = self.steps[shop.release(each)]
-        working = held.workspace + (held.rebuilt_inside if each.kind == BACKWARD and not apart else 0)
+        working = memory.workspace + (memory.rebuilt_inside if each.kind == BACKWARD and not apart else 0)
         if working and step.size:
-            found.append((self.cp.new_fixed_size_interval_var(step.start, step.size, ""), working))
-        if held.rebuilt_whole and (each.kind == RECOMPUTE or (each.kind == INPUT and not apart)):
-            found.append((self._between(step, release), held.rebuilt_whole))
+            demands.append((self.cp.new_fixed_size_interval_var(step.start, step.size, ""), working))
+        if memory.rebuilt_whole and (each.kind == RECOMPUTE or (each.kind == INPUT and not apart)):
+            demands.append((self._between(step, release), memory.rebuilt_whole))
         if each.kind not in (FORWARD, BACKWARD, INPUT):
-            return found
+            return demands
         direction = 0 if each.kind == FORWARD else 1
-        if direction == 0 and held.stash:
-            found.append((self._between(step, release), held.stash))
-        if received := (held.received_input, held.received_gradient)[direction]:
-            found.append((self._between(step, release), received))
-        sent, out = (held.sent_output, held.sent_gradient)[direction], (direction, each.stage, each.micro_batch)
+        if direction == 0 and memory.stash:
+            demands.append((self._between(step, release), memory.stash))
+        if received := (memory.received_input, memory.received_gradient)[direction]:
+            demands.append((self._between(step, release), received))
+        sent, out = (memory.sent_output, memory.sent_gradient)[direction], (direction, each.stage, each.micro_batch)
         if sent and out in self.transfers:
-            found.append((self._between(step, self.transfers[out], after=True), sent))
-        return found
+            demands.append((self._between(step, self.transfers[out], after=True), sent))
+        return demands
 
     def _from_first_gradient(self, row: int, s: int) -> Any:
         """Return the interval from the first gradient operation of a stage to the horizon."""
@@ -243,7 +244,7 @@ class Model:
         return self.cp.new_interval_var(first, length, self.horizon, "")
 
     def _reduce(self, chain: BucketChain) -> None:
-        """Add buckets one after the other, in a shared network on their ring's links; then their stages' updates."""
+        """Add buckets one after the other, each on its ring's links in a shared network; then their stages' updates."""
         shop, update = self.shop, self.units(max(self.shop.times.update_ns[s] for s in chain.stages))
         if not shop.problem.rules.shared:
             for place, ends in chain.ends.items():
@@ -265,7 +266,7 @@ class Model:
         self.cp.add(self.makespan >= before[0].end + update)
 
     def _finish(self) -> None:
-        """Put a row's sums of ties and updates after all its operations, and a gradient's way back before its end."""
+        """Put a row's tied sums and updates after all its operations, and the step's end after each gradient's tail."""
         shop, times = self.shop, self.shop.times
         for row, operations in enumerate(shop.of_row):
             update = sum(self.units(times.update_ns[s]) for s in shop.stages_of(row))

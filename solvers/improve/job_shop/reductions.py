@@ -32,17 +32,17 @@ class BucketChain(NamedTuple):
 
 def chains(shop: Shop) -> list[BucketChain]:
     """Return every group that has something to reduce."""
-    found, numbers = [], Counter[int]()
+    result, numbers = [], Counter[int]()
     for group, buckets in shop.times.reductions:
         ends: dict[tuple[int, int], list[Operation]] = {}
         for each in shop.operations if buckets else ():
             if each.kind in (BACKWARD, WEIGHT) and each.stage in group.stages:
                 ends.setdefault((each.row, each.stage), []).append(each)
         if buckets:
-            leads = {place: _leads_ns(shop, own, buckets) for place, own in ends.items()}
-            found.append(BucketChain(group.stages, numbers[group.stages[0]], buckets, ends, leads))
+            leads = {place: _leads_ns(shop, last_operations, buckets) for place, last_operations in ends.items()}
+            result.append(BucketChain(group.stages, numbers[group.stages[0]], buckets, ends, leads))
             numbers[group.stages[0]] += len(buckets)
-    return found
+    return result
 
 
 def _leads_ns(shop: Shop, ends: list[Operation], buckets: Sequence[Bucket]) -> list[int]:

@@ -1,7 +1,7 @@
 """The input of a job shop: the operations of every row of a schedule, their durations, and which are identical.
 
-A *row* is what devices run together (``schedule.Row``); any order of its own operations is allowed. Micro-batches are
-*alike* if they have one size and the same operations on the same rows.
+A *row* is the list of operations that some devices run together (``schedule.Row``); here their order is free.
+Micro-batches are *alike* if they have one size and the same operations on the same rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Operation(NamedTuple):
 
 
 class Shop:
-    """The operations of ``orders``, whose own order does not matter."""
+    """The operations of ``orders``, whose order does not matter."""
 
     def __init__(self, problem: Problem, allocation: Allocation, orders: Orders) -> None:
         self.problem = problem
@@ -59,15 +59,15 @@ class Shop:
     @cached_property
     def groups(self) -> list[list[int]]:
         """The groups of micro-batches that are alike, in index order."""
-        found: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for m, operations in sorted(self.of_micro_batch.items()):
             mark = frozenset((each.kind, each.stage, each.row) for each in operations)
-            found.setdefault((self.size_class[m], mark), []).append(m)
-        return list(found.values())
+            groups.setdefault((self.size_class[m], mark), []).append(m)
+        return list(groups.values())
 
     @cached_property
     def place(self) -> dict[int, tuple[int, int]]:
-        """For each micro-batch, the number of those alike before it and after it."""
+        """The numbers of alike micro-batches before and after each micro-batch."""
         return {m: (i, len(group) - 1 - i) for group in self.groups for i, m in enumerate(group)}
 
     @cached_property
@@ -78,18 +78,18 @@ class Shop:
     @cached_property
     def of_micro_batch(self) -> dict[int, list[Operation]]:
         """The operations of each micro-batch."""
-        found: dict[int, list[Operation]] = defaultdict(list)
+        operations: dict[int, list[Operation]] = defaultdict(list)
         for each in self.operations:
-            found[each.micro_batch].append(each)
-        return found
+            operations[each.micro_batch].append(each)
+        return operations
 
     @cached_property
     def of_row(self) -> list[list[Operation]]:
         """The operations of each row."""
-        found: list[list[Operation]] = [[] for _ in self.devices]
+        rows: list[list[Operation]] = [[] for _ in self.devices]
         for each in self.operations:
-            found[each.row].append(each)
-        return found
+            rows[each.row].append(each)
+        return rows
 
     def stages_of(self, row: int) -> list[int]:
         """Return the stages that a row runs."""
@@ -125,44 +125,44 @@ class Shop:
     def release(self, operation: Operation) -> Operation:
         """Return the operation that releases the micro-batch on the row: its backward, or its weight gradient."""
         split = operation._replace(kind=WEIGHT)
-        return split if split in self._known else operation._replace(kind=BACKWARD)
+        return split if split in self._all else operation._replace(kind=BACKWARD)
 
     @cached_property
-    def _known(self) -> frozenset[Operation]:
+    def _all(self) -> frozenset[Operation]:
         return frozenset(self.operations)
 
     def depth(self, operation: Operation) -> int:
-        """Return a number that grows along the way of a micro-batch."""
+        """Return a number that grows from each operation of a micro-batch to the next."""
         after = 2 * (2 * len(self.allocation.stages) - operation.stage)
         return {FORWARD: operation.stage, RECOMPUTE: after - 1, WEIGHT: after + 1}.get(operation.kind, after)
 
     def orders(self, name: str, starts: Iterable[tuple[Operation, int, int]]) -> Orders:
-        """Return each row by start, given (operation, start, size); of ties, operations without duration first."""
+        """Sort each row by start, from (operation, start, size); at equal starts, operations of no duration first."""
         rows: list[list[tuple[int, bool, int, Operation]]] = [[] for _ in self.devices]
         for each, start, size in starts:
             rows[each.row].append((start, size > 0, self.depth(each), each))
-        made = (np.asarray([each[:3] for _start, _sized, _depth, each in sorted(row)], np.int32) for row in rows)
-        return Orders(name, tuple(Row(*pair) for pair in zip(self.devices, made, strict=True)))
+        sequences = (np.asarray([each[:3] for _start, _sized, _depth, each in sorted(row)], np.int32) for row in rows)
+        return Orders(name, tuple(Row(*pair) for pair in zip(self.devices, sequences, strict=True)))
 
 
 def whole_backwards(allocation: Allocation) -> Orders:
-    """Return whole-backward rows for an allocation without a schedule; devices that run the same share a row."""
-    held = allocation.held_stages
+    """Return rows with whole backwards for an allocation without a schedule; devices that run the same share a row."""
+    stages_of = allocation.held_stages
     rows: dict[tuple[object, ...], list[int]] = {}
-    for device, stages in held.items():
+    for device, stages in stages_of.items():
         turns = any(allocation.stages[s].dispatch == "round_robin" for s in stages)
         rows.setdefault((stages, device if turns else None), []).append(device)
-    made = []
+    result = []
     for devices in rows.values():
         operations = [
             (kind, s, m)
             for kind in (FORWARD, BACKWARD)
             for m in range(allocation.num_micro_batches)
-            for s in held[devices[0]]
+            for s in stages_of[devices[0]]
             if _takes(allocation, s, devices[0], m)
         ]
-        made.append(Row(tuple(devices), np.asarray(operations, dtype=np.int32).reshape(-1, 3)))
-    return Orders("any order", tuple(made))
+        result.append(Row(tuple(devices), np.asarray(operations, dtype=np.int32).reshape(-1, 3)))
+    return Orders("any order", tuple(result))
 
 
 def _takes(allocation: Allocation, s: int, device: int, m: int) -> bool:

@@ -28,11 +28,12 @@ NAME = "job-shop"
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """Find a step of at most ``at_most_ns``, given that none is below ``at_least_ns``.
+    """A search for a step of at most ``at_most_ns``, where no step is shorter than ``at_least_ns``.
 
-    ``schedule`` defines each row's operations; their order does not matter (None: whole backwards, devices that hold
-    the same stages together). ``as_judged``: nothing waits on purpose, and a channel carries first what is ready first,
-    as in the judge's step. With ``workers`` CP-SAT runs several search strategies in turn.
+    ``schedule`` defines each row's operations; their order does not matter (None: whole backwards, and devices with
+    the same stages share a row). ``as_judged``: no operation or transfer waits on purpose, and a channel carries the
+    transfer that is ready first, as in the judge's step. With ``workers`` CP-SAT runs several search strategies in
+    turn.
     """
 
     problem: Problem
@@ -45,16 +46,16 @@ class Question:
     workers: int = 1
 
     def shop(self) -> Shop:
-        """The operations to order."""
+        """Return the operations to order."""
         return Shop(self.problem, self.allocation, self.schedule or whole_backwards(self.allocation))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """No step takes less than ``bound_ns``. ``orders``: the best one found; None: there is none, or none yet.
+    """The result of a question: no step takes less than ``bound_ns``.
 
-    ``proven``: the bound is the optimum of the model, or no step is within ``at_most_ns``. ``spent``: deterministic
-    time.
+    ``orders``: the best orders (None: no solution exists, or no solution yet). ``proven``: the bound is the optimum of
+    the model, or no step is within ``at_most_ns``. ``spent``: deterministic time.
     """
 
     bound_ns: int
@@ -80,10 +81,10 @@ def solve(
 ) -> Answer:
     """Return the shortest step of an allocation, or a bound on it.
 
-    ``hint`` is a judged step to begin with, of the question's schedule; it is the answer if CP-SAT finds nothing
+    ``hint`` is a judged step of the question's schedule to begin with; it is the answer if CP-SAT finds nothing
     better. The horizon rises, because the optimum is mostly at or near the known bound, and short horizons are decided
     quickly. ``on_orders`` is called with every solution. The same question has the same answer unless ``stopped`` ends
-    it: the request's seed, a limit on deterministic time, workers that take turns.
+    it, because the seed is the request's, deterministic time is limited, and workers take turns.
     """
     shop = question.shop()
     low, gap = question.at_least_ns, question.at_most_ns - question.at_least_ns
@@ -95,12 +96,12 @@ def solve(
         rest = replace(question, at_most_ns=horizon, at_least_ns=max(low, answer.bound_ns))
         begin = hint if hint is not None and hint.time_per_global_batch_ns <= horizon else None
         run = _Run(shop, replace(rest, effort=effort if last else effort / SHORT), begin, stopped, on_orders)
-        found = run.answer()
+        attempt = run.answer()
         answer = Answer(
-            bound_ns=max(answer.bound_ns, found.bound_ns),
-            orders=found.orders,
-            proven=found.proven and (last or found.orders is not None),
-            spent=answer.spent + found.spent,
+            bound_ns=max(answer.bound_ns, attempt.bound_ns),
+            orders=attempt.orders,
+            proven=attempt.proven and (last or attempt.orders is not None),
+            spent=answer.spent + attempt.spent,
         )
         if answer.orders is not None or answer.spent >= question.effort or stopped():
             break
@@ -165,11 +166,11 @@ class _Run:
 
         if self.on_orders is None:
             return None
-        tell, orders = self.on_orders, self._orders
+        report, orders = self.on_orders, self._orders
 
         class Callback(cp_model.CpSolverSolutionCallback):
             def on_solution_callback(self) -> None:
-                tell(orders(self.value))
+                report(orders(self.value))
 
         return Callback()
 

@@ -2,10 +2,11 @@
 
 The search starts from the best plan and from even ones, and runs in rounds. Each round starts from some plans and takes
 steps: the plan that is fastest under the usual warm-ups (``scores``) is judged if it may be better than the best, and
-its small moves are scored, until some steps in a row have found nothing. The first round starts from all plans; the
-next ones free neighbouring stages of the best plan, two, three, ... of them at every place, and repair them
-(``repair``); then windows are drawn at random. Every improvement gets a better warm-up and is tried with all numbers of
-micro-batches. At the end the order of operations is optimised (``optimise_order``) for plans that may still be better.
+its small moves are scored. A round ends after some steps in a row without an improvement. The first round starts from
+all plans. The next rounds free a window of neighbouring stages of the best plan, two, three, ... of them at every
+place, and repair it (``repair``); after that, windows are drawn at random. Every improvement gets a better warm-up and
+is tried with all numbers of micro-batches. At the end the order of operations is optimised (``optimise_order``) for
+plans that may still be better.
 
 All limits are counts and random draws use the request's seed: the same request gives the same plans.
 """
@@ -39,7 +40,7 @@ MOST_REPAIRS = 400
 IDLE_ROUNDS = 40
 """Rounds in a row without an improvement that end the search."""
 MOST_OPERATIONS = 320
-"""Forwards and backwards of a plan whose order is asked for."""
+"""Largest number of forwards and backwards of a plan whose order is optimised."""
 ORDER_EFFORT = 0.3
 """Effort for orders, of all plans together."""
 SECOND = 1_000_000_000
@@ -53,19 +54,19 @@ def search(problem: Problem, start: JudgedPlan, effort: float, stopped: Callable
         for plan in recuts(problem, start.allocation, start.schedule, overlap, value_ns, stopped):
             value_ns = plan.value_ns
             yield plan
-    found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
-    yield from found.run(start.allocation if is_movable(start.allocation) else None, start.schedule)
+    neighbourhood = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND), stopped)
+    yield from neighbourhood.run(start.allocation if is_movable(start.allocation) else None, start.schedule)
 
 
 def is_movable(allocation: Allocation) -> bool:
-    """One pipeline, stages on devices of their own, replicas by rows."""
+    """Return whether the search can move a plan: one pipeline, no device with two stages, replicas by rows."""
     devices = [d for stage in allocation.stages for d in stage.devices]
     by_rows = all(stage.dispatch == "rows" for stage in allocation.stages)
     return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices) and by_rows
 
 
 class Item(NamedTuple):
-    """A plan to look at, the shortest first; a number breaks ties."""
+    """A plan to visit, the shortest first; a number breaks ties."""
 
     value_ns: int
     number: int
@@ -74,7 +75,10 @@ class Item(NamedTuple):
 
 @dataclass
 class LargeNeighbourhoodSearch:
-    """The search of one request. ``value_ns``: the best plan's time; ``effort`` in counted ns; ``stopped``: enough."""
+    """The search of one request.
+
+    ``value_ns``: the best plan's time. ``effort``: in counted ns. ``stopped``: returns True to end the search.
+    """
 
     problem: Problem
     value_ns: int
@@ -91,7 +95,7 @@ class LargeNeighbourhoodSearch:
         self._batches = sorted({b.num_micro_batches for b in candidates(self.problem, dapple_replicas(self.problem))})
 
     def run(self, start: Allocation | None, schedule: Schedule | None) -> Iterator[JudgedPlan]:
-        """Every improvement on the plan to start from, if there is one, and on those with even stages."""
+        """Yield every improvement, beginning from ``start``, if it is not None, and from plans with even stages."""
         shapes = dict.fromkeys([*((start.stages,) if start else ()), *even_stages(self.problem)])
         begin = [(number, stages) for stages in shapes for number in self._batches]
         if start is not None:
@@ -109,11 +113,11 @@ class LargeNeighbourhoodSearch:
 
     @property
     def _horizon_ns(self) -> int:
-        """The largest value of a plan whose neighbours are searched: better plans may be reached through worse ones."""
+        """The largest value of a plan whose neighbours are searched: worse plans may lead to better ones."""
         return self.value_ns + self.value_ns // DETOUR
 
     def _rounds(self) -> Iterator[JudgedPlan]:
-        """Windows at every place of the best plan while that helps, then drawn ones."""
+        """Yield improvements by windows at every place of the best plan while that helps, then by drawn windows."""
         repairs, idle = Repairs(self.problem, MOST_REPAIRS), 0
         draw = random.Random(self.problem.seed)
         while self._centre is not None and idle < IDLE_ROUNDS and not self._enough:
@@ -130,7 +134,7 @@ class LargeNeighbourhoodSearch:
                 idle += 1
 
     def _drawn(self, repairs: Repairs, draw: random.Random) -> Iterator[JudgedPlan]:
-        """A round from a wide window, at a place that is drawn."""
+        """Walk from the repairs of a window whose place and width are drawn."""
         assert self._centre is not None
         number, stages = self._centre
         width = draw.randint(1, len(stages))
@@ -160,7 +164,7 @@ class LargeNeighbourhoodSearch:
             heapq.heappush(self._heap, Item(score.value_ns, next(self._numbers), score))
 
     def _around(self, plan: Plan) -> Iterator[Plan]:
-        """Small moves, and all numbers of micro-batches."""
+        """Yield a plan's small moves, and the plan with all numbers of micro-batches."""
         number, stages = plan
         for each in moved(self.problem, stages):
             yield number, each
@@ -173,7 +177,7 @@ class LargeNeighbourhoodSearch:
         return trial
 
     def _mended(self, plan: Plan, warmup: Vector) -> Iterator[JudgedPlan]:
-        """Other warm-ups for a plan, each step the best of those that are near, while that helps."""
+        """Yield improvements of a plan by other warm-ups; each step takes the best near one, while that helps."""
         while not self._enough:
             near = list(dict.fromkeys(_near(warmup, plan[0])))
             timed = tuple(sorted(zip(self._scores.times(plan, near), near, strict=True)))
@@ -184,7 +188,7 @@ class LargeNeighbourhoodSearch:
             yield self._take(trial)
 
     def _reordered(self) -> Iterator[JudgedPlan]:
-        """Other orders than warm-ups for the plans that may still be better, while the effort lasts."""
+        """Yield improvements by free orders for the plans that may still be better, while the effort lasts."""
         effort = ORDER_EFFORT
         hopeful = sorted(self._hopeful.items(), key=lambda each: each[1])
         for (number, stages), bound_ns in hopeful:
@@ -209,14 +213,17 @@ class LargeNeighbourhoodSearch:
 
 
 def _windows(stages: int) -> Iterator[tuple[int, int]]:
-    """(first, stop) of every window, narrow ones first."""
+    """Yield (first, stop) of every window, narrow ones first."""
     for width in sorted({min(width, stages) for width in (1, *WIDTHS)}):
         for low in range(stages - width + 1):
             yield low, low + width
 
 
 def _near(warmup: Vector, batches: int) -> Iterator[Vector]:
-    """Up to two micro-batches more or less on one stage, one more on all up to it, or one less from it on."""
+    """Yield warm-ups near one.
+
+    They have up to two micro-batches more or less on one stage, one more on all up to it, or one less from it on.
+    """
     for s in range(len(warmup)):
         for change in (1, -1, 2, -2):
             yield _clamped((*warmup[:s], warmup[s] + change, *warmup[s + 1 :]), batches)
@@ -225,8 +232,8 @@ def _near(warmup: Vector, batches: int) -> Iterator[Vector]:
 
 
 def _clamped(warmup: Vector, batches: int) -> Vector:
-    """Between 1 and M; a stage keeps what it has, and those before it have at least as many."""
-    found: list[int] = []
+    """Clamp warm-ups to 1 to ``batches``, and raise each to the warm-up of the stage after it."""
+    depths: list[int] = []
     for k in reversed(warmup):
-        found.append(min(max(1, k, *found[-1:]), batches))
-    return tuple(reversed(found))
+        depths.append(min(max(1, k, *depths[-1:]), batches))
+    return tuple(reversed(depths))

@@ -1,4 +1,4 @@
-"""Small moves: the plans that differ from one by a cut, a run of cuts, a device, a stage or its recomputation."""
+"""Small moves: plans that differ from a plan by a cut, a run of cuts, a device, a stage or its recomputation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from penstock.solvers.model.allocation import Stage, stages_on
 from penstock.solvers.model.problem import Problem
 
 STEPS = (1, 2, 4, 8)
-"""How many cuttable positions a cut moves at a time."""
+"""Numbers of cuttable positions that a cut moves at a time."""
 REACH = 3
-"""Devices move to stages and change places with stages at most so far away."""
+"""The largest distance, in stages, over which devices move or change places."""
 RUN = 12
-"""Cuts that move together at most."""
+"""The largest number of cuts that move together."""
 MANY_DEVICES = 64
-"""Devices beyond which nodes that nothing tells apart are not all tried: plans on them take about as long."""
+"""Number of devices beyond which not all interchangeable nodes are tried: plans on them take about as long."""
 ALIKE = 2
-"""How many nodes that nothing tells apart are tried then: two, as devices are exchanged between two of them."""
+"""Number of interchangeable nodes that are tried then: two, as devices are exchanged between two of them."""
 MOST_STAGES = 64
-"""The limit for plans that are made here; others may have more."""
+"""The most stages of a plan that is built here; other plans may have more."""
 
 Stages = tuple[Stage, ...]
 Places = dict[int, int]
@@ -32,21 +32,21 @@ Places = dict[int, int]
 
 
 def moved(problem: Problem, stages: Stages) -> Iterator[Stages]:
-    """The stages after each small move; some occur more than once."""
+    """Yield the stages after each small move; some occur more than once."""
     cuts = np.flatnonzero(problem.cuttable).tolist()
-    for made in _moved(problem, stages, cuts):
-        yield as_asked(problem, made)
+    for changed in _moved(problem, stages, cuts):
+        yield as_asked(problem, changed)
 
 
 def replaced(problem: Problem, stages: Stages) -> Iterator[Stages]:
-    """One device out of use in the place of one of another node or kind."""
+    """Yield the stages with one unused device in the place of a device of another node or kind."""
     used = {d for stage in stages for d in stage.devices}
     node_of = _apart(problem, stages)
     spare = _one_per_node(problem, node_of, [d for d in range(problem.num_devices) if d not in used])
     for s, stage in enumerate(stages):
-        for own in _one_per_node(problem, node_of, stage.devices):
+        for current in _one_per_node(problem, node_of, stage.devices):
             for device in spare:
-                yield _held(stages, {s: tuple(device if d == own else d for d in stage.devices)})
+                yield _with_devices(stages, {s: tuple(device if d == current else d for d in stage.devices)})
 
 
 def shifted(problem: Problem, stages: Stages) -> Iterator[Stages]:
@@ -58,23 +58,23 @@ def shifted(problem: Problem, stages: Stages) -> Iterator[Stages]:
 
 
 def even_stages(problem: Problem, devices: Sequence[int] | None = None) -> Iterator[Stages]:
-    """Plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node.
+    """Yield plans to begin with: 1 to 8, 16, 32 … stages that share blocks of layers and devices evenly, node by node.
 
-    ``devices``: those to use, by default all.
+    ``devices``: the devices to use, by default all.
     """
     cuts = np.flatnonzero(problem.cuttable).tolist()
-    held = tuple(range(problem.num_devices)) if devices is None else tuple(devices)
-    blocks, most = len(cuts) + 1, len(held)
+    available = tuple(range(problem.num_devices)) if devices is None else tuple(devices)
+    blocks, most = len(cuts) + 1, len(available)
     count = 1
     while count <= min(blocks, most, MOST_STAGES):
         bounds = [0, *(cuts[blocks * s // count - 1] + 1 for s in range(1, count)), problem.num_layers]
-        shares = [held[most * s // count : most * (s + 1) // count] for s in range(count)]
+        shares = [available[most * s // count : most * (s + 1) // count] for s in range(count)]
         yield as_asked(problem, stages_on(shares, bounds))
         count += 1 if count < 8 else count
 
 
 def as_asked(problem: Problem, stages: Stages) -> Stages:
-    """Every stage recomputing, where the request wants it always."""
+    """Return the stages, all with recomputation if the request is always to recompute."""
     if problem.recompute != "always":
         return stages
     return tuple(stage.whole for stage in stages)
@@ -99,7 +99,10 @@ def _other_cuts(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
 
 
 def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
-    """Two or more neighbouring cuts one place forwards or back: a block goes from a stage to one further on."""
+    """Yield the stages with two or more neighbouring cuts one place forwards or back.
+
+    In effect a block moves from one stage to a stage further on.
+    """
     at = [cuts.index(stage.last) for stage in stages[:-1]]
     for s in range(len(at)):
         for stop in range(s + 2, min(len(at), s + RUN) + 1):
@@ -114,43 +117,43 @@ def _other_runs(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
 
 
 def _other_devices(problem: Problem, stages: Stages) -> Iterator[Stages]:
-    """One device to another stage or out of use, one out of use into a stage, two in exchange."""
+    """Yield the stages with one device moved to another stage, removed, added or exchanged for another."""
     used = {d for stage in stages for d in stage.devices}
     node_of = _apart(problem, stages)
     spare = _one_per_node(problem, node_of, [d for d in range(problem.num_devices) if d not in used])
     for s, stage in enumerate(stages):
         for device in spare:
-            yield _held(stages, {s: (*stage.devices, device)})
+            yield _with_devices(stages, {s: (*stage.devices, device)})
         if stage.replicas > 1:
             for device in _one_per_node(problem, node_of, stage.devices):
                 rest = tuple(d for d in stage.devices if d != device)
-                yield _held(stages, {s: rest})
+                yield _with_devices(stages, {s: rest})
                 for t in range(max(0, s - REACH), min(len(stages), s + REACH + 1)):
                     if t != s:
-                        yield _held(stages, {s: rest, t: (*stages[t].devices, device)})
+                        yield _with_devices(stages, {s: rest, t: (*stages[t].devices, device)})
     yield from _all_exchanged(problem, node_of, stages)
 
 
 def _all_exchanged(problem: Problem, node_of: Places, stages: Stages) -> Iterator[Stages]:
-    """Yield the stages with devices of each two near ones in exchange."""
+    """Yield the stages with devices exchanged between each two that are near."""
     for s, t in combinations(range(len(stages)), 2):
         if t - s <= REACH:
             yield from _exchanged(problem, node_of, stages, s, t)
 
 
 def _exchanged(problem: Problem, node_of: Places, stages: Stages, s: int, t: int) -> Iterator[Stages]:
-    """All devices of two stages in exchange, or one for one."""
+    """Yield the stages with all devices of two stages exchanged, or one for one."""
     if stages[s].replicas != stages[t].replicas or stages[s].replicas > 1:
-        yield _held(stages, {s: stages[t].devices, t: stages[s].devices})
+        yield _with_devices(stages, {s: stages[t].devices, t: stages[s].devices})
     for u in _one_per_node(problem, node_of, stages[s].devices):
         for v in _one_per_node(problem, node_of, stages[t].devices):
             if problem.devices[u].node != problem.devices[v].node or problem.devices[u].kind != problem.devices[v].kind:
                 one = tuple(v if d == u else d for d in stages[s].devices)
-                yield _held(stages, {s: one, t: tuple(u if d == v else d for d in stages[t].devices)})
+                yield _with_devices(stages, {s: one, t: tuple(u if d == v else d for d in stages[t].devices)})
 
 
 def _merged(stages: Stages) -> Iterator[Stages]:
-    """Two neighbours as one, on the devices of both, or of either."""
+    """Yield the stages with two neighbours merged, on the devices of both, or of either."""
     for s, (one, two) in enumerate(pairwise(stages)):
         both = Stage(one.first, two.last, tuple(sorted(one.devices + two.devices)))
         for devices in dict.fromkeys((both.devices, one.devices, two.devices)):
@@ -159,15 +162,15 @@ def _merged(stages: Stages) -> Iterator[Stages]:
 
 
 def _split(stages: Stages, cuts: list[int]) -> Iterator[Stages]:
-    """A replicated stage as two, the layers about as the devices."""
+    """Yield the stages with a replicated stage split in two, its layers about in proportion to the devices."""
     for s, stage in enumerate(stages):
         inside = [cut for cut in cuts if stage.first <= cut < stage.last]
-        for own in range(1, stage.replicas if inside else 1):
-            middle = round(own * (len(inside) + 1) / stage.replicas) - 1
+        for size in range(1, stage.replicas if inside else 1):
+            middle = round(size * (len(inside) + 1) / stage.replicas) - 1
             for at in sorted({min(max(0, middle + shift), len(inside) - 1) for shift in (-1, 0, 1)}):
                 for here, there in (
-                    (stage.devices[:own], stage.devices[own:]),
-                    (stage.devices[-own:], stage.devices[:-own]),
+                    (stage.devices[:size], stage.devices[size:]),
+                    (stage.devices[-size:], stage.devices[:-size]),
                 ):
                     front = replace(stage.of_layers(stage.first, inside[at]), devices=here)
                     yield _with(stages, s, (front, replace(stage.of_layers(inside[at] + 1), devices=there)), 1)
@@ -185,7 +188,7 @@ def _with(stages: Stages, s: int, new: Stages, old: int = 2) -> Stages:
     return stages[:s] + new + stages[s + old :]
 
 
-def _held(stages: Stages, devices: dict[int, tuple[int, ...]]) -> Stages:
+def _with_devices(stages: Stages, devices: dict[int, tuple[int, ...]]) -> Stages:
     return tuple(
         replace(stage, devices=tuple(sorted(devices[s]))) if s in devices else stage for s, stage in enumerate(stages)
     )
@@ -194,24 +197,24 @@ def _held(stages: Stages, devices: dict[int, tuple[int, ...]]) -> Stages:
 def _apart(problem: Problem, stages: Stages) -> Places:
     """Return the node of each device that may be moved.
 
-    Of many devices only those of two nodes of a class that hold the same stages on the same places: servers of a class
-    can be exchanged without changing any cost, so that a move between others of them differs in nothing but the order
-    of replicas, by which slices of rows meet.
+    Above ``MANY_DEVICES``, of the nodes of a class that hold the same stages in the same places only two may move.
+    Exchanging servers of a class changes no cost, so moving others of them would change only the order of replicas,
+    which decides which slices of rows meet.
     """
     if problem.num_devices <= MANY_DEVICES or problem.pins:
         return {d: device.node for d, device in enumerate(problem.devices)}
     stage_of = {d: s for s, stage in enumerate(stages) for d in stage.devices}
-    found: Places = {}
+    movable: Places = {}
     seen: Counter[object] = Counter()
     for node, (devices, alike) in enumerate(zip(problem.nodes(), server_classes(problem), strict=True)):
         mark = alike, tuple(stage_of.get(d) for d in devices)
         seen[mark] += 1
         if seen[mark] <= ALIKE:
-            found.update(dict.fromkeys(devices, node))
-    return found
+            movable.update(dict.fromkeys(devices, node))
+    return movable
 
 
 def _one_per_node(problem: Problem, node_of: Places, devices: Sequence[int]) -> list[int]:
-    """The last device of each node and kind, of those that may be moved."""
+    """Return the last movable device of each node and kind."""
     last = {(node_of[d], problem.devices[d].kind): d for d in devices if d in node_of}
     return sorted(last.values())

@@ -1,6 +1,6 @@
-"""Other cuts under a plan's own order: for several parts on a device, split backwards, several pipelines.
+"""Other cuts under a plan's order: for several stages on a device, split backwards, several pipelines.
 
-An order names stages, not layers, so it stays one when the cuts between them move.
+An order names stages, not layers, so it stays valid when the cuts between stages move.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.solvers.model.result import JudgedPlan
 from penstock.solvers.model.schedule import Orders
 
 STEPS = (1, -1, 2, -2, 4, -4)
-"""How many cuttable places a cut moves at a time."""
+"""Numbers of cuttable positions that a cut moves at a time."""
 MOST_OPERATIONS = 3_000_000
-"""Operations that are simulated at most."""
+"""The most operations that are simulated."""
 
 
 def recuts(
@@ -31,7 +31,7 @@ def recuts(
     value_ns: int,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[JudgedPlan]:
-    """Ever better plans: the first move of a cut that helps is taken, cut after cut."""
+    """Yield ever better plans; the first move of a cut that helps is taken, cut after cut."""
     size = sum(len(row.operations) for row in orders.rows)
     left = MOST_OPERATIONS // max(1, size)
     edges = [s for s in range(len(allocation.stages)) if allocation.next(s) is not None]
@@ -55,7 +55,7 @@ def recuts(
 
 
 def _moved(problem: Problem, plan: Allocation, s: int) -> Iterator[Allocation]:
-    """Return the plan with the cut after a stage moved."""
+    """Yield the plan with the cut after a stage moved."""
     cuts = np.flatnonzero(problem.cuttable).tolist()
     one, two = plan.stages[s], plan.stages[s + 1]
     at = cuts.index(one.last)

@@ -1,8 +1,8 @@
 """Large moves: neighbouring stages give up their cuts and devices, and are rebuilt (destroy and repair).
 
-The freed devices stay in a row, as they were, sorted, or the other way round; the repairs cut the row and the freed
-layers into new stages. All repairs are listed where they are few; else some are drawn, with cuts near those
-that share the work as the devices are shared.
+The freed devices form a row: as they were, sorted, or reversed. Repairs cut the row and the freed layers into new
+stages. Few repairs are all listed; of many, some are drawn, with cuts that give each stage about as much of the work
+as of the devices.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ JITTER = 2
 
 @dataclass(frozen=True, eq=False)
 class Repairs:
-    """How a request's plans are repaired; at most ``most`` ways at a time."""
+    """The repairs of a request's plans; at most ``most`` at a time."""
 
     problem: Problem
     most: int
 
     def of(self, stages: Stages, low: int, high: int, draw: random.Random) -> Iterator[Stages]:
-        """The plan with stages ``low`` to ``high`` (not included) rebuilt, with up to two more stages."""
+        """Yield the plan with stages ``low`` to ``high`` (not included) rebuilt, with up to two more stages."""
         freed = stages[low:high]
         inside = [k for k, cut in enumerate(self._cuts) if freed[0].first <= cut < freed[-1].last]
         for devices in self._rows(freed):
             most = min(len(inside) + 1, len(devices), len(freed) + 2, MOST_STAGES - len(stages) + len(freed))
             for parts in self._parts(inside, len(devices), most, draw):
-                yield as_asked(self.problem, stages[:low] + self._made(freed, devices, *parts) + stages[high:])
+                yield as_asked(self.problem, stages[:low] + self._rebuild(freed, devices, *parts) + stages[high:])
 
     def _parts(
         self, inside: list[int], devices: int, most: int, draw: random.Random
     ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Cuts (by number) and places where the row of devices is cut."""
+        """Yield cuts of the layers, by number, with the places where the row of devices is cut."""
         if _count(len(inside), devices, most) <= self.most:
             for count in range(1, most + 1):
                 for cuts in combinations(inside, count - 1):
@@ -58,7 +58,7 @@ class Repairs:
     def _near_even(
         self, inside: list[int], places: tuple[int, ...], devices: int, draw: random.Random
     ) -> tuple[int, ...]:
-        """Cuts that give each group of devices about its share of the work, a little off."""
+        """Return cuts that give each group of devices about its share of the work, off by up to ``JITTER`` places."""
         begin, end = self._work[inside[0]] if inside[0] else 0, self._work[inside[-1] + 1]
         chosen: list[int] = []
         for k, place in enumerate(places):
@@ -68,7 +68,7 @@ class Repairs:
             chosen.append(min(max(at, low), inside[-1] - (len(places) - 1 - k)))
         return tuple(chosen)
 
-    def _made(self, freed: Stages, devices: Sequence[int], cuts: tuple[int, ...], places: tuple[int, ...]) -> Stages:
+    def _rebuild(self, freed: Stages, devices: Sequence[int], cuts: tuple[int, ...], places: tuple[int, ...]) -> Stages:
         lasts = [*(self._cuts[k] for k in cuts), freed[-1].last]
         firsts = [freed[0].first, *(last + 1 for last in lasts[:-1])]
         again = 2 * sum(bool(stage.recompute) for stage in freed) > len(freed)
@@ -80,13 +80,13 @@ class Repairs:
         )
 
     def _rows(self, freed: Stages) -> list[tuple[int, ...]]:
-        """The freed devices in the orders in which they are shared; orders that mean the same once."""
+        """Return the orders in which the freed devices are shared out; each of equivalent orders once."""
         row = tuple(d for stage in freed for d in stage.devices)
-        known: dict[tuple[object, ...], tuple[int, ...]] = {}
+        rows: dict[tuple[object, ...], tuple[int, ...]] = {}
         for each in (row, tuple(sorted(row)), row[::-1]):
             alike = tuple((self.problem.devices[d].node, self.problem.devices[d].kind) for d in each)
-            known.setdefault(alike, each)
-        return list(known.values())
+            rows.setdefault(alike, each)
+        return list(rows.values())
 
     @cached_property
     def _cuts(self) -> list[int]:

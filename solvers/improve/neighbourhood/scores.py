@@ -1,7 +1,7 @@
-"""What plans are worth: a proven bound of each, then the judge's time under the usual warm-ups, both in bulk.
+"""Scores of plans: a proven bound of each, then the judge's time under the usual warm-ups, both in bulk.
 
-Only plans whose bound leaves hope are simulated, those with the least bounds first. Memory clamps each warm-up twice:
-to what surely fits, and to what may fit at best; whether it does is for the judge to say.
+Only plans whose bound may be below the best time are simulated, least bounds first. Memory clamps each warm-up twice:
+to the micro-batches that surely fit, and to the micro-batches that may fit at best. The judge decides whether they do.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from penstock.solvers.schedules.support.fitting_orders import judged
 from penstock.solvers.schedules.support.recomputed import recomputed
 
 MOST_SIMULATED = 160
-"""Plans of one question that are simulated."""
+"""The most plans of one question that are simulated."""
 ATTEMPTS = 12
-"""Warm-ups that the judge looks at before a plan counts as one that does not fit."""
+"""Warm-ups that are judged before a plan counts as one that does not fit."""
 CANDIDATE_NS, PAIR_NS, SHARED_NS, PRIVATE_NS, JUDGED_NS = 40_000, 1_000, 35, 12, 500
-"""What a question costs one core, about: each plan, each pair of devices of new stages and edges, each operation in a
-shared or private network, each judged one."""
+"""Approximate costs on one core, in ns.
+
+Per plan, per pair of devices of new stages and edges, per operation in a shared network and in a private one, and per
+judged operation.
+"""
 
 Vector = tuple[int, ...]
 Plan = tuple[int, Stages]
@@ -49,7 +52,7 @@ class Score(NamedTuple):
 
 @dataclass
 class Scores:
-    """Questions to one request's catalogues. ``spent``: what they cost so far, about in ns of one core, but counted."""
+    """Questions to one request's catalogues. ``spent``: their cost so far, about in ns of one core, but counted."""
 
     problem: Problem
     spent: int = 0
@@ -58,7 +61,7 @@ class Scores:
     _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
 
     def fresh(self, plans: Iterable[Plan], below_ns: int) -> list[Score]:
-        """Those plans that have not been asked for before and may be below, by rising time."""
+        """Return the scores of plans not scored before that may be below ``below_ns``, by rising time."""
         groups: dict[int, list[Stages]] = {}
         count = 0
         for number, stages in plans:
@@ -67,11 +70,11 @@ class Scores:
             if key not in self._seen and self._legal(number, stages):
                 self._seen.add(key)
                 groups.setdefault(number, []).append(stages)
-        found = [score for number in sorted(groups) for score in self._scored(number, groups[number], below_ns)]
+        scores = [score for number in sorted(groups) for score in self._scored(number, groups[number], below_ns)]
         pairs = sum(catalogue.pairs for catalogue in self._catalogues.values())
         self.spent += CANDIDATE_NS * count + PAIR_NS * (pairs - self._pairs)
         self._pairs = pairs
-        return sorted(found, key=lambda score: score.value_ns)
+        return sorted(scores, key=lambda score: score.value_ns)
 
     def _scored(self, number: int, plans: Sequence[Stages], below_ns: int) -> list[Score]:
         catalogue = self._catalogue(number)
@@ -83,17 +86,17 @@ class Scores:
             return []
         rows = rows.of(chosen)
         vectors, values = self._simulated(catalogue, rows, usual(catalogue, rows))
-        found = []
+        scores = []
         for n, i in enumerate(chosen.tolist()):
             count = int(rows.lengths[n])
             by_time = sorted((int(v), tuple(k[:count].tolist())) for v, k in zip(values[n], vectors[:, n], strict=True))
-            known = tuple(dict.fromkeys(each for each in by_time if each[0] < NEVER_NS))
-            if known and known[0][0] < below_ns:
-                found.append(Score(known[0][0], int(bounds[i]), (number, plans[i]), known))
-        return found
+            timed = tuple(dict.fromkeys(each for each in by_time if each[0] < NEVER_NS))
+            if timed and timed[0][0] < below_ns:
+                scores.append(Score(timed[0][0], int(bounds[i]), (number, plans[i]), timed))
+        return scores
 
     def _simulated(self, catalogue: Catalogue, rows: Rows, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The vectors (V, N, S) and the times (N, V); what an earlier vector of the same plan is, is not run again."""
+        """Return the vectors (V, N, S) and the times (N, V); vectors that a plan has twice are simulated once."""
         kinds, count = vectors.shape[:2]
         values = np.full((count, kinds), NEVER_NS, dtype=np.int64)
         new = np.ones((kinds, count), dtype=bool)
@@ -106,9 +109,9 @@ class Scores:
         return vectors, values
 
     def fitting(self, score: Score, below_ns: int) -> JudgedPlan | None:
-        """The plan under the first of its warm-ups that fits, if that takes less.
+        """Return the plan under the first of its warm-ups that fits, if it takes less than ``below_ns``.
 
-        One that does not fit is tried again with one micro-batch less on the stage that lacks memory.
+        A warm-up that does not fit is tried again with one micro-batch less on the stage that lacks memory.
         """
         number, stages = score.plan
         plan = single_pipeline(stages, number)
@@ -123,25 +126,25 @@ class Scores:
                 continue
             tried.add(vector)
             self.spent += JUDGED_NS * 4 * number * len(stages)
-            found = judged(self.problem, plan, early_backward(self.problem, plan, warmup=vector), below_ns)
-            if found.plan is not None:
-                return self._recomputed(found.plan)
-            if found.short is not None:
-                lacking = plan.held_stages[found.short.device][0]
+            trial = judged(self.problem, plan, early_backward(self.problem, plan, warmup=vector), below_ns)
+            if trial.plan is not None:
+                return self._recomputed(trial.plan)
+            if trial.short is not None:
+                lacking = plan.held_stages[trial.short.device][0]
                 if vector[lacking] > 1:
                     less = (*vector[:lacking], *(min(k, vector[lacking] - 1) for k in vector[lacking:]))
                     heapq.heappush(ahead, (self.times(score.plan, [less])[0], less))
         return None
 
     def _recomputed(self, trial: JudgedPlan) -> JudgedPlan:
-        """With recomputations as operations of their own, if that is quicker and fits."""
+        """Return the plan with recomputations as separate operations, if that is quicker and fits."""
         if not any(stage.recompute for stage in trial.allocation.stages):
             return trial
         apart = recomputed(trial.allocation, trial.orders)
         return judged(self.problem, trial.allocation, apart, trial.value_ns).plan or trial
 
     def times(self, plan: Plan, vectors: Sequence[Vector]) -> list[int]:
-        """One plan under some warm-ups."""
+        """Return the times of one plan under some warm-ups."""
         catalogue = self._catalogue(plan[0])
         rows = catalogue.rows([plan[1]]).of(np.zeros(len(vectors), dtype=np.int64))
         self._charge(plan[0] * len(plan[1]) * len(vectors))
@@ -149,7 +152,7 @@ class Scores:
         return values
 
     def _charge(self, passes: int) -> None:
-        """For simulating the micro-batches on the stages: two operations and two transfers each."""
+        """Charge for simulating ``passes`` micro-batches of a stage: two operations and two transfers each."""
         self.spent += 4 * passes * (SHARED_NS if self.problem.rules.shared else PRIVATE_NS)
 
     def _catalogue(self, number: int) -> Catalogue:
@@ -158,7 +161,7 @@ class Scores:
         return self._catalogues[number]
 
     def _legal(self, number: int, stages: Stages) -> bool:
-        """Enough samples for every replica, and pins kept."""
+        """Return whether every replica has enough samples and pins are kept."""
         problem = self.problem
         least = problem.global_batch_size // number
         if any(stage.replicas * problem.min_slice > least for stage in stages):
@@ -167,7 +170,10 @@ class Scores:
 
 
 def usual(catalogue: Catalogue, rows: Rows) -> np.ndarray:
-    """(V, N, S) P_A, P_B, two between them, SPP's PE (ALGORITHMS 3.3) and all at once; clamped twice, never growing."""
+    """Return the usual warm-ups (V, N, S), clamped twice, never growing from a stage to the next.
+
+    They are P_A, P_B, two between them, SPP's PE (ALGORITHMS 3.3), and all micro-batches at once.
+    """
     number = catalogue.num_micro_batches
     depth = np.maximum(rows.lengths[:, None] - np.arange(rows.stages.shape[1]), 1)
     whole = np.full_like(depth, number)

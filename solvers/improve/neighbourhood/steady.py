@@ -1,11 +1,11 @@
 """Local search over plans without a flush: cuts, replicas and how they are fed, devices, recomputation, micro-batches.
 
-From the best plan and from even stages, by rounds. A round is a walk: the plan whose period promises most is judged and
-its small moves are given their periods, until some plans in a row were no better than the best one. The next rounds
-begin a few random moves away from the best plan. Periods are those of ``eager``'s patterns, by the cycles of what waits
-for what: they order the plans and prove nothing.
+The search begins from the best plan and from even stages, and runs in rounds. A round is a walk: the plan with the most
+promising period is judged and the periods of its small moves are computed. It ends after some plans in a row that were
+no better than the best plan. The next rounds begin a few random moves away from the best plan. A plan's period is the
+period of ``eager``'s pattern, from the cycles of its dependencies: periods order the plans and prove nothing.
 
-All limits are counts, what is drawn comes from the request's seed: the same request gives the same plans.
+All limits are counts and random draws use the request's seed: the same request gives the same plans.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ FIRST_PATIENCE, PATIENCE = 32, 8
 IDLE_ROUNDS = 24
 """Rounds in a row without an improvement that end the search."""
 KICKS = 4
-"""Random moves at most before a round."""
+"""The most random moves before a round."""
 SCORED_NS, JUDGED_NS = 150_000, 6_000
-"""Counted for the period of a plan, by its stages, and for a judged plan, by forwards and backwards of a turn."""
+"""Counted ns: for the period of a plan, per stage; for a judged plan, per forward and backward of a turn."""
 SECOND = 1_000_000_000
 
 Plan = tuple[int, Stages]
-"""The number of micro-batches, and stages on devices of their own."""
+"""The number of micro-batches, and stages that share no devices."""
 
 
 class Item(NamedTuple):
-    """A plan to look at, the shortest first; a number breaks ties. ``depths``: the most promising ones."""
+    """A plan to visit, the shortest first; a number breaks ties. ``depths``: the most promising ones."""
 
     promise_ns: int
     number: int
@@ -80,7 +80,7 @@ def search(
 class IteratedLocalSearch:
     """The search of one request. ``effort`` in counted ns; ``_centre`` is the best plan that can be moved.
 
-    ``_least_ns``: while there is no such plan, the least that any has promised.
+    ``_least_ns``: while no such plan exists, the least time that any plan has promised.
     """
 
     problem: Problem
@@ -95,8 +95,8 @@ class IteratedLocalSearch:
     _seen: set[Plan] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        made = candidates(self.problem, dapple_replicas(self.problem))
-        self._batches = sorted({batch.num_micro_batches for batch in made})
+        splits = candidates(self.problem, dapple_replicas(self.problem))
+        self._batches = sorted({batch.num_micro_batches for batch in splits})
 
     def run(self) -> Iterator[tuple[Allocation, Pattern]]:
         """Yield the plans that promise to be better."""
@@ -121,13 +121,13 @@ class IteratedLocalSearch:
         return NEVER_NS if best is None else best.value_ns
 
     def _take(self) -> None:
-        """Begin from the incumbent, where it is one that can be moved."""
+        """Begin from the incumbent, if it can be moved."""
         best = self.incumbent()
         if best is not None and best.update_rule == self.rule and _is_line(best.allocation):
             self._centre = best.allocation.num_micro_batches, best.allocation.stages
 
     def _even(self) -> Iterator[Stages]:
-        """Even stages on all devices, on those of each kind and of each node; replicas by rows and in turn."""
+        """Yield even stages on all devices, on each kind's and on each node's; replicas by rows and in turn."""
         devices = self.problem.devices
         groups = [tuple(range(len(devices)))]
         groups += [tuple(d for d, each in enumerate(devices) if each.kind == kind) for kind in self._kinds()]
@@ -160,7 +160,7 @@ class IteratedLocalSearch:
 
     @property
     def _horizon_ns(self) -> int:
-        """Plans up to here are looked around from, because better ones may lie beyond them."""
+        """The largest time of a plan whose neighbours are searched: worse plans may lead to better ones."""
         known_ns = self._value_ns if self._centre is not None else max(self._value_ns, self._least_ns)
         return known_ns + known_ns // DETOUR
 
@@ -188,7 +188,7 @@ class IteratedLocalSearch:
                     heapq.heappush(self._heap, item)
 
     def _item(self, plan: Plan) -> Item | None:
-        """The plan with the shortest period of its depths; None where it does not fit."""
+        """Return the plan with the shortest period of its depths; None where it does not fit."""
         self.effort -= SCORED_NS * len(plan[1])
         problem, rule = self.problem, self.rule
         allocation = single_pipeline(plan[1], plan[0])
@@ -203,7 +203,7 @@ class IteratedLocalSearch:
         return Item(promise, next(self._numbers), plan, tuple(chosen))
 
     def _may_be(self, plan: Plan) -> bool:
-        """Whether the micro-batches feed the replicas, turns end soon, and pins are kept."""
+        """Return whether the micro-batches feed all replicas, turns are short enough, and pins are kept."""
         number, stages = plan
         rows = self.problem.global_batch_size // number
         fed = all(s.dispatch == "round_robin" or rows // s.replicas >= self.problem.min_slice for s in stages)
@@ -214,7 +214,7 @@ class IteratedLocalSearch:
         return fed and short and complete and broken_pin(self.problem, allocation) is None
 
     def _around(self, plan: Plan) -> Iterator[Plan]:
-        """Small moves, replicas fed in another way, and all numbers of micro-batches."""
+        """Yield a plan's small moves, the plan with replicas fed in another way, and with all micro-batch counts."""
         number, stages = plan
         for each in (*moved(self.problem, stages), *replaced(self.problem, stages)):
             yield number, _plain(each)
@@ -227,7 +227,7 @@ class IteratedLocalSearch:
             yield batches, stages
 
     def _kicked(self, plan: Plan, draw: random.Random) -> Plan:
-        """The plan some random moves on; moves that make no plan are left out."""
+        """Return the plan after some random moves; moves to invalid plans are left out."""
         for _ in range(draw.randint(2, KICKS)):
             near = [each for each in self._around(plan) if self._may_be(each)]
             self.effort -= SCORED_NS
@@ -236,13 +236,13 @@ class IteratedLocalSearch:
 
 
 def _is_line(allocation: Allocation) -> bool:
-    """One pipeline, stages on devices of their own."""
+    """Return whether a plan is one pipeline whose stages share no devices."""
     devices = [d for stage in allocation.stages for d in stage.devices]
     return len(allocation.pipelines) == 1 and len(set(devices)) == len(devices)
 
 
 def _plain(stages: Stages) -> Stages:
-    """Single devices take no turns."""
+    """Return the stages with dispatch by rows where a stage has one device, since it takes no turns."""
     return tuple(replace(stage, dispatch="rows") if stage.replicas == 1 else stage for stage in stages)
 
 

@@ -22,13 +22,13 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Orders, Row
 
 PIECE = 2000
-"""Steps between two looks at memory, and at whether to stop; at least."""
+"""Least steps between two checks of memory and of whether to stop."""
 ROUNDS, TIMED = 5, 20_000_000
 """Limits for long rows that a worklist times: steps for each operation, and operations timed in all."""
 
 
 class Improvement(NamedTuple):
-    """The best order that fits, the given one if none is better; its time by the judge; orders that were timed."""
+    """The best order that fits, or the initial one, with its judged time; ``steps``: how many orders were timed."""
 
     orders: Orders
     value_ns: int
@@ -47,7 +47,7 @@ def improve(
     """Search among the orders near ``orders``, one flushed step of any kind whose rows can run, for at most ``steps``.
 
     A stage's operations of one kind stay in their order. The same arguments give the same answer, unless ``stopped``
-    says to stop. Raises UnsupportedRequest for rows with steps in them.
+    returns True. Raises UnsupportedRequest for rows that contain optimizer steps.
     """
     if orders.update_every:
         raise UnsupportedRequest(
@@ -66,7 +66,7 @@ def improve(
     spent = 0
     while spent < steps and not stopped():
         piece = min(longest, steps - spent)
-        value, taken = search_orders(
+        value, timed = search_orders(
             tables.flows,
             tables.chains,
             tables.ties,
@@ -76,41 +76,41 @@ def improve(
             search,
             piece,
         )
-        spent += taken
+        spent += timed
         if value < best.value_ns:
-            found = _orders(orders, lanes)
-            short = _short_lanes(problem, allocation, found)
+            candidate = _orders(orders, lanes)
+            short = _short_lanes(problem, allocation, candidate)
             if not short:
-                best = Improvement(found, int(value), spent)
+                best = Improvement(candidate, int(value), spent)
                 rows, batches = lanes.arrays.row.copy(), lanes.arrays.batch.copy()
                 continue
             peaks = _peaks(lanes, search)
             lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
             prepare(lanes.arrays, search)
-            held = _peaks(lanes, search)
-            search.room[short] = np.maximum(peaks[short] - 1, held[short])
+            resident = _peaks(lanes, search)
+            search.room[short] = np.maximum(peaks[short] - 1, resident[short])
         lanes.arrays.row[:], lanes.arrays.batch[:] = rows, batches
     return best._replace(steps=spent)
 
 
 def _longest_piece(clock: int, operations: int) -> int:
-    """Steps of a piece: the longer the rows, the longer the search goes on without a better order."""
+    """Return the steps of a piece: the longer the rows, the longer the search goes on without a better order."""
     return PIECE if clock == EVENTS else max(PIECE, min(ROUNDS * operations, TIMED // operations))
 
 
 def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lanes, seed: int) -> Search:
-    """What the search keeps; a lane with one stage counts micro-batches in flight, one with several their bytes."""
+    """Return the search's arrays; a row with one stage counts micro-batches in flight, with several their bytes."""
     arrays, times = lanes.arrays, StageTimes(problem, allocation, orders)
     slots, count = len(lanes.slot_stage), len(arrays.row)
     weight, room = np.ones(slots, dtype=np.int64), np.zeros(len(lanes.devices), dtype=np.int64)
-    for lane, own in enumerate(lanes.slots):
-        stages = [lanes.slot_stage[slot] for slot in own]
-        if len(own) == 1:
+    for lane, slots_of_lane in enumerate(lanes.slots):
+        stages = [lanes.slot_stage[slot] for slot in slots_of_lane]
+        if len(slots_of_lane) == 1:
             room[lane] = times.in_flight(stages[0])
             continue
-        weight[list(own)] = [times.flight_bytes(s) for s in stages]
-        held = sum(static_bytes(problem, allocation.stages[s]).total for s in stages)
-        room[lane] = free_bytes(problem, lanes.devices[lane]) - held
+        weight[list(slots_of_lane)] = [times.flight_bytes(s) for s in stages]
+        static = sum(static_bytes(problem, allocation.stages[s]).total for s in stages)
+        room[lane] = free_bytes(problem, lanes.devices[lane]) - static
     search = Search(
         place=np.full((slots, 2, allocation.num_micro_batches), -1, dtype=np.int64),
         weight=weight,
@@ -126,20 +126,20 @@ def _search(problem: Problem, allocation: Allocation, orders: Orders, lanes: Lan
 
 
 def _peaks(lanes: Lanes, search: Search) -> np.ndarray:
-    """The most in flight on each lane, in the order that the lanes hold."""
+    """Return the most in flight on each row, in the order that ``lanes`` has now."""
     bounds = lanes.arrays.lane_start.tolist()
     peaks = [search.level[low:high].max(initial=0) for low, high in pairwise(bounds)]
     return np.asarray(peaks, dtype=np.int64)
 
 
 def _short_lanes(problem: Problem, allocation: Allocation, orders: Orders) -> list[int]:
-    """The rows whose devices lack memory."""
+    """Return the rows whose devices lack memory."""
     spare = spare_bytes(problem, simulate(problem, allocation, orders))
     return [lane for lane, row in enumerate(orders.rows) if any(spare[device] < 0 for device in row.devices)]
 
 
 def _orders(orders: Orders, lanes: Lanes) -> Orders:
-    """What the lanes hold now."""
+    """Return the order that ``lanes`` has now."""
     arrays = lanes.arrays
     stage = np.asarray(lanes.slot_stage, dtype=np.int32)
     operations = np.column_stack((arrays.row // 2 % KINDS, stage[arrays.row // LINES], arrays.batch)).astype(np.int32)

@@ -19,11 +19,12 @@ KINDS = STEP + 1
 
 @Fields.register
 class Search(NamedTuple):
-    """What the search keeps in addition to the judge's arrays; N operations, K slots, M micro-batches.
+    """The search's arrays in addition to the judge's; N operations, K slots, L lanes, M micro-batches.
 
-    ``place`` (K, 2, M): where a slot's forward and its B or I of a micro-batch stand, -1 nowhere. ``weight`` (K,) of a
-    micro-batch in flight, ``room`` (L,) of a lane for them, ``level`` (N,) what is in flight after each operation.
-    ``until`` (2^k,): up to which step a pair may not change places back. ``random`` (1,) uint64.
+    ``place`` (K, 2, M): the positions of a slot's forward and of its B or I of a micro-batch, -1: none. ``weight``
+    (K,): what one micro-batch in flight counts. ``room`` (L,): the most that a lane may have in flight. ``level``
+    (N,): the weight in flight after each operation. ``until`` (2^k,): the move up to which a pair may not change
+    places back. ``random`` (1,) uint64.
     """
 
     place: np.ndarray
@@ -36,7 +37,7 @@ class Search(NamedTuple):
 
 
 class ClockedOrder(NamedTuple):
-    """What the judge's clock says of one order."""
+    """The times of one order by the judge's clock."""
 
     start: np.ndarray
     sent: np.ndarray
@@ -45,7 +46,7 @@ class ClockedOrder(NamedTuple):
 
 @inner
 def draw(search: Search, below: int) -> int:
-    """A number from 0 to ``below`` - 1 (xorshift*)."""
+    """Draw a number from 0 to ``below`` - 1 (xorshift*)."""
     x = search.random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -56,7 +57,7 @@ def draw(search: Search, below: int) -> int:
 
 @inner
 def change(kind: int, weight: int) -> int:
-    """What an operation adds to what is in flight on its lane."""
+    """Return the weight that an operation adds to its lane's weight in flight."""
     if kind == FORWARD:
         return weight
     return -weight if kind in (BACKWARD, WEIGHT) else 0
@@ -64,7 +65,7 @@ def change(kind: int, weight: int) -> int:
 
 @loop
 def prepare(lanes: Any, search: Search) -> None:
-    """Fill ``place``, ``level`` and the lanes' last gradients for the order that the lanes hold."""
+    """Fill ``place``, ``level`` and the lanes' last gradients for the order that ``lanes`` has now."""
     for slot in range(search.place.shape[0]):
         for m in range(search.place.shape[2]):
             search.place[slot, 0, m] = search.place[slot, 1, m] = -1
@@ -90,7 +91,10 @@ def mark(lanes: Any, search: Search, i: int) -> None:
 
 @inner
 def may_swap(lanes: Any, search: Search, i: int) -> bool:
-    """Whether operations i and i + 1 of a lane may change places: others of a stage keep their order, room is kept."""
+    """Return whether operations i and i + 1 of a lane may change places.
+
+    Operations of a stage that depend on each other keep their order, and the lane stays within its ``room``.
+    """
     a, b = lanes.row[i], lanes.row[i + 1]
     first, second = a // 2 % KINDS, b // 2 % KINDS
     if first == STEP or second == STEP:
@@ -111,7 +115,7 @@ def may_swap(lanes: Any, search: Search, i: int) -> bool:
 def critical_swaps(flows: Any, lanes: Any, search: Search, run: ClockedOrder, last: int) -> int:
     """Follow a critical path back from an operation; write the swaps on it to ``candidates``, return how many.
 
-    Where a transfer has waited, also the swaps by which its maker comes sooner or the transfer before it later.
+    Where a transfer has waited, they include the swaps by which its sender runs sooner or the transfer before it later.
     """
     count, i = 0, last
     while i >= 0 and run.start[i] > 0:
@@ -159,14 +163,14 @@ def _add(lanes: Any, search: Search, i: int, count: int) -> int:
 
 @inner
 def _advance(lanes: Any, search: Search, i: int, count: int) -> int:
-    """The swap by which operation i comes sooner."""
+    """Add the swap by which operation i comes sooner."""
     lane = lanes.slot_lane[lanes.row[i] // LINES]
     return _add(lanes, search, i - 1, count) if i > lanes.lane_start[lane] else count
 
 
 @inner
 def _maker(flows: Any, lanes: Any, search: Search, run: ClockedOrder, i: int) -> int:
-    """The operation on another lane or slot whose output operation i reads, the last of its replicas; -1: none."""
+    """Return the operation of another stage whose output operation i reads, the last of its replicas; -1: none."""
     row, m = lanes.row[i], lanes.batch[i]
     s, kind = lanes.table[row, STAGE], row // 2 % KINDS
     way, other = 0, -1
@@ -176,17 +180,17 @@ def _maker(flows: Any, lanes: Any, search: Search, run: ClockedOrder, i: int) ->
         way, other = 1, flows.next[s]
     if other < 0:
         return -1
-    found = -1
+    latest = -1
     for slot in range(lanes.slot_start[other], lanes.slot_start[other + 1]):
         j = search.place[slot, way, m]
-        if j >= 0 and (found < 0 or _end(lanes, run, j) > _end(lanes, run, found)):
-            found = j
-    return found
+        if j >= 0 and (latest < 0 or _end(lanes, run, j) > _end(lanes, run, latest)):
+            latest = j
+    return latest
 
 
 @inner
 def _sent(flows: Any, run: ClockedOrder, flow: int, m: int) -> int:
-    """When a flow's transfer of a micro-batch started."""
+    """Return when a flow's transfer of a micro-batch started."""
     low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
     at = low + m - flows.flow_first[flow]
     if run.order[at] != m:
@@ -198,7 +202,7 @@ def _sent(flows: Any, run: ClockedOrder, flow: int, m: int) -> int:
 
 @inner
 def _transfer_before(flows: Any, lanes: Any, search: Search, run: ClockedOrder, flow: int, sent: int) -> int:
-    """What made the transfer of the same edge that ended when this one started; -1: none did."""
+    """Return the operation that sent the same edge's transfer which ended when this one started; -1: none."""
     s, direction = flows.flow_stage[flow], flows.flow_direction[flow]
     low = s if direction == 0 else flows.previous[s]
     for way in range(2):

@@ -1,8 +1,8 @@
-"""Tabu search over the orders of a plan's rows, every one timed as the judge does (BOUNDS Part II, 3).
+"""Tabu search over the orders of a plan's rows, each timed as the judge does (BOUNDS Part II, 3).
 
-A step times one order. Of the swaps on a critical path some are tried, the best one is made, and its pair may not
-change places back for some moves. After long without a better order the search goes back to the best one and on from
-there by some swaps at random.
+A step times one order. Some of the swaps on a critical path are tried, the best one is made, and its pair may not
+change places back for some moves. After many steps without a better order the search returns to the best one and goes
+on from there after some random swaps.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -43,7 +43,7 @@ MOST_KICKED = 16
 
 @Fields.register
 class Clock(NamedTuple):
-    """Which clock times the orders; for events its state, and the ``words`` of that before anything has begun."""
+    """The clock that times the orders; for events its state, and the state's initial ``words``."""
 
     kind: int
     state: ClockState
@@ -54,7 +54,7 @@ class Clock(NamedTuple):
 def search_orders(
     flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock, search: Search, steps: int
 ) -> tuple[int, int]:
-    """Search on from the order that the lanes hold, and leave the best one in them; its time, and the steps taken."""
+    """Search from the order in ``lanes``, and leave the best order in it; return its time, and the orders timed."""
     prepare(lanes, search)
     value, last, run = judge(flows, chains, ties, lanes, update_ns, clock)
     best, best_row, best_batch = value, lanes.row.copy(), lanes.batch.copy()
@@ -72,10 +72,10 @@ def search_orders(
             search.candidates[at] = search.candidates[k]
             key = _key(lanes, search, i)
             swap(lanes, search, i)
-            found, its_last, its_run = judge(flows, chains, ties, lanes, update_ns, clock)
+            trial, its_last, its_run = judge(flows, chains, ties, lanes, update_ns, clock)
             tried += 1
-            if found < value and (search.until[key] <= move or found < best):
-                chosen, value, next_last, next_run = i, found, its_last, its_run
+            if trial < value and (search.until[key] <= move or trial < best):
+                chosen, value, next_last, next_run = i, trial, its_last, its_run
             swap(lanes, search, i)
         if chosen >= 0:
             swap(lanes, search, chosen)
@@ -101,7 +101,7 @@ def search_orders(
 
 @compiled
 def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock, search: Search) -> int:
-    """Some swaps at random that leave an order which can run; how many orders were timed."""
+    """Make some random swaps that leave an order which can run; return how many orders were timed."""
     tried = 0
     if lanes.row.size < 2:
         return tried
@@ -120,7 +120,7 @@ def _kick(flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray,
 
 @loop
 def _key(lanes: Any, search: Search, i: int) -> int:
-    """Where it stands until when operations i and i + 1 may not change places."""
+    """Return the index in ``until`` of the pair of operations i and i + 1."""
     batches = search.place.shape[2]
     first = lanes.row[i] * batches + lanes.batch[i]
     second = lanes.row[i + 1] * batches + lanes.batch[i + 1]
@@ -129,7 +129,7 @@ def _key(lanes: Any, search: Search, i: int) -> int:
 
 @loop
 def swap(lanes: Any, search: Search, i: int) -> None:
-    """Operations i and i + 1 of a lane change places."""
+    """Swap operations i and i + 1 of a lane."""
     lanes.row[i], lanes.row[i + 1] = lanes.row[i + 1], lanes.row[i]
     lanes.batch[i], lanes.batch[i + 1] = lanes.batch[i + 1], lanes.batch[i]
     first, second = lanes.row[i] // LINES, lanes.row[i + 1] // LINES
@@ -153,7 +153,7 @@ def swap(lanes: Any, search: Search, i: int) -> None:
 def judge(
     flows: Any, chains: Any, ties: Any, lanes: Any, update_ns: np.ndarray, clock: Clock
 ) -> tuple[int, int, ClockedOrder]:
-    """Return the order's makespan (NEVER_NS if it blocks), an operation that it waits for last, and all starts."""
+    """Return the order's makespan (NEVER_NS if it blocks), the operation that it waits for last, and all starts."""
     if clock.kind == EVENTS:
         state = clock.state
         restore(state, clock.words)
@@ -178,7 +178,7 @@ def _end(
     bucket_start: np.ndarray,
     tie_start: np.ndarray,
 ) -> tuple[int, int]:
-    """When the steps after all lanes end, NEVER_NS if a lane is blocked, and the operation that the last waits for."""
+    """Return when the steps of all lanes end (NEVER_NS if a lane is blocked), and the operation waited for last."""
     for lane in range(position.size):
         if position[lane] < lanes.lane_start[lane + 1]:
             return NEVER_NS, -1
@@ -209,7 +209,7 @@ def _end(
 
 @inner
 def _last_to_come(lanes: Any, lane_ns: np.ndarray, k: int) -> int:
-    """The last operation of the lane of a tie whose row ends last."""
+    """Return the last operation of the lane that is the last to reach a tie."""
     latest = lanes.tie_halt[lanes.tie_start[k]]
     for i in range(lanes.tie_start[k], lanes.tie_start[k + 1]):
         if lane_ns[lanes.tie_halt[i]] > lane_ns[latest]:
@@ -219,7 +219,10 @@ def _last_to_come(lanes: Any, lane_ns: np.ndarray, k: int) -> int:
 
 @loop
 def _next_step(lanes: Any, lane: int, after: int) -> int:
-    """Of a lane's slots the one that steps next, by where its last gradient stands: place and slot; NEVER_NS: none."""
+    """Return the place and slot, in one number, of the lane's next step after ``after``; NEVER_NS: no more steps.
+
+    Slots step in the order of their last gradients.
+    """
     first, slots = NEVER_NS, lanes.slot_lane.size
     for slot in range(slots):
         if lanes.slot_lane[slot] == lane:
