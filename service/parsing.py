@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import SchemaValidator
 
-from penstock.questions.naming import with_documents, with_ways
-from penstock.schemas.document import load_json, refusal
+from penstock.questions.naming import document_of
+from penstock.schemas.document import Document, load_json, refusal
 from penstock.schemas.plan import PlanFile, PlanQuestion, is_plan_file
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Document)
 
 LARGE_BYTES = 2**17
 """A body from this size on is read up to the first wrong entry of each of its lists.
@@ -31,14 +31,17 @@ _PLAIN = frozenset({"metadata", "serialization", "default", "expected", "cls", "
 """Parts of a core schema that hold values, and no schemas."""
 
 
-def parse(model: type[M], body: bytes) -> M:
-    """Return a body as ``model``. Raises InvalidDocument with a fault per mistake, in time linear in the body."""
-    return _parsed(model, with_documents(model, load_json(body)), body)
+def parse(model: type[M], body: bytes, stored: Callable[[M], M]) -> M:
+    """Return a body as ``model``; ``stored`` puts stored documents in place of hashes.
+
+    Raises InvalidDocument with a fault per mistake, in time linear in the body, and otherwise as ``document_of``.
+    """
+    return document_of(model, load_json(body), partial(_parsed, model, body), stored)
 
 
-def _parsed(model: type[M], data: Any, body: bytes) -> M:
+def _parsed(model: type[M], body: bytes, data: Any) -> M:
     if issubclass(model, PlanQuestion) and is_plan_file(data):
-        return model(plan=_parsed(PlanFile, data, body))
+        return model(plan=_parsed(PlanFile, body, data))
     try:
         if len(body) < LARGE_BYTES:
             return model.model_validate(data, context={"units": False})
@@ -48,7 +51,7 @@ def _parsed(model: type[M], data: Any, body: bytes) -> M:
         remedy = (
             None if len(body) < LARGE_BYTES else "in a body of this size each list is read to its first wrong entry"
         )
-        raise with_ways(model, refusal(model, error, data, remedy=remedy)) from None
+        raise refusal(model, error, data, remedy=remedy) from None
 
 
 @cache

@@ -35,11 +35,13 @@ class Submissions:
         known_by = principal.tenant, hashlib.sha256(body).digest()
         with self._lock:
             request_hash, key = self._keys.get(known_by, ("", ""))
-        answer = self._stores.of(principal.tenant).answer(key) if key else None
+        store = self._stores.of(principal.tenant)
+        answer = store.answer(key) if key else None
         if answer is not None:
             metrics.cache_answers.labels("hit").inc()
             return Submitted(answer, request_hash, key)
-        submitted = self._planning.submit(principal, parse(PlanRequest, body), options)
+        request = parse(PlanRequest, body, store.resolve)
+        submitted = self._planning.submit(principal, request, options)
         self._remember(known_by, submitted)
         return submitted
 

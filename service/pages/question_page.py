@@ -8,6 +8,7 @@ from typing import Any
 from penstock.questions.table import QUESTIONS, question_of
 from penstock.schemas.api.jobs import ProblemDetails
 from penstock.schemas.document import Document
+from penstock.service.db.document_store import Store
 from penstock.service.parsing import parse
 from penstock.service.security.sizes import Sizes
 
@@ -31,9 +32,9 @@ def form(
     }
 
 
-def read(sizes: Sizes, name: str, text: str) -> Document:
-    """Return the request that a form holds. Raises InvalidDocument, UnsupportedRequest and UnknownName."""
-    request = parse(question_of(name).request, text.encode())
+def read(store: Store, sizes: Sizes, name: str, text: str) -> Document:
+    """Return the request that a form holds. Raises as ``parse``, and UnknownName."""
+    request: Document = parse(question_of(name).request, text.encode(), store.resolve)
     sizes.check(request)
     return request
 

@@ -14,12 +14,13 @@ from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
 from penstock.schemas.amounts import exact
+from penstock.schemas.document import Document
 from penstock.service.http.requests import media
 from penstock.service.parsing import LARGE_BYTES, parse
 from penstock.service.problems import TooLarge
 from penstock.service.security.principals import Principal
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Document)
 T = TypeVar("T")
 
 MOST_TIMES = 200
@@ -51,8 +52,10 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
     BODY_MODELS[model.__name__] = model
 
     async def read(request: Request) -> M:
-        document: M = await parsed(request, parse, model, await body_of(request))
-        request.app.state.service.sizes.check(document)
+        service = request.app.state.service
+        stored = service.stores.of(request.state.principal.tenant).resolve
+        document: M = await parsed(request, parse, model, await body_of(request), stored)
+        service.sizes.check(document)
         return document
 
     return read

@@ -72,7 +72,8 @@ async def ask(request: Request, service: Access, who: Solver, name: str) -> Resp
     result: Any = None
     error: ProblemDetails | None = None
     try:
-        document = await run_sync(question_page.read, service.sizes, name, text)
+        store = service.stores.of(who.tenant)
+        document = await run_sync(question_page.read, store, service.sizes, name, text)
         result = await questions.answer(request, service, who.tenant, name, document)
     except PenstockError as refused:
         error = ProblemDetails.of(refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,9 +67,8 @@ def ask_by_document(
 
     Example: penstock ask verify plan.json
     """
-    from penstock.questions.naming import with_documents, with_ways
+    from penstock.questions.naming import document_of
     from penstock.questions.table import QUESTIONS, json_of, question_of
-    from penstock.schemas.errors import InvalidDocument
 
     if name is None:
         for each, row in QUESTIONS.items():
@@ -78,9 +78,5 @@ def ask_by_document(
     if request is None:
         print(json.dumps(question.example(), indent=1, ensure_ascii=False))
         return
-    data = with_documents(question.request, read_raw(request))
-    try:
-        document = question.request.parse(data, units=True)
-    except InvalidDocument as error:
-        raise with_ways(question.request, error) from None
+    document = document_of(question.request, read_raw(request), partial(question.request.parse, units=True))
     print(json_of(question.answer, ask(name, document, server), indent=1).decode())

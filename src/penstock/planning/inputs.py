@@ -80,6 +80,15 @@ def with_remarks(profile: ModelProfile, model: str | Path | Mapping[str, Any]) -
     return profile.model_copy(update={"assumptions": (*profile.assumptions, *remarks(model))})
 
 
+def with_choices(request: PlanRequest, *, many: bool = False) -> PlanRequest:
+    """Return the request of a question with our choices where it states nothing: degrees, memory, effort.
+
+    ``many``: whether it is one of many, which get the quick planner. Raises as ``with_open_degrees``.
+    """
+    request = with_open_degrees(request)
+    return with_effort(with_quick_planner(request) if many else request)
+
+
 def with_open_degrees(request: PlanRequest) -> PlanRequest:
     """Return the request with degrees and sharding to choose, where it does not state them and plans may have some.
 

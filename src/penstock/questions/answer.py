@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from penstock.convert.requested_degrees import named_degrees
-from penstock.planning.inputs import find_profile, find_topology, nanoseconds_of, with_effort, with_open_degrees
+from penstock.planning.inputs import find_profile, find_topology, nanoseconds_of, with_choices
 from penstock.planning.judge import Judgement, judge
 from penstock.questions.solve import solve
 from penstock.schemas.api.jobs import ResultOut
@@ -192,8 +192,13 @@ def request_of(
     profile: str | Path | Mapping[str, Any] | ModelProfile | PlanRequest,
     topology: str | Path | ClusterTopology | None,
     options: Mapping[str, Any],
+    *,
+    many: bool = False,
 ) -> PlanRequest:
-    """Return the request that ``plan`` answers; a ``PlanRequest`` is returned as it is. Raises as ``plan``."""
+    """Return the request that ``plan`` answers; a ``PlanRequest`` is returned as it is. Raises as ``plan``.
+
+    ``many``: whether it is one of many (``with_choices``).
+    """
     if isinstance(profile, PlanRequest):
         refuse_beside({"topology": topology, **options})
         return profile
@@ -223,7 +228,7 @@ def request_of(
     document = {"profile": model, "topology": find_topology(topology), **values}
     if limits:
         document["termination"] = limits
-    return with_effort(with_open_degrees(PlanRequest.parse(document, units=True)))
+    return with_choices(PlanRequest.parse(document, units=True), many=many)
 
 
 def refuse_beside(extra: Mapping[str, Any]) -> None:

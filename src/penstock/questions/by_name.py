@@ -99,8 +99,9 @@ def sweep(
         refuse_beside({"topology": topology, "over": over, **options})
         question = profile
     else:
-        request = request_of(profile, topology, options)
         axes = over if isinstance(over, Axes) else dict(over or {})
+        planners = axes.planners if isinstance(axes, Axes) else axes.get("planners")
+        request = request_of(profile, topology, options, many=not planners)
         data = with_documents(SweepRequest, {"schema_version": 1, "request": request, "over": axes})
         question = SweepRequest.parse(data)
     return sweep_rows(question, executor=executor, on_row=on_row, limits=limits, max_cases=max_cases)

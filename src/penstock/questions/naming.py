@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from pydantic import BaseModel
 
 from penstock.examples import catalogue
 from penstock.schemas.api.sweep import SweepRequest
+from penstock.schemas.document import Document
 from penstock.schemas.errors import Fault, InvalidDocument, PenstockError
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
-from penstock.schemas.request import LIMITS, PlanRequest
+from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology
 from penstock.schemas.transformers.shape import Experts, TransformerShape
+
+D = TypeVar("D", bound=Document)
 
 
 class Name(NamedTuple):
@@ -86,17 +89,46 @@ def takes_names(model: type[BaseModel]) -> bool:
     return bool(names_of(model) or parts_with_names(model))
 
 
+def document_of(
+    model: type[D], data: Any, parse: Callable[[Any], D], stored: Callable[[D], D] = lambda document: document
+) -> D:
+    """Return the request of type ``model`` in ``data``, with documents in place of names.
+
+    A plan request with names is a question, not a document: as in commands and forms, degrees and effort that it does
+    not state are ours to choose. ``stored`` puts stored documents in place of the hashes that may stand beside names.
+
+    Raises InvalidDocument for data that ``parse`` refuses, with the names that may be sent; otherwise as
+    ``with_documents``, ``with_open_degrees`` and ``stored``.
+    """
+    has_names = any(
+        kind is PlanRequest and place.keys() & names_of(kind).keys() for kind, place, _ in _places(model, data)
+    )
+    data = with_documents(model, data)
+    try:
+        document = parse(data)
+    except InvalidDocument as refused:
+        raise with_ways(model, refused) from None
+    if not has_names:
+        return document
+    from penstock.planning.inputs import with_choices
+
+    question: Any = stored(document)
+    if isinstance(question, PlanRequest):
+        question = with_choices(question)
+    else:
+        many = isinstance(question, SweepRequest) and not question.over.planners
+        question = question.model_copy(update={"request": with_choices(question.request, many=many)})
+    return cast(D, question)
+
+
 def with_documents(model: type[BaseModel], data: Any) -> Any:
     """Return ``data`` with documents in place of names, where a request of type ``model`` takes them.
 
-    A plan request with names is a question, not a document: without a limit it gets the effort of commands and forms.
     Raises InvalidDocument with a fault for each unknown name, and where both name and document are given.
     """
     faults: list[Fault] = []
     for kind, place, pointer in _places(model, data):
         takes = names_of(kind)
-        if kind is PlanRequest and place.keys() & takes.keys():
-            _end_by_itself(place)
         for name in (name for name in takes if name in place):
             _put_document(place, name, takes[name], pointer, faults)
     if model is SweepRequest and isinstance(data, dict) and isinstance(over := data.get("over"), dict):
@@ -176,12 +208,6 @@ def _describe(schema: dict[str, Any], model: type[BaseModel], name: str, several
     if model.model_fields[one.field].is_required() or one.field == "shape":
         fields = (one.field, name, *(["hugging_face"] if one.field == "shape" else []))
         schema.setdefault("allOf", []).append({"oneOf": [{"required": [field]} for field in fields]})
-
-
-def _end_by_itself(request: dict[str, Any]) -> None:
-    limits = request.get("termination", {})
-    if isinstance(limits, dict) and all(limits.get(name) is None for name in LIMITS):
-        request["termination"] = {**limits, "effort": "normal"}
 
 
 def _places(model: type[BaseModel], data: Any, pointer: str = "") -> Iterator[tuple[type[BaseModel], Any, str]]:

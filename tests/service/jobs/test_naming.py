@@ -14,8 +14,10 @@ from jsonschema import Draft202012Validator
 
 from penstock.examples import catalogue
 from penstock.examples.tiny import tiny_layout, tiny_placement, tiny_sweep
-from penstock.planning.inputs import find_profile
-from penstock.questions.naming import with_documents
+from penstock.planning.inputs import find_profile, with_choices
+from penstock.questions.answer import request_of
+from penstock.questions.naming import document_of, with_documents
+from penstock.schemas.api.jobs import CompareRequest
 from penstock.schemas.api.layouts import LayoutRequest
 from penstock.schemas.api.placement import PlacementRequest
 from penstock.schemas.api.sweep import SweepRequest
@@ -41,12 +43,48 @@ def ask(directory: Path, path: str, body: Any) -> httpx.Response:
 
 
 def test_a_request_by_name_is_the_request_with_the_documents(tmp_path: Path):
-    """A question that does not say when to stop has the effort of commands and forms."""
-    inline_too = _inline() | {"termination": {"effort": "normal"}}
-    named, inline = (ask(tmp_path, "/v1/plans:validate", body) for body in (NAMED, inline_too))
+    """What a question by names does not state is chosen as for commands and forms: degrees, memory, effort."""
+    chosen = with_choices(PlanRequest.parse(_inline()))
+    assert chosen.degrees == "auto"
+    assert chosen.termination.effort == "normal"
+    named, inline = (ask(tmp_path, "/v1/plans:validate", body) for body in (NAMED, chosen.model_dump(mode="json")))
     assert (named.status_code, inline.status_code) == (200, 200), named.text
     assert named.json() == inline.json()
     assert ask(tmp_path, "/v1/plans", NAMED).status_code == 202
+    literal = ask(tmp_path, "/v1/plans:validate", _inline())
+    assert literal.json()["request_hash"] != named.json()["request_hash"]
+
+
+def test_a_stored_document_beside_a_name_is_part_of_the_question(tmp_path: Path):
+    async def ask_all() -> list[httpx.Response]:
+        async with in_process(tmp_path) as http:
+            stored = (await http.post("/v1/topologies", json=_inline()["topology"])).json()["hash"]
+            by_hash = {name: value for name, value in NAMED.items() if name != "cluster"} | {"topology": stored}
+            bodies = [NAMED, by_hash]
+            sweeps = [{"request": body, "over": {"global_batch_sizes": [32, 64]}} for body in bodies]
+            plans = [await http.post("/v1/plans:validate", json=body) for body in bodies]
+            return plans + [await http.post("/v1/sweeps", json=sweep) for sweep in sweeps]
+
+    *plans, by_name, by_hash = asyncio.run(ask_all())
+    assert plans[0].status_code == 200, plans[0].text
+    assert plans[0].json() == plans[1].json()
+    assert by_name.status_code == by_hash.status_code == 201
+    planners = [row["planner"] for answer in (by_name, by_hash) for row in answer.json()["rows"]]
+    assert planners == ["even"] * 4
+
+
+def test_questions_by_names_are_those_of_python():
+    """Each surface makes the same request of the same names."""
+    request = request_of("gpt2-small", "2x4xV100", {"global_batch_size": 64})
+    assert document_of(PlanRequest, dict(NAMED), PlanRequest.parse) == request
+    compared = document_of(CompareRequest, {"request": dict(NAMED)}, CompareRequest.parse)
+    assert compared.request == request
+    many = request_of("gpt2-small", "2x4xV100", {"global_batch_size": 64}, many=True)
+    swept = document_of(SweepRequest, {"request": dict(NAMED), "over": {}}, SweepRequest.parse)
+    assert swept.request == many
+    assert many.planner == "even"
+    named = {"request": dict(NAMED), "over": {"planners": ["dapple"]}}
+    assert document_of(SweepRequest, named, SweepRequest.parse).request == request
 
 
 @pytest.mark.parametrize(
@@ -143,7 +181,7 @@ def test_tokens_of_a_mixture_by_name_are_routed_as_asked():
     assert capped["profile"].shape.experts.capacity_factor == 1
     even = with_documents(PlanRequest, {**named, "routing_imbalance": None})
     assert even["profile"] == catalogue.profile("mixtral-8x7b")
-    assert even.keys() == {"profile", "topology", "global_batch_size", "termination"}
+    assert even.keys() == {"profile", "topology", "global_batch_size"}
 
 
 @pytest.mark.tier("quick")
