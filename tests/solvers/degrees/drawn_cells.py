@@ -1,4 +1,4 @@
-"""Random clusters of every form, and a model at some degrees on them: times, bytes and collectives are drawn."""
+"""Random clusters of every form, each with a model at some degrees: times, bytes and collectives are drawn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.solvers.model.network import Cable, Inside, Network
 from penstock.solvers.model.problem import Problem
 
 UNIT = 5040
-"""Bandwidths are multiples of it, so that the part of each of up to 10 lanes is a whole number."""
+"""Divisor of all bandwidths, so that the part of each of up to 10 lanes is a whole number."""
 
 
 def drawn_network(rng: random.Random, nodes: int, size: int) -> Network:
-    """Nodes around a switch or in racks, either with cards or not, GPUs with own cables, rails, or a matrix."""
+    """Draw nodes around a switch or in racks, with cards or without, GPUs with separate cables, rails, or a matrix."""
     form = rng.choice(("star", "racks", "cards", "own", "rails", "matrix"))
     lanes = rng.choice((2, 4, 8)) if form == "cards" else 1
     form = rng.choice(("star", "racks")) if form == "cards" else form
@@ -67,7 +67,7 @@ def _rate(rng: random.Random) -> int:
 
 
 def drawn_problem(rng: random.Random, degrees: Degrees, layers: int = 4) -> Problem:
-    """A problem that knows the model at these degrees besides 1."""
+    """Draw a problem with a variant of the model at these degrees besides degree 1."""
     size = degrees.tensor * rng.choice((1, 2))
     nodes = rng.choice((1, 2, 3, 4)) * max(1, degrees.cell // size)
     network = drawn_network(rng, nodes, size)

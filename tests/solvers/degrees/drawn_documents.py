@@ -1,4 +1,4 @@
-"""Random requests with degrees, as documents, and random plans of them: every form of network, degrees in each mix."""
+"""Random requests with degrees, as documents, and random plans for them: every form of network, degrees in each mix."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from penstock.solvers.model.schedule import Orders
 
 Json = dict[str, Any]
 UNIT = 5040
-"""Bandwidths are multiples of it, so that the part of each of up to 10 lanes is a whole number."""
+"""Divisor of all bandwidths, so that the part of each of up to 10 lanes is a whole number."""
 MODULES = ("attention", "mlp", "norm")
 FORMS = ("uniform", "star", "racks", "own", "rails", "matrix")
-"""Of clusters: nodes around a switch, in racks, with cables or rails of their own; also ``circles``, below."""
+"""Forms of clusters: nodes around a switch or in racks, separate cables or rails; ``circles`` comes in addition."""
 DENSE = ({"tensor": 2}, {"tensor": 4}, {"tensor": 2, "context": 2}, {"context": 2}, {"context": 4})
 EXPERT = (
     {"expert": 2},
@@ -46,7 +46,7 @@ MAKES = (random_allocation, random_allocation, random_allocation, random_pipelin
 
 
 class Drawn(NamedTuple):
-    """A request, one of its choices, the problem at that choice, and a plan file of it."""
+    """A request, one of its choices, the problem at that choice, and a plan file for it."""
 
     request: PlanRequest
     choice: Choice
@@ -55,7 +55,7 @@ class Drawn(NamedTuple):
 
 
 def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: str) -> tuple[PlanRequest, Problem]:
-    """A request that leaves degrees open, and its problem."""
+    """Draw a request that leaves degrees open, and its problem."""
     while True:
         degrees = rng.sample(MIXES, rng.randint(1, 2))
         scaled = rng.random() < 0.2
@@ -89,12 +89,12 @@ def drawn_request(rng: random.Random, forms: Sequence[str] = FORMS, **network: s
 
 
 def meshes_of(degrees: Sequence[dict[str, int]]) -> int:
-    """What divides the samples: the most meshes of any cell."""
+    """Return the divisor of the samples: the most meshes of any GPU group."""
     return max(Degrees(**each).meshes for each in degrees)
 
 
 def drawn_shared_plan(rng: random.Random, forms: Sequence[str] = FORMS) -> Drawn:
-    """A request whose gradients, and parameters too, are sharded, and any plan of its one stage."""
+    """Draw a request with sharded gradients, or parameters too, and any plan of its single stage."""
     while True:
         sharding = rng.choice(("gradients", "parameters"))
         request, _problem = drawn_request(rng, forms)
@@ -120,7 +120,7 @@ def drawn_shared_plan(rng: random.Random, forms: Sequence[str] = FORMS) -> Drawn
 
 
 def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str) -> Drawn:
-    """A request and any plan of it at degrees above 1: stages, replicas, pipelines and an order that can run."""
+    """Draw a request and any plan of it at degrees above 1: stages, replicas, pipelines and an order that can run."""
     while True:
         request, problem = drawn_request(rng, forms, **network)
         choice = rng.choice([each for each in problem.choices if each.degrees.cell > 1])
@@ -141,7 +141,7 @@ def drawn_plan(rng: random.Random, forms: Sequence[str] = FORMS, **network: str)
 
 
 def _with_modules(rng: random.Random, cells: Problem, allocation: Allocation) -> Allocation:
-    """The allocation with some of the stages recomputing modules instead of what they recompute."""
+    """Return the allocation with some stages recomputing modules instead of layers."""
     sets = cells.module_sets
 
     def again(stage: Stage) -> Stage:
@@ -152,7 +152,7 @@ def _with_modules(rng: random.Random, cells: Problem, allocation: Allocation) ->
 
 
 def _take_turns(allocation: Allocation, orders: Orders) -> bool:
-    """Whether replicas in turn have rows of their own: with fewer turns than replicas those of some are equal."""
+    """Return whether replicas in turn have different rows; with fewer turns than replicas some rows are equal."""
     for stage in allocation.stages:
         if stage.dispatch == "round_robin":
             rows = [
@@ -164,7 +164,7 @@ def _take_turns(allocation: Allocation, orders: Orders) -> bool:
 
 
 def drawn_profile(rng: random.Random, degrees: list[dict[str, int]], scaled: bool = False) -> Json:
-    """Up to five layers of up to three classes; ``scaled``: some devices are of a kind that it does not know."""
+    """Draw up to five layers of up to three classes; ``scaled``: the cluster may have a kind that was not measured."""
     count, classes = rng.randint(2, 5), rng.randint(1, 3)
     layers = [
         {"name": f"l{n}", "parameter_bytes": rng.randrange(20_000), "trainable": rng.random() < 0.8}
@@ -219,19 +219,19 @@ def _variant(rng: random.Random, degrees: dict[str, int], classes: int, hides: b
     return {
         "degrees": degrees,
         "boundary": rng.choice(["sharded", "whole"]),
-        "layers": [_held(rng) for _ in range(classes)],
+        "layers": [_layer_on_gpu(rng) for _ in range(classes)],
         "measurements": points,
     }
 
 
-def _held(rng: random.Random) -> Json:
+def _layer_on_gpu(rng: random.Random) -> Json:
     size = rng.randrange(9_000)
     experts = {"expert_bytes": rng.choice([0, size, rng.randint(0, size)])} if rng.random() < 0.7 else {}
     return {"parameter_bytes": size, "update_ns": rng.randint(0, 90), **experts}
 
 
 def _divided(rng: random.Random, degrees: dict[str, int], hides: bool) -> Json:
-    """A layer on one GPU of several; each of its modules may free a part of its stash."""
+    """Draw a layer on one GPU of several; each of its modules may free a part of its stash."""
     cost = _cost(rng) | {"collectives": _collectives(rng, degrees, hides)}
     edges = sorted(rng.randint(0, cost["stash_bytes"]) for _ in MODULES)
     modules = [
@@ -247,9 +247,9 @@ def _divided(rng: random.Random, degrees: dict[str, int], hides: bool) -> Json:
 
 
 def _groups(degrees: dict[str, int]) -> list[str]:
-    """The groups of several GPUs that collectives may be over."""
-    known = [name for name in ("tensor", "context") if degrees.get(name, 1) > 1]
-    return [*known, *(["expert"] if Degrees(**degrees).expert_group > 1 else [])]
+    """List the groups of several GPUs that collectives may run over."""
+    names = [name for name in ("tensor", "context") if degrees.get(name, 1) > 1]
+    return [*names, *(["expert"] if Degrees(**degrees).expert_group > 1 else [])]
 
 
 def _collectives(rng: random.Random, degrees: dict[str, int], hides: bool) -> list[Json]:
@@ -270,7 +270,7 @@ def _collectives(rng: random.Random, degrees: dict[str, int], hides: bool) -> li
 
 
 def drawn_topology(rng: random.Random, form: str, scaled: bool = False) -> Json:
-    """A cluster of a form."""
+    """Draw a cluster of a form."""
     memory = {"memory_bytes": 2**30, "context_bytes": rng.randint(0, 9)}
     count, size = rng.randint(1, 5), rng.choice([1, 2, 2, 3, 4, 4, 5, 8])
     if form == "uniform":
@@ -324,7 +324,7 @@ def _racks(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json]]
     return [*racks, "spine"], links + [{"a": rack, "b": "spine", **above} for rack in racks]
 
 
-def _own(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json]]:
+def _cable_per_gpu(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json]]:
     line = _line(rng)
     return ["switch"], [{"a": f"n{n}/{d}", "b": "switch", **line} for n, size in enumerate(sizes) for d in range(size)]
 
@@ -337,7 +337,7 @@ def _rails(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json]]
 
 
 def _circles(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json]]:
-    """Every node at one or two of two switches, both of which are joined to two others."""
+    """Connect every node to one or two of two leaf switches, both of which are connected to two spines."""
     line, above, leaves, spines = _line(rng), _line(rng), ["leaf0", "leaf1"], ["spine0", "spine1"]
     links = [{"a": leaf, "b": spine, **above} for leaf in leaves for spine in spines]
     for n in range(len(sizes)):
@@ -346,4 +346,4 @@ def _circles(rng: random.Random, sizes: list[int]) -> tuple[list[str], list[Json
     return [*leaves, *spines], links
 
 
-_LINKS = {"star": _star, "racks": _racks, "own": _own, "rails": _rails, "circles": _circles}
+_LINKS = {"star": _star, "racks": _racks, "own": _cable_per_gpu, "rails": _rails, "circles": _circles}

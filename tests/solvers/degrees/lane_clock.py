@@ -1,4 +1,4 @@
-"""The clock of real GPUs: replicas' lanes in one transfer, as the judge has them, or each lane in one of its own."""
+"""The clock of real GPUs: the lanes between two replicas send in one transfer, as in the simulator, or separately."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from page_simulator import check_rows, finish_flushed, refuse_unreachable
 
 Json = dict[str, Any]
 Which = tuple[str, Hashable]
-"""A transfer, bucket or tie, as the clock calls it."""
+"""A transfer, bucket or tie, as the clock identifies it."""
 
 
 def run_file(file: Json) -> Run:
-    """What a plan file's plan does."""
+    """Run the plan of a plan file on the clock."""
     run = read_file(file)
     check_rows(run)
     refuse_unreachable(run)
@@ -27,9 +27,10 @@ def run_file(file: Json) -> Run:
 
 
 def run_apart(file: Json) -> tuple[Run, int]:
-    """The same with every lane of every pair of replicas in a transfer of its own, and what that costs at most.
+    """Run the same plan with a separate transfer for each lane of every pair of replicas; bound the cost of that.
 
-    Links serve messages in the same order. The cost is what a message's lanes take longer than all at once, summed.
+    Links serve messages in the same order as before. The second result is the sum over messages of how much longer the
+    lanes take one by one than all at once.
     """
     whole, run = run_file(file), read_file(file)
     clock = LanesApart(run, run.costs.M, whole)
@@ -39,7 +40,7 @@ def run_apart(file: Json) -> tuple[Run, int]:
 
 
 def alone_ns(lanes: list[Lane], width: dict[Hashable, int]) -> int:
-    """What the lanes of a message take that nothing else hinders: in turn where they share a link."""
+    """Return the time that the lanes of a message take without other traffic: in turn where they share a link."""
     free: Counter[Hashable] = Counter()
     waiting, now, end = list(lanes), 0, 0
     while waiting:
@@ -54,14 +55,14 @@ def alone_ns(lanes: list[Lane], width: dict[Hashable, int]) -> int:
 
 
 def lane_ns(lane: Lane, width: dict[Hashable, int]) -> int:
-    """What one lane takes by itself."""
+    """Return the time that one lane takes by itself."""
     return lane.latency + max(time(lane.bytes, width[link]) for link in lane.route)
 
 
 class LanesApart(Clock):
-    """A message is there when its last lane is; each lane begins when its own links are free.
+    """A clock on which each lane begins when its links are free; a message arrives when its last lane does.
 
-    What shares a link with something that began before it in the run ``whole`` waits until that has ended.
+    A lane, bucket or tie waits for everything that uses one of its links and began before it in the run ``whole``.
     """
 
     def __init__(self, run: Run, total: int, whole: Run) -> None:
@@ -78,12 +79,12 @@ class LanesApart(Clock):
             self.earlier[each] = {other for other in self.earlier if used[other] & links}
 
     def lanes(self, moved: Moved) -> list[Lane]:
-        """What of a message goes over which links."""
+        """List the lanes of a message: bytes and links."""
         s, direction, m = moved
         return list(self.costs.lanes(s, self.costs.neighbour(s, direction), direction, self.costs.rows(m)))
 
     def alone_ns(self, moved: Moved) -> int:
-        """What a message takes lane by lane."""
+        """Return the time that a message takes lane by lane."""
         return alone_ns(self.lanes(moved), self.costs.links.bandwidth)
 
     def _end_operation(self, which: tuple[int, Operation]) -> None:
@@ -112,7 +113,7 @@ class LanesApart(Clock):
         return Transfer(lane_ns(lane, self.costs.links.bandwidth), frozenset(lane.route))
 
     def _end_transfer(self, which: tuple[int, int, int, int]) -> None:
-        self.taken -= self._needs("transfer", which).resources
+        self.busy -= self._needs("transfer", which).resources
         moved = which[:3]
         self.under_way[moved] -= 1
         if self.under_way[moved] == 0:

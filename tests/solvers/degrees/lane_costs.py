@@ -1,7 +1,7 @@
-"""What a plan with degrees costs, from its documents and the real GPUs in plain Python: the oracle of cells.
+"""Costs of a plan with degrees, from its documents and the real GPUs in plain Python: the oracle of GPU groups.
 
-Nothing of ``penstock.solvers.degrees`` and ``penstock.solvers.costs`` is called. Every GPU of a replica is a lane; what
-the lanes of a stage send, they send at the same time, over their own routes in the topology as it is. The rest is the
+No function of ``penstock.solvers.degrees`` and ``penstock.solvers.costs`` is called. Every GPU of a replica is a lane.
+The lanes of a stage send at the same time, over their routes in the real topology. All other rules are in the
 simulator that is written from docs/theory/judge.md.
 """
 
@@ -29,7 +29,7 @@ GPUs = tuple[int, ...]
 
 
 class Lane(NamedTuple):
-    """What one GPU sends to another: over which resources, with which latency, how many bytes."""
+    """A message from one GPU to another: the resources of its route, its latency, and its bytes."""
 
     route: list[Hashable]
     latency: int
@@ -37,37 +37,37 @@ class Lane(NamedTuple):
 
 
 def degrees_of(plan: Json) -> dict[str, int]:
-    """The degrees that a plan states."""
+    """Return the degrees that a plan states."""
     names = ("tensor", "context", "expert", "expert_tensor")
     return {name: (plan.get("degrees") or {}).get(name, 1) for name in names}
 
 
 def cell_of(degrees: dict[str, int]) -> int:
-    """The GPUs that hold a replica together."""
+    """Return the number of GPUs that hold a replica together."""
     return max(degrees["tensor"] * degrees["context"], degrees["expert"] * degrees["expert_tensor"])
 
 
 def replicas(topology: SimpleNamespace, size: int) -> list[GPUs]:
-    """All neighbouring GPUs of one kind, ``size`` at a time: inside nodes, or nodes of equal size one after another."""
+    """List all neighbouring GPUs of one kind, ``size`` at a time: in nodes, or several whole nodes of equal size."""
     nodes: dict[int, list[int]] = {}
     for gpu, node in enumerate(topology.network.node_of):
         nodes.setdefault(node, []).append(gpu)
-    found: list[GPUs] = []
+    groups: list[GPUs] = []
     if size <= max(map(len, nodes.values())):
-        for own in nodes.values():
-            found += [tuple(own[at : at + size]) for at in range(0, len(own) - size + 1, size)]
+        for inside in nodes.values():
+            groups += [tuple(inside[at : at + size]) for at in range(0, len(inside) - size + 1, size)]
     else:
         run: list[list[int]] = []
-        for own in nodes.values():
-            run = [*run, own] if not run or len(run[0]) == len(own) else [own]
-            if len(run) * len(own) == size:
-                found.append(tuple(gpu for node in run for gpu in node))
+        for inside in nodes.values():
+            run = [*run, inside] if not run or len(run[0]) == len(inside) else [inside]
+            if len(run) * len(inside) == size:
+                groups.append(tuple(gpu for node in run for gpu in node))
                 run = []
-    return [gpus for gpus in found if len({topology.devices[gpu].kind for gpu in gpus}) == 1]
+    return [gpus for gpus in groups if len({topology.devices[gpu].kind for gpu in gpus}) == 1]
 
 
 class LaneLinks(Rings):
-    """Routes between replicas: what their lanes use together."""
+    """Routes between replicas: the resources that their lanes use together."""
 
     def __init__(self, plain: Links, cells: Sequence[GPUs]) -> None:
         self.plain, self.cells, self.network = plain, cells, plain.network
@@ -75,7 +75,7 @@ class LaneLinks(Rings):
         self.route, self.width = cache(self._route), cache(self._width)
 
     def lanes(self, u: int, v: int) -> Iterator[tuple[list[Hashable], int] | None]:
-        """The route of each lane from one replica to another."""
+        """Yield the route of each lane from one replica to another."""
         for one, other in zip(self.cells[u], self.cells[v], strict=True):
             yield self.plain.route(one, other)
 
@@ -87,7 +87,7 @@ class LaneLinks(Rings):
         return list(used), max(route[1] for route in routes)
 
     def _width(self, u: int, v: int) -> int:
-        """Of one lane, while all of them send."""
+        """Return the width of one lane, while all lanes send."""
         routes = [route[0] for route in self.lanes(u, v) if route is not None]
         if len(routes) < len(self.cells[u]):
             return 0
@@ -95,15 +95,15 @@ class LaneLinks(Rings):
         return min(self.bandwidth[resource] // every.count(resource) for resource in every)
 
     def node(self, cell: int) -> int:
-        """The node of the first GPU."""
+        """Return the node of the first GPU."""
         return self.plain.node(self.cells[cell][0])
 
     def card(self, cell: int) -> Hashable:
-        """The cards of all GPUs."""
+        """Return the cards of all GPUs."""
         return frozenset((self.plain.node(gpu) - self.node(cell), self.plain.card(gpu)) for gpu in self.cells[cell])
 
     def together(self, pairs: Sequence[tuple[int, int]]) -> int:
-        """Of one lane, while all lanes of all pairs send."""
+        """Return the width of one lane, while all lanes of all pairs send."""
         routes = [route for u, v in pairs for route in self.lanes(u, v)]
         if None in routes:
             return 0
@@ -112,10 +112,10 @@ class LaneLinks(Rings):
 
 
 class LaneCollectives(Collectives):
-    """Between replicas, by all of their lanes at once."""
+    """Collectives between replicas, on all of their lanes at once."""
 
     def is_alone(self, devices: Sequence[int]) -> bool:
-        """Whether all lanes together are as wide as the narrowest of them alone."""
+        """Return whether all lanes together are as wide as the narrowest lane alone."""
         links: Any = self.links
         lanes = zip(*(links.cells[cell] for cell in devices), strict=True)
         return bool(links.ring_width(devices) == min(links.plain.ring_width(lane) for lane in lanes))
@@ -130,20 +130,20 @@ class LaneCosts(Costs):
         self.groups = self._groups()
 
     def inside(self, first: int, last: int) -> int:
-        """Of each layer by itself."""
+        """Return the time of sums inside a replica, over all layers."""
         return sum(self.problem.inside[first : last + 1])  # type: ignore[attr-defined]
 
     def step_sums(self, s: int) -> int:
-        """Of all layers of the stage."""
+        """Return the time of sums inside a replica in a step, over all layers of the stage."""
         return sum(self.problem.step_sums[self.stages[s].first : self.stages[s].last + 1])  # type: ignore[attr-defined]
 
-    def own(self, tied: int) -> int:
-        """A tied parameter is no expert's."""
+    def summed_bytes(self, tied: int) -> int:
+        """Return the bytes of a tied parameter per GPU; a tied parameter belongs to no expert."""
         return up(tied, self.problem.holders)  # type: ignore[attr-defined]
 
     @property
     def links(self) -> LaneLinks:  # type: ignore[override]
-        """Between replicas."""
+        """Routes between replicas."""
         return self._links
 
     @links.setter
@@ -152,7 +152,7 @@ class LaneCosts(Costs):
 
     @property
     def collectives(self) -> Collectives:  # type: ignore[override]
-        """Between replicas."""
+        """Collectives between replicas."""
         return self._collectives
 
     @collectives.setter
@@ -160,7 +160,7 @@ class LaneCosts(Costs):
         self._collectives = LaneCollectives(plain.links, plain.mode, plain.measured)
 
     def _on_wires(self, s: int, t: int, direction: int, rows: int) -> Transfer | None:
-        """The sum of what the lanes put on each resource."""
+        """Add up the load of all lanes on each resource."""
         lanes = list(self.lanes(s, t, direction, rows))
         load: dict[Hashable, int] = {}
         for lane in lanes:
@@ -172,7 +172,7 @@ class LaneCosts(Costs):
         return Transfer(max(lane.latency for lane in lanes) + longest, frozenset(load))
 
     def lanes(self, s: int, t: int, direction: int, rows: int) -> Iterator[Lane]:
-        """All that the GPUs of a stage send to those of another."""
+        """Yield every message from the GPUs of a stage to the GPUs of another stage."""
         for u, a, b in self.slices(s, rows):
             for v, c, d in self.slices(t, rows):
                 k = min(b, d) - max(a, c)
@@ -187,7 +187,7 @@ class LaneCosts(Costs):
 
 
 def read_file(file: Json) -> Run:
-    """A plan file's plan, before its clock has run: what every stage and lane does."""
+    """Read the plan of a plan file, before its clock runs: rows, and the costs of all stages."""
     plan = file["plan"]
     degrees = degrees_of(plan)
     size = cell_of(degrees)
@@ -202,10 +202,10 @@ def read_file(file: Json) -> Run:
     names = [device.name for device in real.devices]
     first_of = {names[gpus[0]]: number for number, gpus in enumerate(cells)}
 
-    def held(devices: list[str]) -> tuple[int, ...]:
-        found = [first_of[name] for name in devices[::size]]
-        assert [names[gpu] for cell in found for gpu in cells[cell]] == devices
-        return tuple(found)
+    def cells_of(devices: list[str]) -> tuple[int, ...]:
+        numbers = [first_of[name] for name in devices[::size]]
+        assert [names[gpu] for cell in numbers for gpu in cells[cell]] == devices
+        return tuple(numbers)
 
     pipelines = []
     for pipeline in plan["pipelines"]:
@@ -215,7 +215,7 @@ def read_file(file: Json) -> Run:
             again = {"none": (), "full": ((first, last),)}.get(str(each["recompute"]), each["recompute"])
             modules = tuple(again["modules"]) if isinstance(again, dict) else ()
             ranges = tuple((a, b) for a, b in again) if not modules else ()
-            stages.append(Stage(first, last, held(each["devices"]), each["dispatch"], ranges, modules=modules))
+            stages.append(Stage(first, last, cells_of(each["devices"]), each["dispatch"], ranges, modules=modules))
         pipelines.append(Pipeline(tuple(stages), tuple(pipeline["micro_batches"])))
     allocation = Allocation(tuple(pipelines), plan["num_micro_batches"])
     costs = (SharedCosts if together else LaneCosts)(problem, allocation, plan["overlap_all_reduce"])
@@ -223,23 +223,23 @@ def read_file(file: Json) -> Run:
     for row in plan["schedule"]["rows"]:
         alike: dict[tuple[int, ...], list[int]] = {}
         for cell in (first_of[name] for name in row["devices"]):
-            own = tuple(s for s, stage in enumerate(costs.stages) if cell in stage.devices)
-            alike.setdefault(own if len(own) == 1 else (), []).append(cell)
-        for own, several in alike.items():
-            lanes.append(Row(tuple(several), [tuple(each) for each in parse_row(row["text"], *own)]))  # type: ignore[misc]
+            indices = tuple(s for s, stage in enumerate(costs.stages) if cell in stage.devices)
+            alike.setdefault(indices if len(indices) == 1 else (), []).append(cell)
+        for indices, several in alike.items():
+            lanes.append(Row(tuple(several), [tuple(each) for each in parse_row(row["text"], *indices)]))  # type: ignore[misc]
     return Run(costs, "synchronous", [costs.M] * len(costs.stages), lanes, tied=costs.ties("synchronous"))
 
 
 def at_degrees(
     real: SimpleNamespace, request: Json, degrees: dict[str, int], sharding: str | None, cells: list[GPUs]
 ) -> SimpleNamespace:
-    """What one GPU of each replica computes, holds and sends."""
+    """Return the problem of one GPU of each replica: its computation, memory and messages."""
     profile = request["profile"]
     variant = next(each for each in profile["variants"] if degrees_of(each) == degrees)
-    held = [variant["layers"][number] for number in profile["classes"]]
-    size = [each["parameter_bytes"] for each in held]
+    parts = [variant["layers"][number] for number in profile["classes"]]
+    size = [each["parameter_bytes"] for each in parts]
     trained = [p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)]
-    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(held, profile["layers"], strict=True)]
+    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(parts, profile["layers"], strict=True)]
     alike = cell_of(degrees) // degrees["tensor"]
     alike_experts = cell_of(degrees) // (degrees["expert"] * degrees["expert_tensor"])
     meshes = cell_of(degrees) // (degrees["tensor"] * degrees["context"])
@@ -253,8 +253,8 @@ def at_degrees(
     kept = sharding == "parameters_kept"
     owned = [up(t - e, alike) + up(e, alike_experts) for t, e in zip(trained, experts, strict=True)]
     own_updates = [
-        up(h["update_ns"] * own, t) if shared and t else h["update_ns"]
-        for h, own, t in zip(held, owned, trained, strict=True)
+        up(h["update_ns"] * part, t) if shared and t else h["update_ns"]
+        for h, part, t in zip(parts, owned, trained, strict=True)
     ]
     return SimpleNamespace(
         **{name: getattr(real, name) for name in ("num_layers", "network", "rules", "collectives")},
@@ -268,16 +268,16 @@ def at_degrees(
         cells=cells,
         parameter_bytes=list(accumulate((p + (p - t) * kept for p, t in zip(size, trained, strict=True)), initial=0)),
         trainable_bytes=list(accumulate(trained, initial=0)),
-        update_ns=list(accumulate((own + t for own, t in zip(own_updates, steps, strict=True)), initial=0)),
+        update_ns=list(accumulate((part + t for part, t in zip(own_updates, steps, strict=True)), initial=0)),
         forward_bytes=[sum(up(t["bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
         backward_bytes=[sum(up(t["gradient_bytes_per_sample"], lanes) for t in cut) for cut in profile["boundaries"]],
         shared_parameters=[
             (tie["name"], tie["layers"], up(tie["bytes"], degrees["tensor"])) for tie in profile["shared_parameters"]
         ],
         measured={
-            kind: tuple(inner.measured(each, speed) for each in points if each["device_kind"] == known)
-            for kind, (known, speed) in real.kind_source.items()
-            if any(each["device_kind"] == known for each in points)
+            kind: tuple(inner.measured(each, speed) for each in points if each["device_kind"] == source)
+            for kind, (source, speed) in real.kind_source.items()
+            if any(each["device_kind"] == source for each in points)
         },
         linear=False,
         kind_source={kind: (kind, 1) for kind in real.kind_source},
@@ -305,9 +305,9 @@ def at_degrees(
 
 
 class Shared(NamedTuple):
-    """What moves of each layer of a stage that all GPUs share out, and whether it may while another one computes.
+    """Traffic of each layer of a stage that all GPUs share out, and whether it may overlap computation.
 
-    ``whole_bytes``: of gathered layers and gradients that are not yet summed, however many rows there are.
+    ``whole_bytes``: the bytes of gathered layers and of gradients that are not yet summed; independent of the rows.
     """
 
     gather: list[int]
@@ -317,17 +317,17 @@ class Shared(NamedTuple):
     whole_bytes: int
 
     def forward(self, computing: list[int]) -> int:
-        """One stream computes layer after layer, another gathers the next one from when a layer begins."""
+        """Return the time of a forward: one stream computes a layer while the other gathers the next one."""
         if not self.parameters:
             return sum(computing)
         at = self.gather[0]
-        for layer, taken in enumerate(computing):
+        for layer, duration in enumerate(computing):
             following = self.gather[layer + 1] if layer + 1 < len(computing) else 0
-            at = self.after(at, taken, following)
+            at = self.after(at, duration, following)
         return at
 
     def backward(self, computing: list[int]) -> int:
-        """The other stream sums the last layer's gradients, and then gathers the next."""
+        """Return the time of a backward: one stream sums the last layer's gradients, then gathers the next layer."""
         last = len(computing) - 1
         at = self.gather[last] if self.parameters else 0
         for layer in range(last, -1, -1):
@@ -337,7 +337,7 @@ class Shared(NamedTuple):
         return at + self.scatter[0]
 
     def again(self, layer: int, computing: int) -> int:
-        """A recomputed layer's forward, while what followed it then is gathered again."""
+        """Return the time to recompute a layer's forward, while the layer after it is gathered again."""
         if not self.parameters:
             return computing
         first = self.gather[0] if layer == 0 else 0
@@ -345,7 +345,7 @@ class Shared(NamedTuple):
         return first + self.after(0, computing, following)
 
     def after(self, start: int, computing: int, moving: int) -> int:
-        """When both streams have ended."""
+        """Return the time when both streams have ended."""
         if not self.overlap:
             return start + computing + moving
         ends = start + computing, start + moving
@@ -353,7 +353,7 @@ class Shared(NamedTuple):
 
 
 class SharedCosts(LaneCosts):
-    """One stage on all GPUs, which are one cell."""
+    """Costs of one stage on all GPUs, which are one GPU group."""
 
     def _stage(self, s: int, rows: int) -> StageCosts:
         stage, shared = self.stages[s], self.problem.shared  # type: ignore[attr-defined]
@@ -382,16 +382,16 @@ class SharedCosts(LaneCosts):
 
 
 def shared_out(apart: SimpleNamespace, real: SimpleNamespace, request: Json, plan: Json, cells: list[GPUs]) -> Any:
-    """The stage that all replicas of ``apart`` share out, as one GPU of them has it."""
+    """Return the problem of one GPU of the stage that all replicas of ``apart`` share out."""
     degrees, parameters = degrees_of(plan), plan["sharding"] == "parameters"
     number, meshes = len(cells), len(cells) * cell_of(degrees) // (degrees["tensor"] * degrees["context"])
     assert real.global_batch_size % meshes == 0
     profile = request["profile"]
     variant = next(each for each in profile["variants"] if degrees_of(each) == degrees)
-    held = [variant["layers"][each] for each in profile["classes"]]
-    size = [each["parameter_bytes"] for each in held]
+    parts = [variant["layers"][each] for each in profile["classes"]]
+    size = [each["parameter_bytes"] for each in parts]
     trained = [p if x["trainable"] else 0 for p, x in zip(size, profile["layers"], strict=True)]
-    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(held, profile["layers"], strict=True)]
+    experts = [(h["expert_bytes"] or 0) if x["trainable"] else 0 for h, x in zip(parts, profile["layers"], strict=True)]
     tied = [0] * len(size)
     for _name, layers, more in apart.shared_parameters:
         for layer in layers[1:]:
@@ -403,20 +403,20 @@ def shared_out(apart: SimpleNamespace, real: SimpleNamespace, request: Json, pla
     frozen = [up(p - t, apart.holders) for p, t in zip(size, trained, strict=True)]
     factor = real.memory.gradient_factor
 
-    def moved(half: str, whole: list[int], own: list[int], width: int) -> list[int]:
-        found = []
-        for each, expert, part in zip(whole, experts, own, strict=True):
+    def moved(half: str, whole: list[int], shares: list[int], width: int) -> list[int]:
+        times = []
+        for each, expert, part in zip(whole, experts, shares, strict=True):
             inside = [
                 max(plain.time(half, bytes_ * width, group) for group in groups)
                 for groups, bytes_ in zip(inner.alike, (each - expert, expert), strict=True)
             ]
-            found.append(sum(inside) + outer.time(half, part * width, every))
-        return found
+            times.append(sum(inside) + outer.time(half, part * width, every))
+        return times
 
     gathered = [o + f + t for o, f, t in zip(apart.owned, frozen, tied, strict=True)]
     gather = moved("all_gather", [p + t for p, t in zip(size, tied, strict=True)], gathered, 1)
     scatter = moved("reduce_scatter", trained, apart.owned, factor)
-    own = [up(each, number) for each in apart.owned]
+    shares = [up(each, number) for each in apart.owned]
     kept = [up(o * real.memory.shard_factor + f, number) for o, f in zip(apart.owned, frozen, strict=True)]
     plain_steps = [b - a - s for (a, b), s in zip(pairwise(apart.update_ns), apart.step_sums, strict=True)]
     sums = [s + (0 if parameters else g) for s, g in zip(apart.step_sums, gather, strict=True)]
@@ -428,8 +428,8 @@ def shared_out(apart: SimpleNamespace, real: SimpleNamespace, request: Json, pla
     whole.cells = [tuple(gpu for cell in cells for gpu in cell)]
     whole.global_batch_size = real.global_batch_size // meshes
     whole.parameter_bytes = list(accumulate(kept if parameters else size, initial=0))
-    whole.trainable_bytes = list(accumulate(own, initial=0))
-    whole.owned, whole.holders, whole.inside = own, 1, [0] * len(own)
+    whole.trainable_bytes = list(accumulate(shares, initial=0))
+    whole.owned, whole.holders, whole.inside = shares, 1, [0] * len(shares)
     whole.step_sums = sums
     whole.update_ns = list(accumulate((up(u, number) + s for u, s in zip(plain_steps, sums, strict=True)), initial=0))
     whole.devices = [
@@ -463,9 +463,10 @@ class Inner:
         self.alike = [[gpus[lane::apart] for gpus in cells for lane in range(apart)] for apart in (t, x)]
 
     def summed(self, dense: int, experts: int, gradient: int, shared: bool) -> int:
-        """What GPUs with the same parameters take to sum a layer in parts, and to gather it.
+        """Return the time in which GPUs with the same parameters sum a layer in parts, and gather it.
 
-        ``gradient``: bytes of a gradient per byte of parameters; ``shared``: the parameters are gathered, not these.
+        ``gradient``: bytes of a gradient per byte of parameters. ``shared``: the parameters are gathered, not the
+        gradients.
         """
         return sum(
             max(self.collectives.time(half, size * width, group) for group in groups)
@@ -474,33 +475,33 @@ class Inner:
         )
 
     def exposed(self, measurement: Json, phase: str) -> list[int]:
-        """What each layer's collectives of a phase add."""
-        found = []
+        """Return the time that the collectives of a phase add to each layer."""
+        times = []
         for number in self.classes:
-            own = [each for each in measurement["layers"][number]["collectives"] if each["phase"] == phase]
-            found.append(self.added(own, 1 if phase == "step" else measurement["micro_batch_size"]))
-        return found
+            in_phase = [each for each in measurement["layers"][number]["collectives"] if each["phase"] == phase]
+            times.append(self.added(in_phase, 1 if phase == "step" else measurement["micro_batch_size"]))
+        return times
 
     def added(self, collectives: list[Json], rows: int) -> int:
-        """What some collectives add."""
-        return sum(max(0, self.taken(each, rows) - each["hidden_ns"]) for each in collectives)
+        """Return the time that some collectives add."""
+        return sum(max(0, self.duration(each, rows) - each["hidden_ns"]) for each in collectives)
 
     def modules(self, measurement: Json, speed: float) -> dict[str, tuple[list[int], list[int]]]:
-        """What each module of each layer takes and frees."""
-        held = [measurement["layers"][number]["modules"] or [] for number in self.classes]
-        found: dict[str, tuple[list[int], list[int]]] = {}
-        for name in {each["module"] for own in held for each in own}:
-            one = [next((each for each in own if each["module"] == name), None) for own in held]
+        """Return the time and the freed bytes of each module, by layer."""
+        layers = [measurement["layers"][number]["modules"] or [] for number in self.classes]
+        costs: dict[str, tuple[list[int], list[int]]] = {}
+        for name in {each["module"] for layer in layers for each in layer}:
+            one = [next((each for each in layer if each["module"] == name), None) for layer in layers]
             rows = measurement["micro_batch_size"]
             times = [
                 -int(-each["forward_ns"] // speed) + self.added(each["collectives"], rows) if each else 0
                 for each in one
             ]
-            found[name] = (times, [each["freed_bytes"] if each else 0 for each in one])
-        return found
+            costs[name] = (times, [each["freed_bytes"] if each else 0 for each in one])
+        return costs
 
-    def taken(self, collective: Json, rows: int) -> int:
-        """Of the slowest group."""
+    def duration(self, collective: Json, rows: int) -> int:
+        """Return the time of the slowest group."""
         moved = collective["bytes_per_sample"] * rows
         return max(
             self.collectives.time(collective["operation"], moved, group, collective["count"])
@@ -508,21 +509,21 @@ class Inner:
         )
 
     def measured(self, measurement: Json, speed: float) -> Measured:
-        """Of each layer, with its collectives, which no faster device shortens."""
-        held = [measurement["layers"][number] for number in self.classes]
+        """Return the costs of each layer with its collectives, which a faster device does not shorten."""
+        layers = [measurement["layers"][number] for number in self.classes]
 
         def faster(values: list[int]) -> list[int]:
             return values if speed == 1 else [-int(-value // speed) for value in values]
 
         def both(name: str) -> list[int]:
-            own = faster([each[f"{name}_ns"] for each in held])
-            return [a + b for a, b in zip(own, self.exposed(measurement, name), strict=True)]
+            computing = faster([each[f"{name}_ns"] for each in layers])
+            return [a + b for a, b in zip(computing, self.exposed(measurement, name), strict=True)]
 
         halves = [
             each["backward_ns"] // 2 if each["backward_weight_ns"] is None else each["backward_weight_ns"]
-            for each in held
+            for each in layers
         ]
-        sizes = [[each[name] for each in held] for name in ("stash_bytes", "workspace_bytes")]
+        sizes = [[each[name] for each in layers] for name in ("stash_bytes", "workspace_bytes")]
         rows = measurement["micro_batch_size"]
         times = both("forward"), both("backward"), faster(halves)
         return Measured(rows, *times, *sizes, self.modules(measurement, speed))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Small random requests that leave degrees open: those of the audit, with a model that some GPUs can share."""
+"""Small random requests that leave degrees open: requests of the audit, with a model that some GPUs can share."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ LAYERS, DEVICES = 4, 6
 
 
 def open_request(seed: int, *, experts: bool = False, sharded: bool = False) -> Problem:
-    """A request of at most four layers and six GPUs with two or three choices, some of which have no cells.
+    """Draw a request with at most four layers, six GPUs, and two or three choices, some without GPU groups.
 
-    ``experts``: at degrees with groups of experts, whose cells may have several meshes; ``sharded``: gradients, or
-    parameters too, are shared out over all GPUs, or parameters in each stage.
+    ``experts``: degrees with groups of experts, whose GPU groups may have several meshes. ``sharded``: all GPUs share
+    out gradients, or also parameters, or each stage shares out its parameters.
     """
     rng = random.Random(f"open {seed}{' experts' * experts}{' sharded' * sharded}")
     problem = _small(rng)
@@ -67,7 +67,7 @@ def open_request(seed: int, *, experts: bool = False, sharded: bool = False) -> 
 
 
 def _in_samples(rng: random.Random, problem: Problem, meshes: int) -> Problem:
-    """The request with mostly so many samples that the meshes of every cell get equally many."""
+    """Multiply the samples, mostly so that the meshes of every GPU group get equally many."""
     if rng.random() < 0.1:
         return problem
     sizes = problem.micro_batch_sizes
@@ -77,7 +77,7 @@ def _in_samples(rng: random.Random, problem: Problem, meshes: int) -> Problem:
 
 
 def _small(rng: random.Random) -> Problem:
-    """One of the audit's requests that is small enough, without codecs and targets."""
+    """Draw one of the audit's requests that is small enough and has no codecs and no target."""
     while True:
         problem = request_of(rng.randrange(10**6))
         small = problem.num_layers <= LAYERS and problem.num_devices <= DEVICES
@@ -86,7 +86,7 @@ def _small(rng: random.Random) -> Problem:
 
 
 def _divisible(network: Network) -> Network:
-    """Every bandwidth a multiple of 12, so that lanes have whole parts of it."""
+    """Make every bandwidth a multiple of 12, so that the lanes' parts are whole numbers."""
     insides = tuple(
         inside and inside._replace(bandwidth_bytes_per_s=12 * inside.bandwidth_bytes_per_s)
         for inside in network.insides
@@ -96,7 +96,7 @@ def _divisible(network: Network) -> Network:
 
 
 def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
-    """About the degrees' part of everything, and a few collectives."""
+    """Draw a variant: about the degrees' part of all costs, and a few collectives."""
     part = rng.uniform(0.7, 1.6) / degrees.cell
     part_of_experts = rng.choice((0, 0.3, 0.9, 1)) if degrees.expert_group > 1 else 0
     knows_modules = rng.random() < 0.6
@@ -111,14 +111,14 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
     trained = np.diff(problem.trainable_bytes) > 0
     (points,) = problem.measured.values()
     measured = []
-    for known in points:
-        backward = some(known.backward_ns)
+    for point in points:
+        backward = some(point.backward_ns)
         weight = np.array([rng.randint(0, each) for each in backward.tolist()], dtype=np.int64)
-        own = tuple(_collectives(rng, degrees, known.rows) for _ in range(problem.num_layers))
-        times = some(known.forward_ns), backward, weight
-        sizes = some(known.stash_bytes), some(known.workspace_bytes)
-        modules = _modules(rng, known.rows, degrees, times[0], sizes[0]) if knows_modules else {}
-        measured.append(CellMeasured(known.rows, *times, *sizes, own, modules))
+        layers = tuple(_collectives(rng, degrees, point.rows) for _ in range(problem.num_layers))
+        times = some(point.forward_ns), backward, weight
+        sizes = some(point.stash_bytes), some(point.workspace_bytes)
+        modules = _modules(rng, point.rows, degrees, times[0], sizes[0]) if knows_modules else {}
+        measured.append(CellMeasured(point.rows, *times, *sizes, layers, modules))
     return Variant(
         degrees=degrees,
         parameter_bytes=prefix(parameters),
@@ -130,7 +130,7 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
             for cut in problem.boundary_tensors
         ),
         shared_parameters=tuple(
-            (name, own, -(-size // degrees.tensor)) for name, own, size in problem.shared_parameters
+            (name, layers, -(-size // degrees.tensor)) for name, layers, size in problem.shared_parameters
         ),
         measured=dict.fromkeys(problem.measured, tuple(measured)),
     )
@@ -139,22 +139,22 @@ def _variant(rng: random.Random, problem: Problem, degrees: Degrees) -> Variant:
 def _modules(
     rng: random.Random, rows: int, degrees: Degrees, forward: np.ndarray, stash: np.ndarray
 ) -> dict[Module, CellModule]:
-    """A part of each layer's forward and stash, and a few collectives; of modules within another one, of that."""
-    found: dict[Module, CellModule] = {}
+    """Draw a part of each layer's forward and stash, and a few collectives; nested modules share their parent's."""
+    modules: dict[Module, CellModule] = {}
     for module in (each for each in get_args(Module) if each not in ALONE):
-        own = tuple(
+        collectives = tuple(
             tuple(each for each in _collectives(rng, degrees, rows) if each.phase == "forward") for _ in stash.tolist()
         )
-        whole = found.get(WITHIN.get(module, module))
+        whole = modules.get(WITHIN.get(module, module))
         stashes, forwards = (stash, forward) if whole is None else (whole.freed_bytes, whole.forward_ns)
         shares = [rng.uniform(0, 0.33) for _ in stash.tolist()]
         freed = np.array(
             [int(each * share) for each, share in zip(stashes.tolist(), shares, strict=True)], dtype=np.int64
         )
         times = np.array([int(each * rng.uniform(0, 0.5)) for each in forwards.tolist()], dtype=np.int64)
-        own = own if whole is None else tuple(() for _ in own)
-        found[module] = CellModule(times, freed, own)
-    return found
+        collectives = collectives if whole is None else tuple(() for _ in collectives)
+        modules[module] = CellModule(times, freed, collectives)
+    return modules
 
 
 def _collectives(rng: random.Random, degrees: Degrees, rows: int) -> tuple[Collective, ...]:

@@ -1,4 +1,4 @@
-"""Communicators counted from an allocation are those that the programs of its ranks need."""
+"""Communicators that are counted from an allocation equal the communicators that the programs of its ranks need."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ EDGE, GROUP = 1, 1_000_000
 
 
 def counted(problem: Problem, edge: int = EDGE, group: int = GROUP) -> Problem:
-    """The problem on devices whose communicators take so many bytes."""
+    """Return the problem on devices whose communicators take these bytes per edge and group."""
     devices = tuple(replace(device, edge_bytes=edge, group_bytes=group) for device in problem.devices)
     return replace(problem, devices=devices)
 
 
 def needed(programs: Sequence[Program]) -> dict[str, int]:
-    """By the name of a device what its rank's messages and groups need."""
-    found = {}
+    """Return the bytes that each device's messages and groups need, by the device's name."""
+    needs = {}
     for program in programs:
         edges = set()
         for one in program.instructions():
@@ -51,8 +51,8 @@ def needed(programs: Sequence[Program]) -> dict[str, int]:
                 low, high = channel.rows[program.row_class(one.micro_batch % program.num_micro_batches)]
                 edges |= {(one.kind.startswith("SEND"), channel.peer)} if high > low else set()
         groups = sum(program.rank in group and len(group) > 1 for group in program.groups)
-        found[program.device] = EDGE * len(edges) + GROUP * groups
-    return found
+        needs[program.device] = EDGE * len(edges) + GROUP * groups
+    return needs
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
@@ -69,8 +69,8 @@ def test_ranks_need_as_many_as_are_counted(seed: int, make) -> None:
     except InvalidPlan:
         return
     names = {device.name: d for d, device in enumerate(problem.devices)}
-    found = communicator_bytes(problem, allocation)
-    assert {name: found[names[name]] for name in needed(programs)} == needed(programs)
+    counts = communicator_bytes(problem, allocation)
+    assert {name: counts[names[name]] for name in needed(programs)} == needed(programs)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_gpus_of_cells_need_as_many_as_are_counted(seed: int, degrees: Degrees) 
     devices = list(range(min(cells.num_devices, 3)))
     groups = [(2, devices[:1]), (2, devices[1:])] if len(devices) > 1 else [(4, devices)]
     allocation = chain(groups, 1)
-    found = communicator_bytes(cells, allocation)
-    per_cell = {real.devices[gpu].name: found[cell] for cell in devices for gpu in cells.cells[cell]}
+    counts = communicator_bytes(cells, allocation)
+    per_cell = {real.devices[gpu].name: counts[cell] for cell in devices for gpu in cells.cells[cell]}
     assert needed(lower(cells, allocation, gpipe(allocation), transport="gloo")) == per_cell
 
 

@@ -1,4 +1,4 @@
-"""Cells against the GPUs that they are: what every lane sends, link by link, on 1,000 clusters of five forms."""
+"""GPU groups against their real GPUs: the traffic of every lane, link by link, on 1,000 clusters of five forms."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ EXPERTS = (
     Degrees(tensor=2, context=2, expert=2, expert_tensor=2),
 )
 CLUSTERS = 250
-"""Of each of the degrees."""
+"""Clusters per degrees."""
 
 
 def lanes_ns(cells: Problem, source: Stage, target: Stage, rows: int, direction: int) -> int:
-    """Every lane's route on the real network: the largest latency, and the time of the most loaded link."""
+    """Return a transfer's time by every lane's real route: the largest latency plus the most loaded link's time."""
     assert cells.real is not None
     network = cells.real.network
     cut = source.last if direction == 0 else target.last
@@ -53,8 +53,8 @@ def lanes_ns(cells: Problem, source: Stage, target: Stage, rows: int, direction:
             latency = max(latency, route.latency_ns)
             for resource in route.resources:
                 load[resource] += share * per_row
-    taken = [-(-size * 10**9 // network.resources[link].bandwidth_bytes_per_s) for link, size in load.items()]
-    return latency + max(taken)
+    durations = [-(-size * 10**9 // network.resources[link].bandwidth_bytes_per_s) for link, size in load.items()]
+    return latency + max(durations)
 
 
 @pytest.mark.cases(1)
@@ -72,11 +72,11 @@ def test_a_transfer_takes_what_its_lanes_take_together(degrees: Degrees) -> None
         allocation = single_pipeline(stages, 1)
         for rows, direction in product((4, 5), (0, 1)):
             ends = stages if direction == 0 else stages[::-1]
-            found = transfer(cells, allocation, direction, rows, direction)
-            if found is None:
+            move = transfer(cells, allocation, direction, rows, direction)
+            if move is None:
                 continue
             expected = lanes_ns(cells, *ends, rows, direction)
-            assert found.duration_ns == expected, seed
+            assert move.duration_ns == expected, seed
             compared += 1
     assert compared > CLUSTERS
 
@@ -84,7 +84,7 @@ def test_a_transfer_takes_what_its_lanes_take_together(degrees: Degrees) -> None
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("degrees", SOME, ids=str)
 def test_a_lane_has_its_part_of_each_link(degrees: Degrees) -> None:
-    """What rings of collectives ask the network: the narrowest link between any two cells, and the latency."""
+    """Rings of collectives use two numbers: the width of the narrowest link between two groups, and the latency."""
     for seed in range(CLUSTERS):
         cells = contract(drawn_problem(random.Random(seed), degrees), Choice(degrees))
         assert cells.real is not None
@@ -93,33 +93,33 @@ def test_a_lane_has_its_part_of_each_link(degrees: Degrees) -> None:
             routes = [network.route(*lane) for lane in zip(cells.cells[u], cells.cells[v], strict=True)]
             passing = Counter(link for route in routes if route is not None for link in route.resources)
             part = min(network.resources[link].bandwidth_bytes_per_s // lanes for link, lanes in passing.items())
-            found = cells.network.route(u, v)
-            assert found is not None
-            assert found.latency_ns == max(route.latency_ns for route in routes if route is not None)
+            group_route = cells.network.route(u, v)
+            assert group_route is not None
+            assert group_route.latency_ns == max(route.latency_ns for route in routes if route is not None)
             assert cells.network.bandwidth(u, v) == part, (seed, u, v)
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("degrees", SOME, ids=str)
 def test_a_pass_takes_the_time_of_its_collectives_too(degrees: Degrees) -> None:
-    """Rings written down by hand: tensor groups are neighbours, context groups every t-th GPU."""
+    """Rings by hand: tensor groups are neighbours, context groups every t-th GPU."""
     for seed in range(CLUSTERS):
         problem = drawn_problem(random.Random(seed), degrees)
         cells = contract(problem, Choice(degrees))
         (variant,) = problem.variants
-        for known, found in zip(variant.measured["cpu"], cells.measured["cpu"], strict=True):
-            for layer, collectives in enumerate(known.collectives):
+        for base, total in zip(variant.measured["cpu"], cells.measured["cpu"], strict=True):
+            for layer, collectives in enumerate(base.collectives):
                 added = Counter(dict.fromkeys(("forward", "backward"), 0))
                 for each in collectives:
                     slowest = max(by_hand_ns(problem, group, each) for group in groups_of(cells, each.over))
                     added[each.phase] += max(0, slowest - each.hidden_ns)
-                assert found.forward_ns[layer] == known.forward_ns[layer] + added["forward"]
-                assert found.backward_ns[layer] == known.backward_ns[layer] + added["backward"]
-                assert found.weight_ns[layer] == known.weight_ns[layer]
+                assert total.forward_ns[layer] == base.forward_ns[layer] + added["forward"]
+                assert total.backward_ns[layer] == base.backward_ns[layer] + added["backward"]
+                assert total.weight_ns[layer] == base.weight_ns[layer]
 
 
 def groups_of(cells: Problem, over: str) -> list[tuple[int, ...]]:
-    """The GPUs of each group of a collective."""
+    """List the GPUs of each group of a collective."""
     assert cells.choice is not None
     t = cells.choice.degrees.tensor
     if over == "tensor":
@@ -128,19 +128,22 @@ def groups_of(cells: Problem, over: str) -> list[tuple[int, ...]]:
 
 
 def by_hand_ns(problem: Problem, group: tuple[int, ...], each: Collective) -> int:
-    """In nodes and then among them where all-reduces are hierarchical; one ring for all-to-alls and sends."""
+    """Return a collective's time: hierarchical all-reduces run in nodes, then among them; others are one ring."""
     if each.bytes == 0:
         return 0
     nodes = [[gpu for gpu in group if problem.network.node_of[gpu] == node] for node in problem.network.nodes_of(group)]
     in_turn = problem.rules.all_reduce == "hierarchical" and each.operation not in ("send", "all_to_all")
     if not in_turn or len(nodes) in (1, len(group)):
         return ring_ns(problem, group, each)
-    inside = max(ring_ns(problem, tuple(own), each) for own in nodes if len(own) > 1)
-    return inside + ring_ns(problem, tuple(own[0] for own in nodes), each, Links(problem.network).across(group))
+    inside = max(ring_ns(problem, tuple(members), each) for members in nodes if len(members) > 1)
+    return inside + ring_ns(problem, tuple(members[0] for members in nodes), each, Links(problem.network).across(group))
 
 
 def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: int | None = None) -> int:
-    """An all-reduce sends 2 (n − 1) / n of the tensor in 2 (n − 1) steps, its halves and an all-to-all half of that."""
+    """Return the time of a ring.
+
+    An all-reduce sends 2 (n − 1) / n of the tensor in 2 (n − 1) steps; its halves and an all-to-all take half of that.
+    """
     n, network = len(group), problem.network
     links = Links(network)
     ring = [network.route(u, v) for u, v in links.ring(group)]
@@ -154,24 +157,24 @@ def ring_ns(problem: Problem, group: tuple[int, ...], each: Collective, width: i
 @pytest.mark.parametrize("sharding", ["none", "optimizer"])
 @pytest.mark.parametrize("degrees", [*SOME, *EXPERTS], ids=str)
 def test_memory_is_that_of_one_gpu(degrees: Degrees, sharding: Sharding) -> None:
-    """Sharded states are one of so many parts as GPUs hold the same parameters, in the cell and in other replicas."""
+    """Sharded states are divided by the number of GPUs with the same parameters, in the group and in other replicas."""
     for seed in range(40):
         problem = drawn_problem(random.Random(seed), degrees)
         cells = contract(problem, Choice(degrees, sharding))
         (variant,) = problem.variants
         stage = Stage(1, 2, tuple(range(cells.num_devices)))
-        own = int(variant.parameter_bytes[3] - variant.parameter_bytes[1])
-        states = problem.memory.state_factor * own
+        weights = int(variant.parameter_bytes[3] - variant.parameter_bytes[1])
+        states = problem.memory.state_factor * weights
         if sharding == "optimizer":
-            held = [range(degrees.cell)[::stride] for stride in (degrees.tensor, degrees.expert_group)]
+            copies = [range(degrees.cell)[::stride] for stride in (degrees.tensor, degrees.expert_group)]
             parts = [
-                math.ceil(Fraction(trained - experts, len(held[0]))) + math.ceil(Fraction(experts, len(held[1])))
+                math.ceil(Fraction(trained - experts, len(copies[0]))) + math.ceil(Fraction(experts, len(copies[1])))
                 for trained, experts in zip(
                     np.diff(variant.trainable_bytes).tolist(), np.diff(variant.expert_bytes).tolist(), strict=True
                 )
             ]
             states = math.ceil(Fraction(problem.memory.state_factor * sum(parts[1:3]), cells.num_devices))
-        assert sum(static_bytes(cells, stage)) == 2 * own + states, seed
+        assert sum(static_bytes(cells, stage)) == 2 * weights + states, seed
         assert {device.context_bytes for device in cells.devices} == {7}
 
 
@@ -193,10 +196,10 @@ def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
     """A solve verifies its plan, and the bound on every plan of the request is not above it."""
     for seed in range(6):
         cells = contract(drawn_problem(random.Random(seed), Degrees(tensor=2)), Choice(Degrees(tensor=2)))
-        found = solve(cells, planner, max_plans=6).best
-        assert found is not None, seed
-        assert request_bound(cells).bound_ns <= found.value_ns
-        assert verify(cells, found.allocation, found.schedule, found.timeline, overlap=found.overlap_all_reduce) == []
+        plan = solve(cells, planner, max_plans=6).best
+        assert plan is not None, seed
+        assert request_bound(cells).bound_ns <= plan.value_ns
+        assert verify(cells, plan.allocation, plan.schedule, plan.timeline, overlap=plan.overlap_all_reduce) == []
 
 
 def test_degrees_of_one_change_nothing_but_the_sharding() -> None:
@@ -240,13 +243,13 @@ def test_a_set_of_modules_is_left_out_only_where_another_is_no_worse(seed: int) 
     kept = undominated(sets, points)
 
     def cost(each: Modules) -> list[int]:
-        """Times, and what is not freed."""
-        found: list[int] = []
-        for known, stash in points:
+        """Return the times and the bytes that are not freed."""
+        numbers: list[int] = []
+        for table, stash in points:
             for layer in range(2):
-                found.append(sum(int(known[module][0][layer]) for module in each))
-                found.append(int(stash[layer]) - min(int(stash[layer]), sum(int(known[m][1][layer]) for m in each)))
-        return found
+                numbers.append(sum(int(table[module][0][layer]) for module in each))
+                numbers.append(int(stash[layer]) - min(int(stash[layer]), sum(int(table[m][1][layer]) for m in each)))
+        return numbers
 
     for each in sets:
         assert any(all(a <= b for a, b in zip(cost(one), cost(each), strict=True)) for one in kept)

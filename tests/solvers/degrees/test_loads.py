@@ -1,4 +1,4 @@
-"""Loads of choices, found without their problems, against the bounds of these."""
+"""Loads of choices, computed without their problems, against the bounds of these problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stage that all GPUs share out: its costs by hand, what it may not have, and that it is a plan of one stage."""
+"""One stage that all GPUs share out: its costs by hand, unsupported requests, and plans with this stage."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ WHOLE = Stage(0, 2, (0,))
 
 
 def three_layers(**changes: object) -> Problem:
-    """On four GPUs of a node, 1 byte/ns: of n bytes an all-gather takes 3/4 n ns, as does a reduce-scatter."""
-    given = {
+    """Build three layers on four GPUs of a node at 1 byte/ns.
+
+    An all-gather of n bytes takes 3/4 n ns, as does a reduce-scatter.
+    """
+    defaults = {
         "parameter_bytes": [400, 800, 40],
         "update_ns": [40, 80, 4],
         "stash_bytes": [5, 6, 7],
@@ -38,7 +41,7 @@ def three_layers(**changes: object) -> Problem:
         "gradient_factor": 2,
         "state_factor": 6,
     }
-    return make_problem([100, 500, 200], [150, 1000, 300], **(given | changes))  # type: ignore[arg-type]
+    return make_problem([100, 500, 200], [150, 1000, 300], **(defaults | changes))  # type: ignore[arg-type]
 
 
 def shared(problem: Problem, sharding: Sharding) -> Problem:
@@ -46,7 +49,7 @@ def shared(problem: Problem, sharding: Sharding) -> Problem:
 
 
 def test_parameters_by_hand() -> None:
-    """Gathers of 300, 600 and 30 ns; sums of gradients, twice as wide, of 600, 1,200 and 60 ns; one row on each GPU."""
+    """Gathers of 300, 600 and 30 ns, sums of gradients, twice as wide, of 600, 1,200 and 60 ns; one row on each GPU."""
     cells = shared(three_layers(), "parameters")
     costs = stage_costs(cells, WHOLE, 1)
     assert costs.forward_ns == 300 + max(100, 600) + max(500, 30) + 200
@@ -99,7 +102,7 @@ def test_layers_that_are_not_trained_are_gathered_and_not_summed() -> None:
 
 
 def test_copies_are_made_by_each_replica_of_the_whole_parameters_that_it_has() -> None:
-    """They neither move nor are shared out: all costs are as without them, but for the memory of whole parameters."""
+    """Copies neither move nor are shared out: all costs are as without them, but for the memory of whole parameters."""
     plain, copies = three_layers(), np.asarray([0, 200, 600, 600])
     problem = replace(plain, parameter_bytes=plain.parameter_bytes + copies, copied_bytes=copies)
     for sharding in ("gradients", "parameters"):
@@ -181,7 +184,7 @@ def test_every_planner_finds_the_one_stage(planner: str, sharding: Sharding) -> 
 
 @pytest.mark.tier("ci")
 def test_a_plan_with_several_stages_is_no_plan() -> None:
-    """Of a request that was answered with one stage; the first half of the GPUs would hold half of the layers."""
+    """A plan of two stages for a request that was answered with one; half of the GPUs would hold half of the layers."""
     request = with_degrees(degrees={"tensor": 1}, sharding="parameters", planner="even", micro_batch_sizes=[4])
     plan = solve(request).plan
     assert plan is not None

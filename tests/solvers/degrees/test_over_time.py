@@ -1,4 +1,4 @@
-"""Bytes held over time: against plans in no more memory than they take, all paths of a row, and by hand."""
+"""Bounds by bytes over time: against plans in just the memory that they take, all paths of a row, and by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.solvers.solve.searched import Searched
 
 REQUESTS = 1200
 LISTED = 5
-"""Plans of each choice."""
+"""Plans listed per choice."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def _short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_no_more_memory(problem: Problem, plan: JudgedPlan) -> Problem:
-    """The problem on devices with just what the plan takes; those that it leaves idle have no room at all."""
+    """Return the problem with just the memory that the plan takes; idle devices have only their context."""
     needed = with_just_enough_memory(problem, plan.timeline)
     idle = set(range(problem.num_devices)) - set(plan.timeline.uses)
     devices = tuple(
@@ -46,7 +46,7 @@ def in_no_more_memory(problem: Problem, plan: JudgedPlan) -> Problem:
 
 
 def compared(seed: int) -> Counter[str]:
-    """How many plans of a request's choices were looked at, and of how many the bound is above that of the load."""
+    """Check a request's choices; count the plans, and the plans whose bound is above the bound of the load."""
     met: Counter[str] = Counter()
     problem = replace(open_request(seed, experts=seed % 2 == 1), update_rules=frozenset({"synchronous"}))
     for choice in problem.choices:
@@ -56,15 +56,15 @@ def compared(seed: int) -> Counter[str]:
             continue
         for plan in plans_of(cells, seed, LISTED):
             tight = in_no_more_memory(cells, plan)
-            found = over_time_bound(tight)
-            assert found is not None
-            assert found.bound_ns <= plan.value_ns, f"seed {seed}, {choice}: {plan.allocation}"
+            bound = over_time_bound(tight)
+            assert bound is not None
+            assert bound.bound_ns <= plan.value_ns, f"seed {seed}, {choice}: {plan.allocation}"
             before = request_bound(tight)
             assert before.bound_ns <= plan.value_ns, f"seed {seed}, {choice}, first backward: {plan.allocation}"
             met["plans"] += 1
-            met["binding"] += found.bound_ns > request_bound(tight, fits=False).bound_ns
+            met["binding"] += bound.bound_ns > request_bound(tight, fits=False).bound_ns
             met["before the first backward"] += before.method == MEMORY
-            met["after the first backward"] += found.method == AFTER_FIRST
+            met["after the first backward"] += bound.method == AFTER_FIRST
     return met
 
 
@@ -81,7 +81,7 @@ def test_no_plan_is_quicker_in_the_memory_that_it_takes(part: int) -> None:
 
 
 def rows_of(problem: Problem, cheaper: tuple[int, ...]) -> Problem:
-    """The problem with costs of slices of 1, 2, … rows, which take these hundredths of the time of rows alone."""
+    """Return the problem with costs of slices of 1, 2, … rows, in hundredths of the time of single rows."""
     (alone,) = problem.measured["cpu"]
 
     def times(values: np.ndarray, rows: int) -> np.ndarray:
@@ -102,7 +102,7 @@ def rows_of(problem: Problem, cheaper: tuple[int, ...]) -> Problem:
 
 
 def one_layer(memory_bytes: int) -> Problem:
-    """One layer on one device, ten samples that keep 10 bytes each: 30 ns alone, 40 ns for two at once."""
+    """Build one layer on one device, ten samples that keep 10 bytes each: 30 ns alone, 40 ns for two at once."""
     problem = make_problem(
         [15],
         [15],
@@ -122,7 +122,7 @@ def test_small_slices_are_all_that_has_room() -> None:
     roomy, tight = over_time_bound(one_layer(1000)), over_time_bound(one_layer(10))
     assert roomy is not None
     assert tight is not None
-    # Alone a sample takes 30 ns. Of two at once each takes 20 ns, and both keep 20 bytes, twice the room, for 40 ns.
+    # A sample alone takes 30 ns. Two at once take 20 ns each, and both keep 20 bytes, twice the memory, for 40 ns.
     assert 199 <= roomy.bound_ns <= 200
     assert 299 <= tight.bound_ns <= 300
     assert request_bound(one_layer(10), fits=False).bound_ns == 200
@@ -132,7 +132,7 @@ def test_small_slices_are_all_that_has_room() -> None:
 
 
 def drawn(seed: int) -> Problem:
-    """Three layers on two devices, slices of up to three rows."""
+    """Draw three layers on two devices, with slices of up to three rows."""
     draw = np.random.default_rng(seed)
     problem = make_problem(
         draw.integers(10, 90, 3).tolist(),
@@ -151,24 +151,24 @@ def drawn(seed: int) -> Problem:
 
 
 def every_path(problem: Problem, price: float, before: Before | None = None) -> float:
-    """What a row costs at least, over all sizes in each layer and all layers that recompute, one by one.
+    """Return the least cost of a row over all sizes in each layer and all recomputing layers, one by one.
 
-    ``before``: and over how many layers' forwards are over at the first backward.
+    With ``before``, the minimum is also over the number of layers whose forwards are over at the first backward.
     """
     return min(_over(problem, price, before or Before(0.0, 0.0, 0.0), over) for over in (range(4) if before else (0,)))
 
 
 def _over(problem: Problem, price: float, before: Before, over: int) -> float:
-    """The same where the forwards of this many layers are over, and paid for."""
+    """Return the least cost where the forwards of the first ``over`` layers are over, and paid for."""
     least = float("inf")
     ways = (False, True) if problem.recompute == "auto" else (False,)
     gradients = np.diff(problem.trainable_bytes) * problem.memory.gradient_factor
     for sizes, again in product(product((1, 2, 3), repeat=3), product(ways, repeat=3)):
         work = area = paid = 0.0
         for layer, size in enumerate(sizes):
-            own = problem.costs("cpu", size)
+            table = problem.costs("cpu", size)
             forward, backward, stash = (
-                float(np.diff(each)[layer]) for each in (own.forward_ns, own.backward_ns, own.stash_bytes)
+                float(np.diff(each)[layer]) for each in (table.forward_ns, table.backward_ns, table.stash_bytes)
             )
             later = 0.0
             for other in range(layer + 1, 3):
@@ -182,7 +182,7 @@ def _over(problem: Problem, price: float, before: Before, over: int) -> float:
             to_come = 0.0 if layer < over else forward
             work += (to_come + forward * again[layer] + backward) / size
             area += kept * (to_come + later) / size + stash * backward / size
-            area += (own.workspace_bytes[layer] * (to_come + backward) + gradients[layer] * backward) / size
+            area += (table.workspace_bytes[layer] * (to_come + backward) + gradients[layer] * backward) / size
         least = min(least, work + price * area + paid)
     return least
 
@@ -196,7 +196,7 @@ def test_labels_find_the_cheapest_of_all_paths(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_labels_know_what_is_over_at_the_first_backward(seed: int) -> None:
-    """Of its parts a row's cost is the sum: so their derivatives by the prices are right."""
+    """A row's cost is the sum of its parts, and so their derivatives by the prices are right."""
     problem = drawn(seed)
     for price, before in product(
         (0.0, 0.002),
@@ -227,12 +227,12 @@ def test_a_choice_asks_for_tighter_bounds_only_as_far_as_a_time_needs_them() -> 
 
 
 def in_larger_slices(problem: Problem, seed: int) -> Problem:
-    """The problem with slices of which larger ones take less time for a row, each layer its own part less."""
+    """Return the problem with slices whose time per row falls with their size, by another share in each layer."""
     draw = np.random.default_rng(seed)
     fixed = draw.choice([0.0, 0.3, 1.0, 3.0], (2, problem.num_layers))
 
-    def points(known: tuple[Measured, ...]) -> tuple[Measured, ...]:
-        first = known[0]
+    def points(existing: tuple[Measured, ...]) -> tuple[Measured, ...]:
+        first = existing[0]
 
         def times(values: np.ndarray, rows: int, part: np.ndarray) -> np.ndarray:
             return np.ceil(values / first.rows * (rows + part)).astype(np.int64)
@@ -255,7 +255,7 @@ def in_larger_slices(problem: Problem, seed: int) -> Problem:
 
 
 def violations(seeds: range) -> Counter[str]:
-    """How many plans were looked at, how many are quicker than the bound, and how many it sees more of than load."""
+    """Count the plans, the plans that are faster than their bound, and the bounds that exceed the load's bound."""
     met: Counter[str] = Counter()
     for seed in seeds:
         problem = replace(open_request(seed, experts=seed % 3 == 1), update_rules=frozenset({"synchronous"}))
@@ -269,10 +269,10 @@ def violations(seeds: range) -> Counter[str]:
             least = request_bound(cells).bound_ns
             for number, plan in enumerate(plans_of(cells, seed, LISTED)):
                 tight = in_no_more_memory(cells, plan) if number % 2 else cells
-                found = over_time_bound(tight)
+                bound = over_time_bound(tight)
                 met["plans"] += 1
-                met["quicker"] += found is not None and found.bound_ns > plan.value_ns
-                met["binding"] += found is not None and found.method == AFTER_FIRST and found.bound_ns > least
+                met["quicker"] += bound is not None and bound.bound_ns > plan.value_ns
+                met["binding"] += bound is not None and bound.method == AFTER_FIRST and bound.bound_ns > least
     return met
 
 
@@ -286,7 +286,7 @@ def test_no_plan_is_quicker_where_larger_slices_are_cheaper(part: int) -> None:
 
 
 def test_rows_of_slices_above_the_largest_measured_one_are_rounded_less() -> None:
-    """Seed 1872 of the audit: on a quicker kind 4 rows take 811 ns in slices of 2, 817 ns one by one."""
+    """Seed 1872 of the audit: on a faster kind 4 rows take 811 ns in slices of 2, 817 ns one by one."""
     layers = {"forward_ns": [15, 46, 1, 6], "backward_ns": [66, 50, 94, 56]}
     for speed, batch in product((1.3, 1.7, 2.9), (2, 3, 4, 7)):
         problem = _quick(layers, speed, batch)
@@ -300,7 +300,7 @@ def test_rows_of_slices_above_the_largest_measured_one_are_rounded_less() -> Non
 
 
 def _quick(layers: dict[str, list[int]], speed: float, batch: int) -> Problem:
-    """Return a problem of one device whose kind is ``speed`` times as quick as the measured one."""
+    """Return a problem of one device whose kind is ``speed`` times as fast as the measured one."""
     problem = make_problem(layers["forward_ns"], nodes=(1,), global_batch_size=batch)
     measured = next(iter(problem.measured.values()))[0]
     measured = replace(measured, rows=1, **{name: np.asarray(times) for name, times in layers.items()})  # type: ignore[arg-type]
@@ -331,7 +331,7 @@ def test_the_battery_finds_rows_that_are_said_to_take_longer_than_their_slices(m
 
 @pytest.mark.tier("nightly")
 def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time that a row has is n H at a price; 4 H for 5 devices' rows would be too little."""
+    """A row's time is n H at a price; 4 H for 5 devices' rows would be too little."""
     whole = over_time.Prices._row
 
     def overpaid(self: Prices, price: float, before: Before | None = None) -> object:
@@ -344,7 +344,7 @@ def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pyte
 
 @pytest.mark.tier("nightly")
 def test_memory_counts_in_one_pipeline_unless_single_modules_may_be_recomputed() -> None:
-    """Of such a layer the bound knows neither what it keeps nor what it computes again."""
+    """The bound does not know what such a layer keeps, nor what it computes again."""
     met: Counter[str] = Counter()
     for seed in range(24):
         problem = replace(open_request(seed, experts=False), update_rules=frozenset({"synchronous"}))
@@ -355,9 +355,9 @@ def test_memory_counts_in_one_pipeline_unless_single_modules_may_be_recomputed()
                 continue
             for plan in plans_of(cells, seed, 2):
                 tight = in_no_more_memory(cells, plan)
-                known = "modules" if tight.modules and tight.recompute != "never" else "plain"
+                label = "modules" if tight.modules and tight.recompute != "never" else "plain"
                 raised = one_pipeline_bound(tight) != one_pipeline_bound(tight, fits=False)
-                met[f"{known}, raised" if raised else known] += 1
+                met[f"{label}, raised" if raised else label] += 1
     assert met["modules"] > 0
     assert met["plain, raised"] > 0
     assert met["modules, raised"] == 0

@@ -26,16 +26,16 @@ SHARED = 500
 
 
 def documents(drawn: Drawn) -> dict[str, Any]:
-    """The plan and its request, as they are stored."""
+    """Return the plan and its request, as they are stored."""
     return drawn.file.model_dump(mode="json")
 
 
 def assert_on_gpus(drawn: Drawn) -> None:
-    """The judge says what the GPUs do."""
-    found = judge(drawn.file)
-    assert found.faults == ()
-    assert found.timeline is not None
-    assert_same(found.timeline, run_file(documents(drawn)))
+    """Check that the simulator's timeline equals the run on real GPUs."""
+    verdict = judge(drawn.file)
+    assert verdict.faults == ()
+    assert verdict.timeline is not None
+    assert_same(verdict.timeline, run_file(documents(drawn)))
 
 
 @pytest.mark.parametrize("seed", range(PLANS))
@@ -46,7 +46,7 @@ def test_the_judge_says_what_the_gpus_do(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SHARED))
 def test_of_stages_that_they_share_out_as_well(seed: int) -> None:
-    """Gathers and sums of each layer on a stream of their own, beside what computes."""
+    """Gathers and sums of each layer run on a separate stream, beside the computation."""
     assert_on_gpus(drawn_shared_plan(random.Random(seed)))
 
 
@@ -60,7 +60,7 @@ def test_clusters_with_several_ways_between_nodes() -> None:
 
 @pytest.mark.parametrize("seed", range(PLANS))
 def test_lanes_that_wait_by_themselves_take_about_as_long(seed: int) -> None:
-    """No plan is below the bound of its choice, and beyond the judge's time are only waits of lanes for each other."""
+    """No plan is below the bound of its choice; only lanes' waits for each other are beyond the simulator's time."""
     drawn = drawn_plan(random.Random(seed), sharing="shared")
     whole, (apart, most_ns) = run_file(documents(drawn)), run_apart(documents(drawn))
     assert request_bound(drawn.cells).bound_ns <= apart.time <= whole.time + most_ns
@@ -72,14 +72,14 @@ def test_lanes_that_wait_by_themselves_take_about_as_long(seed: int) -> None:
 
 
 def test_every_kind_is_met() -> None:
-    """Among a tenth of the seeds."""
+    """A tenth of the seeds has every kind."""
     met: Counter[str] = Counter()
     for seed in range(0, PLANS, 10):
         drawn = drawn_plan(random.Random(seed))
         request, stages, real = drawn.request, drawn.file.plan.pipelines[0].stages, drawn.cells.real
         size = drawn.choice.degrees.cell
         met.update([request.topology.name, str(drawn.choice.degrees), request.network.sharing, request.memory.buffers])
-        found = {
+        features = {
             "sharded": drawn.cells.memory.shard_states,
             "replicas": any(len(stage.devices) > size for stage in stages),
             "several stages": len(stages) > 1,
@@ -93,20 +93,20 @@ def test_every_kind_is_met() -> None:
             "reduced on one cell": drawn.cells.copies is not None
             and any(bucket for stage in stages if len(stage.devices) == size for bucket in _buckets(drawn, stage)),
         }
-        met.update(name for name, there in found.items() if there)
+        met.update(name for name, there in features.items() if there)
     assert {kind: number for kind, number in met.items() if number < 3} == {}
     assert len(met) == 36
 
 
 def _buckets(drawn: Drawn, stage: StageOut) -> tuple[Bucket, ...]:
-    """What a stage of one cell sums."""
+    """Return the buckets that a stage of one GPU group sums."""
     number = [device.name for device in drawn.cells.devices].index(stage.devices[0])
     return buckets(drawn.cells, Stage(*stage.layers, (number,)))
 
 
 @pytest.mark.tier("nightly")
 def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each lane with the whole of a cable or a bus to itself."""
+    """Each lane gets the whole of a cable or a bus."""
 
     def undivided(network: Network, cells: Any) -> Network:
         return replace(cell_network(network, cells), cables=network.cables, insides=network.insides)
@@ -115,9 +115,9 @@ def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyP
     other = 0
     for seed in range(40):
         drawn = drawn_plan(random.Random(seed), ("uniform", "star", "racks"))
-        found = judge(drawn.file)
-        assert found.timeline is not None
-        other += found.timeline.time_per_global_batch_ns != run_file(documents(drawn)).time
+        verdict = judge(drawn.file)
+        assert verdict.timeline is not None
+        other += verdict.timeline.time_per_global_batch_ns != run_file(documents(drawn)).time
     assert other > 10
 
 

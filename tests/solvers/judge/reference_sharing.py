@@ -22,7 +22,10 @@ STEP = ("step", -1)
 
 @dataclass
 class SharedReference:
-    """One iteration, by stage number: operations as (kind, micro-batch), ("step", -1) for the update."""
+    """The result of one iteration, by stage number.
+
+    Operations are (kind, micro-batch), and ("step", -1) for the update.
+    """
 
     start: dict[tuple[int, tuple], int] = field(default_factory=dict)
     end: dict[tuple[int, tuple], int] = field(default_factory=dict)
@@ -32,7 +35,7 @@ class SharedReference:
 
 
 def run_sharing_reference(problem: Problem, allocation: Allocation, orders: Orders) -> SharedReference:
-    """Simulate one iteration; ``deadlock`` where lanes wait for ever."""
+    """Simulate one iteration; ``deadlock`` is set where lanes wait for ever."""
     return _Run(problem, allocation, orders).run()
 
 
@@ -69,7 +72,7 @@ class _Run:
         return self.reference
 
     def _settle(self, now: int) -> None:
-        """All that happens at one instant."""
+        """Run everything that happens at one instant."""
         self._start_operations(now)
         while True:
             ended = [s for s, (_op, left) in self.active.items() if left <= 0]
@@ -119,11 +122,11 @@ class _Run:
         for s, (op, _left) in self.active.items():
             device = self.allocation.stages[s].devices[0]
             used[device] = used.get(device, 0) + self._share(s, op)
-        found = {}
+        speeds = {}
         for s in self.active:
             total = used[self.allocation.stages[s].devices[0]]
-            found[s] = Fraction(min(720_720, 720_720 * 1_000_000 // total), 720_720)
-        return found
+            speeds[s] = Fraction(min(720_720, 720_720 * 1_000_000 // total), 720_720)
+        return speeds
 
     def _share(self, s: int, op: tuple) -> int:
         run = self.problem.pipeline_run
@@ -149,8 +152,8 @@ class _Run:
     def _start_transfers(self, now: int) -> None:
         for entry in sorted(self.waiting):
             _ready, s, way, m = entry
-            taken = set().union(*(self._resources(w, u) for w, u, _m in self.flying)) if self.flying else set()
-            if self._resources(way, s) & taken:
+            busy = set().union(*(self._resources(w, u) for w, u, _m in self.flying)) if self.flying else set()
+            if self._resources(way, s) & busy:
                 continue
             self.waiting.remove(entry)
             end = now + transfer(self.problem, self.allocation, s, self.rows[m], way).duration_ns
@@ -168,7 +171,7 @@ class _Run:
 def shared_reference_curve(
     problem: Problem, allocation: Allocation, reference: SharedReference, device: int
 ) -> dict[int, int]:
-    """Bytes on a device from each time on at which something changes."""
+    """Return the bytes on a device, by each time at which they change."""
     events: dict[int, int] = {0: problem.devices[device].context_bytes}
 
     def add(start: int, end: int | None, size: int) -> None:
@@ -176,9 +179,9 @@ def shared_reference_curve(
         if end is not None:
             events[end] = events.get(end, 0) - size
 
-    held = [s for s, stage in enumerate(allocation.stages) if device in stage.devices]
-    add(0, None, (1 + len(held)) * weight_bytes(problem, allocation.stages[held[0]])[1])
-    for s in held:
+    stages = [s for s, stage in enumerate(allocation.stages) if device in stage.devices]
+    add(0, None, (1 + len(stages)) * weight_bytes(problem, allocation.stages[stages[0]])[1])
+    for s in stages:
         _stage_events(problem, allocation, reference, s, add)
     level, curve = 0, {}
     for t in sorted(events):
@@ -218,15 +221,15 @@ def _stage_events(problem: Problem, allocation: Allocation, reference: SharedRef
 
 
 def _posted(allocation: Allocation, reference: SharedReference, s: int, op: tuple[int, int]) -> int:
-    """When a stage's row posts the receive of an operation: decision 6, in the order in which operations have ended."""
-    order = [own for stage, own in reference.end if stage == s and own != STEP]
+    """Return when a stage's row posts the receive of an operation (decision 6), by the order of ends."""
+    order = [operation for stage, operation in reference.end if stage == s and operation != STEP]
     at = order.index(op)
     place = at - 1 if at > 0 and order[at - 1][0] == op[0] else max(0, at - 2)
     return reference.end[s, order[place - 1]] if place > 0 else 0
 
 
 def assert_as_sharing_reference(problem: Problem, allocation: Allocation, orders: Orders, timeline: Timeline) -> None:
-    """All times to the nanosecond, all memory to the byte."""
+    """Check all times to the nanosecond and all memory to the byte."""
     reference = run_sharing_reference(problem, allocation, orders)
     assert timeline.window_ns == (0, reference.makespan)
     for row, track in zip(orders.rows, timeline.tracks, strict=True):
@@ -252,11 +255,11 @@ def _before(curve: dict[int, int], t: int) -> int:
 
 
 def _seconds_used(reference: SharedReference, allocation: Allocation, device: int, batches: int) -> tuple[int, int]:
-    held = {s for s, stage in enumerate(allocation.stages) if device in stage.devices}
-    busy = {t for (s, op), a in reference.start.items() if s in held for t in range(a, reference.end[s, op])}
+    stages = {s for s, stage in enumerate(allocation.stages) if device in stage.devices}
+    busy = {t for (s, op), a in reference.start.items() if s in stages for t in range(a, reference.end[s, op])}
     moving = set()
     for (s, way, _m), (a, b) in reference.transfers.items():
         other = allocation.next(s) if way == 0 else allocation.previous(s)
-        if s in held or other in held:
+        if s in stages or other in stages:
             moving |= set(range(a, b))
     return len(busy) // batches, len(moving - busy) // batches

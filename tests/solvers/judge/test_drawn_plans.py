@@ -1,7 +1,7 @@
-"""What holds of every plan, on random plans of every shape: each is drawn and simulated once, and asked everything.
+"""Properties of every plan, on random plans of every shape: each is drawn and simulated once, and checked for all.
 
-The kernels give the times and the memory of the reference simulator, to the nanosecond and the byte; the verifier finds
-nothing wrong; no bound is above the time; and a plan fits into the memory that it is said to need, but not into less.
+The kernels give the times and the memory of the reference simulator, to the nanosecond and the byte. The verifier finds
+no fault, and no bound is above the time. A plan fits into the memory that it is stated to need, but not into less.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from penstock.solvers.verify.verifier import verify
 
 Make = Callable[[random.Random, Problem], Allocation]
 MAKES = {"one pipeline": random_allocation, "several": random_pipelines, "crossing": random_crossing_pipelines}
-FOUND = (1089, 3094, 3548)
+PAST_FAULTS = (1089, 3094, 3548)
 """Seeds of 4,000 for which a bound of an earlier version was above the time of the plan."""
 AT_TWO_TIES = 1860
 """A seed whose plan waits for ever at two ties of one lane."""
 
 
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-@pytest.mark.parametrize("seed", [*range(150), *FOUND])
+@pytest.mark.parametrize("seed", [*range(150), *PAST_FAULTS])
 def test_flushed_plans(seed: int, make: Make) -> None:
     rng = random.Random(seed)
     problem = _for_several(rng) if make is not random_allocation else random_problem(rng)
@@ -68,7 +68,7 @@ def test_flushed_plans_with_ties(seed: int, make: Make) -> None:
 
 
 def _for_several(rng: random.Random) -> Problem:
-    """A problem with devices and samples for two pipelines."""
+    """Draw a problem with devices and samples for two pipelines."""
     while True:
         problem = random_problem(rng)
         if min(problem.num_devices, problem.global_batch_size) > 1:
@@ -84,16 +84,16 @@ def _ask_everything(rng: random.Random, problem: Problem, allocation: Allocation
     assert_as_reference(timeline, reference)
     assert makespan_ns(problem, allocation, orders, overlap=overlap) == reference.makespan
     tight = with_just_enough_memory(problem, timeline)
-    for given in (problem, tight):
-        assert verify(given, allocation, orders, timeline, overlap=overlap) == []
-        bound = schedule_bound(given, allocation, orders, overlap=overlap)
+    for variant in (problem, tight):
+        assert verify(variant, allocation, orders, timeline, overlap=overlap) == []
+        bound = schedule_bound(variant, allocation, orders, overlap=overlap)
         assert 0 <= bound.bound_ns <= reference.makespan, bound
         assert bound.scope == SCHEDULE_SCOPE
     faults = verify(_with_a_byte_less(tight), allocation, orders, timeline, overlap=overlap)
     assert any(" needs " in fault for fault in faults), faults
     if overlap in (None, problem.rules.overlap_all_reduce):
-        for given in (problem, tight):
-            bound = request_bound(given)
+        for variant in (problem, tight):
+            bound = request_bound(variant)
             assert 0 <= bound.bound_ns <= reference.makespan, bound
             assert bound.scope == REQUEST_SCOPE
     return timeline
@@ -151,10 +151,10 @@ def _ask_everything_periodic(
 
 
 def _counted_in_flight(row: Row, s: int) -> int:
-    """By walking the row."""
+    """Return the most micro-batches in flight by walking the row."""
     now = most = 0
-    for kind, own, _m in row.operations.tolist():
-        if own == s:
+    for kind, stage, _m in row.operations.tolist():
+        if stage == s:
             now += (kind == FORWARD) - (kind in (BACKWARD, INPUT))
             most = max(most, now)
     return most

@@ -25,13 +25,13 @@ RULES = sorted(PERIODIC_RULES)
 
 
 def _pattern(period: int, starts: Sequence[tuple[int, int, int]]) -> Pattern:
-    """One micro-batch per period; (kind, stage, start of micro-batch 0)."""
+    """Build a pattern of one micro-batch per period from (kind, stage, start of micro-batch 0)."""
     operations = tuple(PatternOperation(kind, s, t % period, t // period) for kind, s, t in starts)
     return Pattern("steady", period, 1, operations)
 
 
 def _one_forward_one_backward(stages: int, forward: int, backward: int) -> Pattern:
-    """Uniform stages without transfers: stage s is S - s micro-batches ahead."""
+    """Build the pattern of uniform stages without transfers: stage s is S - s micro-batches ahead."""
     down = [(FORWARD, s, s * forward) for s in range(stages)]
     up = [(BACKWARD, s, stages * forward + (stages - 1 - s) * backward) for s in range(stages)]
     return _pattern(forward + backward, [*down, *up])
@@ -206,8 +206,8 @@ def test_the_chain_of_madpipe_with_transfers(period: int, groups: list[int]) -> 
     problem = make_problem(
         [3, 5, 4], [5, 11, 8], [2, 1], nodes=(3,), global_batch_size=6, stash_bytes=10, channel="half"
     )
-    pattern, found = _one_f_one_b_star([3, 5, 4], [5, 11, 8], [2, 1], period)
-    assert found == groups
+    pattern, in_flight = _one_f_one_b_star([3, 5, 4], [5, 11, 8], [2, 1], period)
+    assert in_flight == groups
     timeline = _judge(problem, straight(problem, 6), pattern, "double_buffered")
     assert timeline.time_per_global_batch_ns <= 6 * period
     assert [timeline.uses[s].memory.activations for s in range(3)] == [10 * g for g in groups]
@@ -218,7 +218,7 @@ def test_the_chain_of_madpipe_with_transfers(period: int, groups: list[int]) -> 
 def _one_f_one_b_star(
     forward: list[int], backward: list[int], carry: list[int], period: int
 ) -> tuple[Pattern, list[int]]:
-    """The chain of stages and channels, in groups from the last stage backwards (ALGORITHMS 4.1)."""
+    """Place the chain of stages and channels in groups, from the last stage backwards (ALGORITHMS 4.1)."""
     chained = [(forward[0], backward[0])]
     for c, f, b in zip(carry, forward[1:], backward[1:], strict=True):
         chained += [(c, c), (f, b)]
@@ -234,8 +234,8 @@ def _one_f_one_b_star(
         t += f
     operations = []
     for i in range(0, len(chained), 2):
-        own = [k for k in range(len(chained)) if groups[k] == groups[i]]
-        behind = begins[own[-1]] + chained[own[-1]][0] + sum(chained[k][1] for k in own if k > i)
+        members = [k for k in range(len(chained)) if groups[k] == groups[i]]
+        behind = begins[members[-1]] + chained[members[-1]][0] + sum(chained[k][1] for k in members if k > i)
         shift = groups[i] - 1 + behind // period
         operations.append(PatternOperation(FORWARD, i // 2, begins[i] % period, begins[i] // period))
         operations.append(PatternOperation(BACKWARD, i // 2, behind % period, shift))

@@ -1,4 +1,4 @@
-"""Several pipelines in one flushed step: which layers reduce together, when, and what that makes of the step."""
+"""Several pipelines in one flushed step: the layers that reduce together, when they do, and the time of the step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from penstock.solvers.verify.verifier import verify
 
 
 def _pipelines(*cuts: list[tuple[int, list[int]]], batches: list[int]) -> Allocation:
-    """Pipelines of stages of (layers, devices), each with so many micro-batches in order."""
-    made, first = [], 0
+    """Build pipelines of stages of (layers, devices), each with so many micro-batches in order."""
+    pipelines, first = [], 0
     for groups, count in zip(cuts, batches, strict=True):
         stages, layer = [], 0
         for layers, devices in groups:
             stages.append(Stage(layer, layer + layers - 1, tuple(devices)))
             layer += layers
-        made.append(Pipeline(tuple(stages), (first, first + count - 1)))
+        pipelines.append(Pipeline(tuple(stages), (first, first + count - 1)))
         first += count
-    return Allocation(tuple(made), first)
+    return Allocation(tuple(pipelines), first)
 
 
 def test_groups_of_different_cuts() -> None:
@@ -72,7 +72,7 @@ def test_two_virtual_workers_by_hand() -> None:
 
 @pytest.mark.parametrize(("overlap", "starts"), [(True, (40, 80)), (False, (60, 100))])
 def test_layers_may_be_reduced_while_those_before_them_compute(overlap: bool, starts: tuple[int, int]) -> None:
-    """Two equal workers of one stage; B of layer 1 from 20 to 40, of layer 0 to 60; buckets of 40 and 30."""
+    """Two equal workers of one stage; B of layer 1 from 20 to 40, of layer 0 to 60, buckets of 40 and 30."""
     problem = make_problem(
         [10, 10], [20, 20], 0, [30, 40], nodes=(2,), global_batch_size=2, bucket_bytes=1, overlap_all_reduce=overlap
     )
@@ -103,7 +103,7 @@ def test_buckets_of_one_stage_start_in_the_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_equal_pipelines_of_one_stage_are_replicas_that_take_turns(seed: int) -> None:
-    """The same devices, operations and bytes, said in two ways (data parallelism)."""
+    """The same devices, operations and bytes, described in two ways (data parallelism)."""
     rng = random.Random(seed)
     layers, replicas, each = rng.randint(1, 4), rng.randint(2, 4), rng.randint(1, 4)
     problem = make_problem(

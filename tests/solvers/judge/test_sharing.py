@@ -84,7 +84,7 @@ def test_numbers_of_a_device_add_up() -> None:
 def test_memory_holds_every_pipeline_and_the_reference_once() -> None:
     """One stage, one micro-batch: 2 pipelines of weights 100, momentum 100, gradients 100, stash 7, update 100.
 
-    The reference has 100; each step, at the same time, what it has pulled of it, and 3 of its own.
+    The reference has 100; each step has, at the same time, the part of it that the step has pulled, and 3 bytes more.
     """
     problem = make_problem(
         [10],
@@ -108,7 +108,7 @@ def test_memory_holds_every_pipeline_and_the_reference_once() -> None:
 
 
 def test_one_pipeline_is_judged_as_by_the_judge_of_one() -> None:
-    """Without company the rules are those of ``simulate``: same times, but for the memory of averaging."""
+    """A single pipeline follows the rules of ``simulate``: same times, but for the memory of averaging."""
     from penstock.solvers.judge.simulate import simulate
 
     for seed in range(40):

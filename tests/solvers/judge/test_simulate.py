@@ -45,8 +45,8 @@ def test_known_makespans_and_peaks_in_flight(vector: tuple) -> None:
     )
     allocation = straight(problem, batches)
     orders = (gpipe(allocation), early_backward(allocation, "A"), early_backward(allocation, "B"))
-    for given, (makespan, peaks) in zip(orders, expected, strict=True):
-        timeline = simulate(problem, allocation, given)
+    for order, (makespan, peaks) in zip(orders, expected, strict=True):
+        timeline = simulate(problem, allocation, order)
         assert timeline.time_per_global_batch_ns == makespan
         assert [use.memory.activations // 10 for use in timeline.uses.values()] == peaks
 
@@ -275,13 +275,13 @@ def test_a_deadlock_names_both_devices_and_their_next_operations() -> None:
         Row((1,), as_operations([(FORWARD, 1, 0), (FORWARD, 1, 1), (BACKWARD, 1, 0), (BACKWARD, 1, 1)])),
     )
     for channel in ("half", "full"):
-        given = replace(problem, rules=replace(problem.rules, channel=channel))
+        variant = replace(problem, rules=replace(problem.rules, channel=channel))
         with pytest.raises(InvalidPlan) as caught:
-            simulate(given, allocation, Orders("stuck", rows))
+            simulate(variant, allocation, Orders("stuck", rows))
         assert "n0/0 waits in B0 of stage 0 for B0 of stage 1" in str(caught.value)
         assert "n1/0 waits in F1 of stage 1 for F1 of stage 0" in str(caught.value)
         with pytest.raises(InvalidPlan, match="deadlocks"):
-            makespan_ns(given, allocation, Orders("stuck", rows))
+            makespan_ns(variant, allocation, Orders("stuck", rows))
 
 
 F0, B0 = (FORWARD, 0, 0), (BACKWARD, 0, 0)
@@ -321,9 +321,9 @@ def test_rows_that_do_not_fit_are_refused(operations: list, message: str) -> Non
 def test_devices_in_wrong_rows_are_refused(rows: tuple, message: str) -> None:
     problem = make_problem([1, 1], nodes=(3,), global_batch_size=1)
     allocation = straight(problem, 1)
-    given = tuple(Row(d, as_operations([(FORWARD, d[0], 0), (BACKWARD, d[0], 0)])) for d in rows)
+    odd_rows = tuple(Row(d, as_operations([(FORWARD, d[0], 0), (BACKWARD, d[0], 0)])) for d in rows)
     with pytest.raises(InvalidPlan, match=message):
-        simulate(problem, allocation, Orders("odd", given))
+        simulate(problem, allocation, Orders("odd", odd_rows))
 
 
 def test_round_robin_replicas_may_not_share_a_row() -> None:

@@ -34,21 +34,21 @@ Plan = tuple[Tables, Lanes]
 
 
 def assert_timed_alike(tables: Tables, lanes: Lanes) -> None:
-    """Where lanes come; if they come to their ends, all starts too, with and without a record of them."""
+    """Check that both clocks stop at the same places; of complete runs all starts too, with and without a record."""
     clock = clock_for(tables, lanes)
     state = new_state(tables.flows, tables.chains, tables.ties, lanes.arrays)
     run_events(tables.flows, tables.chains, tables.ties, lanes.arrays, state)
-    known = state.position, state.time, state.start, state.sent, state.order, state.bucket_start, state.tie_start
-    found = run_worklist(tables.flows, tables.chains, lanes.arrays, clock, True)
+    expected = state.position, state.time, state.start, state.sent, state.order, state.bucket_start, state.tie_start
+    full = run_worklist(tables.flows, tables.chains, lanes.arrays, clock, True)
     short = run_worklist(tables.flows, tables.chains, lanes.arrays, clock, False)
-    for each in (found, short):
-        assert np.array_equal(each[0], known[0])
-        assert np.array_equal(each[1], known[1])
-    if np.array_equal(found[0], lanes.arrays.lane_start[1:]):
-        for mine, other in zip(found[2:], known[2:6], strict=True):
+    for each in (full, short):
+        assert np.array_equal(each[0], expected[0])
+        assert np.array_equal(each[1], expected[1])
+    if np.array_equal(full[0], lanes.arrays.lane_start[1:]):
+        for mine, other in zip(full[2:], expected[2:6], strict=True):
             assert np.array_equal(mine, other)
-        ties = tied_starts(tables.chains, tables.ties, lanes.arrays, found[1], found[5])
-        assert np.array_equal(ties, known[6])
+        ties = tied_starts(tables.chains, tables.ties, lanes.arrays, full[1], full[5])
+        assert np.array_equal(ties, expected[6])
 
 
 def _with_channel(problem: Problem, clock: int) -> Problem:
@@ -56,7 +56,7 @@ def _with_channel(problem: Problem, clock: int) -> Problem:
 
 
 def _flushed(rng: random.Random, clock: int) -> Plan:
-    """One flushed step in any order that can run: several stages on a device, recomputation, split backwards, ties."""
+    """Draw one flushed step in any order that can run, with recomputation, split backwards, ties, shared devices."""
     if rng.random() < 0.3:
         problem, plan = random_line(rng.randrange(10**6), channel=CHANNELS[clock])
     else:
@@ -70,18 +70,18 @@ def _flushed(rng: random.Random, clock: int) -> Plan:
 
 
 def _periodic(rng: random.Random, clock: int) -> Plan:
-    """Some global batches without a flush, steps in the rows."""
+    """Draw some global batches without a flush, with steps in the rows."""
     problem = _with_channel(random_problem(rng), clock)
-    _plan, _pattern, rule, made = random_pattern(rng, problem)
-    every = made.orders.update_every
-    tables = cost_tables(made.problem, made.allocation, problem.rules.overlap_all_reduce, every, rule)
-    return tables, make_lanes(tables, made.orders)
+    _plan, _pattern, rule, run = random_pattern(rng, problem)
+    every = run.orders.update_every
+    tables = cost_tables(run.problem, run.allocation, problem.rules.overlap_all_reduce, every, rule)
+    return tables, make_lanes(tables, run.orders)
 
 
 @pytest.mark.parametrize("clock", [HALF, FULL, FREE], ids=CHANNELS.get)
 @pytest.mark.parametrize("seed", range(20))
 def test_any_rows_are_timed_as_by_the_event_heap(seed: int, clock: int) -> None:
-    """Rows that wait for ever too."""
+    """Rows that wait for ever are timed alike too."""
     rng = random.Random(seed)
     seen = 0
     while seen < (20 if clock == HALF else 5):
@@ -143,7 +143,7 @@ def _at_once(lanes: Lanes) -> bool:
 
 
 def _shuffle(rng: random.Random, arrays: LaneTables) -> None:
-    """Two neighbours of a lane change places where they are a forward and a backward of other micro-batches."""
+    """Swap neighbours of a lane where they are a forward and a backward of different micro-batches."""
     for i in range(len(arrays.row) - 1):
         kinds = {int(arrays.row[i]) // 2 % (STEP + 1), int(arrays.row[i + 1]) // 2 % (STEP + 1)}
         lane, next_lane = (arrays.slot_lane[arrays.row[k] // LINES] for k in (i, i + 1))

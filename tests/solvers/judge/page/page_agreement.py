@@ -1,4 +1,4 @@
-"""Whether a timeline says what the simulator that is written from the page says, to the nanosecond and the byte."""
+"""Comparison of a timeline with a run of the page's simulator, to the nanosecond and the byte."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from penstock.solvers.model.timeline import Timeline
 
 
 def assert_same(timeline: Timeline, run: Run) -> None:
-    """Everything that the page defines."""
+    """Check every number that the page defines."""
     _assert_same_times(timeline, run)
-    found = uses(run)
-    assert set(timeline.uses) == set(found)
+    by_device = uses(run)
+    assert set(timeline.uses) == set(by_device)
     for device, use in timeline.uses.items():
-        mine: Use = found[device]
+        mine: Use = by_device[device]
         assert tuple(use[:3]) == (mine.busy, mine.communication, mine.idle)
         times, sizes = timeline.memory_curve(device)
         points = np.asarray(sorted({*mine.curve, *times.tolist()}))
         assert points[0] == 0
         at = np.searchsorted(times, points, side="right") - 1
-        own = np.asarray(sorted(mine.curve))
-        place = np.searchsorted(own, points, side="right") - 1
-        assert sizes[at].tolist() == [mine.curve[t] for t in own[place].tolist()]
+        instants = np.asarray(sorted(mine.curve))
+        place = np.searchsorted(instants, points, side="right") - 1
+        assert sizes[at].tolist() == [mine.curve[t] for t in instants[place].tolist()]
         assert use.memory._asdict() == mine.breakdown
-    assert timeline.peak_memory_bytes == max(sum(mine.breakdown.values()) for mine in found.values())
+    assert timeline.peak_memory_bytes == max(sum(mine.breakdown.values()) for mine in by_device.values())
     assert (timeline.fill_ns, timeline.drain_ns) == fill_and_drain(run)
     if run.time:
-        assert timeline.bubble == 1 - sum(mine.busy for mine in found.values()) / (run.time * len(found))
+        assert timeline.bubble == 1 - sum(mine.busy for mine in by_device.values()) / (run.time * len(by_device))
 
 
 def _assert_same_times(timeline: Timeline, run: Run) -> None:
@@ -59,9 +59,9 @@ def _assert_same_times(timeline: Timeline, run: Run) -> None:
 
 
 def reductions_of(run: Run) -> list[tuple[int, int, int, int]]:
-    """(lowest stage, bucket number counted on through the rounds, start, end)."""
-    found = []
+    """Return (lowest stage, bucket number counted on through the rounds, start, end) of each reduction."""
+    reductions = []
     for (g, t, k), span in run.reductions.items():
         group = run.costs.groups[g]
-        found.append((group.stages[0], t * len(group.buckets) + group.buckets[k].number, *span))
-    return found
+        reductions.append((group.stages[0], t * len(group.buckets) + group.buckets[k].number, *span))
+    return reductions

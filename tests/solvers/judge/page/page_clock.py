@@ -26,7 +26,7 @@ class Lane:
 
 @dataclass
 class Run:
-    """What the clock says: (start, end) of everything, by lane, and what section 9 measures."""
+    """The clock's result: (start, end) of everything, by lane, and the numbers that section 9 measures."""
 
     costs: Costs
     rule: str
@@ -35,11 +35,11 @@ class Run:
     operations: dict[tuple[int, Operation], Span] = field(default_factory=dict)
     transfers: dict[Moved, Span] = field(default_factory=dict)
     reductions: dict[tuple[int, int, int], Span] = field(default_factory=dict)
-    """By group, round, and place in the group."""
+    """Reductions by group, round, and place in the group."""
     ties: dict[tuple[int, int], Span] = field(default_factory=dict)
-    """By the tie's number and the round."""
+    """Sums of ties by the tie's number and the round."""
     steps: dict[tuple[int, int], Span] = field(default_factory=dict)
-    """Of a flushed plan, by stage and lane."""
+    """Steps of a flushed plan, by stage and lane."""
     tied: list[Tie] = field(default_factory=list)
     window: Span = (0, 0)
     batches: int = 1
@@ -53,12 +53,12 @@ class Run:
         return max(end for part in parts for _start, end in part.values())
 
     def lanes_of(self, s: int) -> list[int]:
-        """The lanes that hold a stage."""
-        held = self.costs.stages[s].devices
-        return [k for k, lane in enumerate(self.lanes) if lane.devices[0] in held]
+        """List the lanes that hold a stage."""
+        devices = self.costs.stages[s].devices
+        return [k for k, lane in enumerate(self.lanes) if lane.devices[0] in devices]
 
     def runners(self, s: int, m: int) -> list[int]:
-        """The lanes that run micro-batch m of a stage."""
+        """List the lanes that run micro-batch m of a stage."""
         stage = self.costs.stages[s]
         if stage.dispatch == "rows":
             return self.lanes_of(s)
@@ -66,11 +66,11 @@ class Run:
         return [k for k, lane in enumerate(self.lanes) if turn in lane.devices]
 
     def apart(self, lane: int, s: int) -> bool:
-        """Whether a lane recomputes a stage apart from its backwards."""
+        """Return whether a lane recomputes a stage apart from its backwards."""
         return any(kind == R and stage == s for kind, stage, _m in self.lanes[lane].row)
 
     def number(self, s: int, m: int) -> int:
-        """The round of a micro-batch (5)."""
+        """Return the round of a micro-batch (5)."""
         return m // self.every[s]
 
 
@@ -86,14 +86,14 @@ class Clock:
         self.running = [False] * len(run.lanes)
         self.arrived: set[Moved] = set()
         self.ended: dict[Moved, int] = defaultdict(int)
-        self.taken: set[Hashable] = set()
+        self.busy: set[Hashable] = set()
         self.waiting: list[tuple[tuple[int, int, int, int], str, Hashable]] = []
         self._apart = {(k, s): run.apart(k, s) for k in range(len(run.lanes)) for s in range(len(self.costs.stages))}
         self._prepare_buckets(total)
         self._prepare_ties()
 
     def run_all(self) -> None:
-        """Everything that happens from time 0 on."""
+        """Run all events from time 0 on."""
         self._start_operations()
         while self.events:
             self.now = self.events[0][0]
@@ -131,12 +131,12 @@ class Clock:
 
     def _end_transfer(self, moved: Moved) -> None:
         self.arrived.add(moved)
-        self.taken -= self._needs("transfer", moved).resources
+        self.busy -= self._needs("transfer", moved).resources
 
     # Step 2: transfers, buckets and ties.
 
     def _needs(self, what: str, which: Hashable) -> Transfer | Bucket | Tie:
-        """Duration and resources of a transfer, bucket or tie."""
+        """Return the duration and resources of a transfer, bucket or tie."""
         if what == "transfer":
             s, direction, m = which
             return self.costs.transfer(s, direction, self.costs.rows(m))
@@ -151,10 +151,10 @@ class Clock:
         for entry in sorted(self.waiting):
             _key, what, which = entry
             needs = self._needs(what, which)
-            if needs.resources & self.taken:
+            if needs.resources & self.busy:
                 left.append(entry)
                 continue
-            self.taken |= needs.resources
+            self.busy |= needs.resources
             spans[what][which] = (self.now, self.now + needs.duration)
             self._at(self.now + needs.duration, what, which)
         self.waiting = left
@@ -194,13 +194,16 @@ class Clock:
     # Section 5: buckets.
 
     def _prepare_buckets(self, total: int) -> None:
-        """``last[lane, operation]``: the (group, round, stage) of which it is the lane's last B or W."""
+        """Prepare the state of buckets.
+
+        ``last[lane, operation]`` lists each (group, round, stage) whose last B or W on the lane is this operation.
+        """
         run = self.run
         self.last: dict[tuple[int, Operation], list[tuple[int, int, int]]] = defaultdict(list)
         self.unannounced: dict[tuple[int, int], int] = defaultdict(int)
         self.there: dict[tuple[int, int, int], int] = defaultdict(int)
         self.come_in: set[tuple[int, int, int]] = set()
-        """Buckets whose gradient is there."""
+        """Buckets whose gradient is complete."""
         self.reduced: set[tuple[int, int]] = set()
         """Groups and rounds whose last bucket has ended."""
         self.chain: dict[int, tuple[int, int] | None] = {}
@@ -212,11 +215,11 @@ class Clock:
                 self.chain[g] = (0, 0)
             for s in group.stages:
                 for k in run.lanes_of(s):
-                    found = {}
+                    last_of_round = {}
                     for operation in run.lanes[k].row:
                         if operation[1] == s and operation[0] in (B, W):
-                            found[run.number(s, operation[2])] = operation
-                    for t, operation in found.items():
+                            last_of_round[run.number(s, operation[2])] = operation
+                    for t, operation in last_of_round.items():
                         if t < self.rounds[g]:
                             self.last[k, operation].append((g, t, s))
                             self.unannounced[g, t] += 1
@@ -250,7 +253,7 @@ class Clock:
     def _end_bucket(self, which: tuple[int, int, int]) -> None:
         g, t, k = which
         buckets = self.costs.groups[g].buckets
-        self.taken -= buckets[k].resources
+        self.busy -= buckets[k].resources
         after = (t, k + 1) if k + 1 < len(buckets) else (t + 1, 0)
         if after[1] == 0:
             self.reduced.add((g, t))
@@ -259,7 +262,7 @@ class Clock:
             self._queue((g, *after))
 
     def _reduced(self, s: int, t: int) -> bool:
-        """Whether all buckets of a round of all groups of a stage have ended."""
+        """Return whether all buckets of a round of all groups of a stage have ended."""
         for g, group in enumerate(self.costs.groups):
             if s in group.stages and group.buckets and (g, t) not in self.reduced:
                 return False
@@ -268,7 +271,10 @@ class Clock:
     # Section 5: tied parameters.
 
     def _prepare_ties(self) -> None:
-        """``ties_before``: the ties that a lane sums before a STEP, or (None) before its flushed steps."""
+        """Prepare the state of ties.
+
+        ``ties_before`` lists the ties that a lane sums before a STEP, or (None) before its flushed steps.
+        """
         run = self.run
         self.tie_rounds = 1 if run.rule == "synchronous" else self.rounds[0]
         self.ties_before: dict[tuple[int, Operation | None], list[int]] = defaultdict(list)
@@ -288,7 +294,7 @@ class Clock:
         self.comers: dict[tuple[int, int], int] = defaultdict(int)
 
     def _come_to_ties(self) -> None:
-        """In step 1: lanes that a sum has ended for, and lanes that have nothing left before their flushed steps."""
+        """Let lanes come to ties in step 1: after the end of a sum, or with nothing left before their flushed steps."""
         for k, lane in enumerate(self.run.lanes):
             if self.run.rule != "synchronous":
                 if self.ties_met[k]:
@@ -317,7 +323,7 @@ class Clock:
         self.waiting.append(((self.now, self.run.tied[number].stages[0], 3, number), "tie", tie))
 
     def _end_tie(self, tie: tuple[int, int]) -> None:
-        self.taken -= self.run.tied[tie[0]].resources
+        self.busy -= self.run.tied[tie[0]].resources
         for lane in [k for k, at in self.at_tie.items() if at == tie]:
             del self.at_tie[lane]
             self.ties_met[lane] += 1

@@ -1,4 +1,4 @@
-"""Sections 1 to 3 of docs/theory/judge.md in plain Python: what a plan's operations, transfers and all-reduces cost.
+"""Sections 1 to 3 of docs/theory/judge.md in plain Python: the costs of a plan's operations, transfers and all-reduces.
 
 Written from the page alone. Only the fields of the inputs are read; no function of ``penstock.solvers`` is called.
 """
@@ -24,11 +24,11 @@ Operation = tuple[int, int, int]
 
 
 class Invalid(Exception):
-    """The page says that this plan has no prediction."""
+    """The error where the page defines no prediction of a plan."""
 
 
 class StageCosts(NamedTuple):
-    """What a stage takes for one micro-batch (3.2), and what recomputing all its segments adds (8.3)."""
+    """Costs of a stage for one micro-batch (3.2), and the time to recompute all its segments (8.3)."""
 
     forward: int
     backward: int
@@ -78,30 +78,30 @@ class Group(NamedTuple):
 
 
 def up(a: int, b: int) -> int:
-    """ceil(a / b), exactly."""
+    """Return ceil(a / b), exactly."""
     return -(-a // b)
 
 
 def time(size: int, width: int) -> int:
-    """Section 1: the time of some bytes at some bytes per second."""
+    """Return the time of some bytes at some bytes per second (section 1)."""
     if size == 0:
         return 0
     return up(size * 1_000_000_000, width) if width else UNREACHABLE
 
 
 class Collectives:
-    """Section 3.5; halves of all-reduces and what two devices send each other are of docs/degrees.md."""
+    """Section 3.5; halves of all-reduces and messages between two devices follow docs/degrees.md."""
 
     def __init__(self, links: Links, mode: str, measured: Sequence[MeasuredCollective]) -> None:
         self.links, self.mode, self.measured = links, mode, measured
 
     def time(self, operation: str, size: int, devices: Sequence[int], count: int = 1) -> int:
-        """Of ``count`` collectives that move ``size`` bytes together."""
+        """Return the time of ``count`` collectives that move ``size`` bytes together."""
         k = len(devices)
         if k == 1 or size == 0:
             return 0
-        if (known := self._by_entries(operation, up(size, count), devices)) is not None:
-            return count * known
+        if (measured_ns := self._by_entries(operation, up(size, count), devices)) is not None:
+            return count * measured_ns
         if operation == "send":
             return time(size, self.links.ring_width(devices)) + count * self._late(devices)
         rounds = 2 if operation == "all_reduce" else 1
@@ -119,35 +119,35 @@ class Collectives:
         return self._ring(devices, size, self.links.ring_width(devices), rounds, count)
 
     def _by_node(self, devices: Sequence[int]) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
+        parts: dict[int, list[int]] = {}
         for d in devices:
-            found.setdefault(self.links.node(d), []).append(d)
-        return list(found.values())
+            parts.setdefault(self.links.node(d), []).append(d)
+        return list(parts.values())
 
     def _by_entries(self, operation: str, size: int, devices: Sequence[int]) -> int | None:
-        """What was measured; None where it does not cover the devices."""
-        held = {len(part) for part in self._by_node(devices)}
-        if len(held) > 1 or self.links.ring_width(devices) == 0 or not self.is_alone(devices):
+        """Return the measured time; None where the measurements do not cover the devices."""
+        sizes = {len(part) for part in self._by_node(devices)}
+        if len(sizes) > 1 or self.links.ring_width(devices) == 0 or not self.is_alone(devices):
             return None
-        found = {
+        times = {
             name: curve(
                 [
                     (each.size_bytes, each.time_ns)
                     for each in self.measured
-                    if (each.operation, each.devices_per_node) == (name, *held)
+                    if (each.operation, each.devices_per_node) == (name, *sizes)
                     and each.nodes * each.devices_per_node == len(devices)
                 ],
                 size,
             )
             for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
         }
-        if operation == "all_reduce" and found["all_reduce"] is None:
-            halves = found["reduce_scatter"], found["all_gather"]
+        if operation == "all_reduce" and times["all_reduce"] is None:
+            halves = times["reduce_scatter"], times["all_gather"]
             return None if halves[0] is None or halves[1] is None else halves[0] + halves[1]
-        return found[operation]
+        return times[operation]
 
     def is_alone(self, devices: Sequence[int]) -> bool:
-        """Whether nobody shares the devices' links."""
+        """Return whether no other traffic shares the devices' links."""
         return True
 
     def _ring(self, devices: Sequence[int], size: int, width: int, rounds: int, count: int) -> int:
@@ -161,7 +161,7 @@ class Collectives:
 
 
 def curve(entries: list[tuple[int, int]], size: int) -> int | None:
-    """The time of some bytes by those that were measured; None without any."""
+    """Interpolate the time of some bytes between measurements; None without any."""
     if not entries:
         return None
     entries = sorted(entries)
@@ -179,9 +179,10 @@ def curve(entries: list[tuple[int, int]], size: int) -> int | None:
 
 
 class Costs:
-    """Section 3 for one plan; ``long_run`` of a plan without a flush, whose micro-batches all have the same rows.
+    """Section 3 for one plan.
 
-    ``O``: of ``Q`` what a device sums and keeps states of; less where GPUs of a cell hold copies (docs/degrees.md).
+    ``long_run``: a plan without a flush, whose micro-batches all have the same rows. ``O``: the part of ``Q`` that a
+    device sums and keeps states of; less than ``Q`` where GPUs of a group hold copies (docs/degrees.md).
     """
 
     def __init__(self, problem: Problem, allocation: Allocation, overlap: bool | None, long_run: bool = False) -> None:
@@ -205,22 +206,22 @@ class Costs:
     # 2.4
 
     def neighbour(self, s: int, direction: int) -> int | None:
-        """next(s) for direction 0, prev(s) for direction 1."""
+        """Return next(s) for direction 0, prev(s) for direction 1."""
         t = s + 1 if direction == FORWARD else s - 1
         return t if 0 <= t < len(self.stages) and self.pipeline[t] == self.pipeline[s] else None
 
     def rows(self, m: int) -> int:
-        """Samples of a micro-batch."""
+        """Return the samples of a micro-batch."""
         samples = self.problem.global_batch_size
         return up(samples, self.M) if self.long_run else samples // self.M + (m < samples % self.M)
 
     def share(self, s: int, rows: int) -> int:
-        """What the busiest replica of a stage computes."""
+        """Return the rows that the busiest replica of a stage computes."""
         stage = self.stages[s]
         return rows if stage.dispatch == "round_robin" else up(rows, len(stage.devices))
 
     def slices(self, s: int, rows: int) -> list[tuple[int, int, int]]:
-        """(device, first row, end) of the stage's replicas; a round-robin stage counts as its first device (3.3)."""
+        """List (device, first row, end) of the replicas; a round-robin stage counts as its first device (3.3)."""
         stage, r = self.stages[s], len(self.stages[s].devices)
         if stage.dispatch == "round_robin":
             return [(stage.devices[0], 0, rows)]
@@ -231,8 +232,8 @@ class Costs:
     def _value(self, name: str, kind: str, layer: int, z: int) -> int:
         source, speed = self.problem.kind_source[kind]
         x = {point.rows: int(getattr(point, name)[layer]) for point in self.problem.measured[source]}
-        found = self._at(x, z)
-        return math.ceil(found / speed) if speed != 1 and name.endswith("_ns") else found
+        number = self._at(x, z)
+        return math.ceil(number / speed) if speed != 1 and name.endswith("_ns") else number
 
     def _at(self, x: dict[int, int], z: int) -> int:
         if z == 0:
@@ -249,7 +250,7 @@ class Costs:
         return x[a] + up((x[b] - x[a]) * (z - a), b - a)
 
     def total(self, name: str, kind: str, layers: Iterable[int], z: int) -> int:
-        """A sum over layers."""
+        """Return a sum over layers."""
         return sum(self.value(name, kind, layer, z) for layer in layers)
 
     # 3.2 and 8.3
@@ -259,8 +260,8 @@ class Costs:
         layers = range(stage.first, stage.last + 1)
         segments = [range(a, b + 1) for a, b in stage.recompute]
         again = [layer for segment in segments for layer in segment]
-        own = sum(self._own(stage.first, a, z) for a, _b in stage.recompute)
-        found: list[tuple[int, ...]] = []
+        inputs = sum(self._input_bytes(stage.first, a, z) for a, _b in stage.recompute)
+        columns: list[tuple[int, ...]] = []
         plain = []
         for kind in {self.problem.devices[d].kind for d in stage.devices}:
             encode_in, decode_in, encode_out, decode_out = self._conversions(stage, kind, z)
@@ -269,41 +270,41 @@ class Costs:
             freed = {layer: self._freed(stage, kind, layer, z) for layer in layers}
             workspace = max(self.value("workspace_bytes", kind, layer, z) for layer in layers)
             plain.append(stash)
-            found.append(
+            columns.append(
                 (
                     self.total("forward_ns", kind, layers, z) + encode_out + decode_in,
                     self.total("backward_ns", kind, layers, z) + encode_in + decode_out,
                     self.total("weight_ns", kind, layers, z),
                     self.total("forward_ns", kind, again, z)
                     + sum(self._module(module, 0, kind, layer, z) for module in stage.modules for layer in layers),
-                    stash - sum(redone) - sum(freed.values()) + own,
+                    stash - sum(redone) - sum(freed.values()) + inputs,
                     workspace,
                     workspace + max([*redone, *freed.values()]),
                 )
             )
-        forward, backward, weight, repeat, kept, work, most = (max(column) for column in zip(*found, strict=True))
-        return StageCosts(forward, backward, weight, repeat, kept, work, most - work, max(plain) - kept + own)
+        forward, backward, weight, repeat, kept, work, most = (max(column) for column in zip(*columns, strict=True))
+        return StageCosts(forward, backward, weight, repeat, kept, work, most - work, max(plain) - kept + inputs)
 
     def _freed(self, stage: Stage, kind: str, layer: int, z: int) -> int:
-        """What a layer's recomputed modules free of its stash."""
+        """Return the bytes of a layer's stash that its recomputed modules free."""
         freed = sum(self._module(module, 1, kind, layer, z) for module in stage.modules)
         return min(freed, self.value("stash_bytes", kind, layer, z))
 
     def _module(self, module: str, which: int, kind: str, layer: int, z: int) -> int:
-        """A module's time (0), rounded up, or what it frees (1), rounded down."""
+        """Return a module's time (0), rounded up, or its freed bytes (1), rounded down."""
         source, speed = self.problem.kind_source[kind]
         sign = 1 if which == 0 else -1
         x = {point.rows: sign * int(point.modules[module][which][layer]) for point in self.problem.measured[source]}
-        found = sign * self._at(x, z)
-        return math.ceil(found / speed) if speed != 1 and which == 0 else found
+        number = sign * self._at(x, z)
+        return math.ceil(number / speed) if speed != 1 and which == 0 else number
 
-    def _own(self, first: int, a: int, z: int) -> int:
+    def _input_bytes(self, first: int, a: int, z: int) -> int:
         if a == 0 or (a == first and self.problem.memory.count_buffers):
             return 0
         return self.A[a - 1] * z
 
     def duration(self, operation: Operation, apart: bool) -> int:
-        """The table of durations."""
+        """Return the duration of an operation, from the table of durations."""
         kind, s, m = operation
         if kind == STEP:
             return self.step(s)
@@ -318,27 +319,27 @@ class Costs:
         return costs.weight if kind == W else costs.again
 
     def step(self, s: int) -> int:
-        """The time of an optimizer step."""
+        """Return the time of an optimizer step."""
         stage, summed = self.stages[s], self.step_sums(s)
-        taken = sum(self.U[stage.first : stage.last + 1])
-        return summed + up(taken - summed, len(stage.devices) if self.problem.memory.shard_states else 1)
+        whole = sum(self.U[stage.first : stage.last + 1])
+        return summed + up(whole - summed, len(stage.devices) if self.problem.memory.shard_states else 1)
 
     def step_sums(self, s: int) -> int:
-        """What of it the GPUs of a cell take to sum gradients among themselves."""
+        """Return the part of a step's time in which the GPUs of a group sum gradients among themselves."""
         return 0
 
     # 3.3
 
     def size(self, s: int, direction: int, rows: int) -> int:
-        """Plain bytes of some rows that stage s sends; the cut is the last layer of the lower stage."""
+        """Return the plain bytes of some rows that stage s sends; the cut is the last layer of the lower stage."""
         return rows * (self.A if direction == FORWARD else self.G)[self.cut(s, direction)]
 
     def cut(self, s: int, direction: int) -> int:
-        """The cut over which stage s sends."""
+        """Return the cut over which stage s sends."""
         return self.stages[s].last if direction == FORWARD else self.stages[s].first - 1
 
     def message(self, s: int, direction: int, rows: int) -> int:
-        """Bytes of some rows on the wire."""
+        """Return the bytes of some rows on the wire."""
         plain = self.size(s, direction, rows)
         coded = self.stages[s].coded[1 if direction == FORWARD else 0]
         return self.encoded(self.cut(s, direction), rows, plain) if coded else plain
@@ -353,10 +354,10 @@ class Costs:
             return None
         rules = self.problem.rules
         if rules.shared or rules.transfer == "nic":
-            found = self._on_wires(s, t, direction, rows)
-            if found is None or rules.shared:
-                return found
-            return Transfer(found.duration, self._channel(s, direction))
+            transfer = self._on_wires(s, t, direction, rows)
+            if transfer is None or rules.shared:
+                return transfer
+            return Transfer(transfer.duration, self._channel(s, direction))
         return Transfer(self._of_papers(source, target, self.message(s, direction, rows)), self._channel(s, direction))
 
     def _channel(self, s: int, direction: int) -> frozenset[Hashable]:
@@ -400,21 +401,21 @@ class Costs:
     # 3.4
 
     def encodable(self, cut: int) -> tuple[int, int]:
-        """Bytes per sample and number of the tensors that can be encoded."""
+        """Return the bytes per sample and the number of the tensors that can be encoded."""
         return self.problem.encodable[cut] if self.problem.encodable else (0, 0)
 
     def encoded(self, cut: int, rows: int, plain: int) -> int:
-        """Bytes of a message of some rows on an encoded edge."""
+        """Return the bytes of a message of some rows on an encoded edge."""
         size, number = self.encodable(cut)
         return plain - min(plain, size * rows) // 2 + 5 * number if plain else 0
 
     def _conversions(self, stage: Stage, kind: str, z: int) -> tuple[int, int, int, int]:
-        """encode(in), decode(in), encode(out), decode(out)."""
+        """Return the times of encode(in), decode(in), encode(out), decode(out)."""
         if not any(stage.coded):
             return 0, 0, 0, 0
         _source, faster = self.problem.kind_source[kind]
-        given = self.problem.codec_speeds[kind]
-        speeds = [given.encode_bytes_per_s, given.decode_bytes_per_s]
+        speed_of_codec = self.problem.codec_speeds[kind]
+        speeds = [speed_of_codec.encode_bytes_per_s, speed_of_codec.decode_bytes_per_s]
         if faster != 1:
             speeds = [math.floor(speed * faster) for speed in speeds]
         sizes = [
@@ -427,13 +428,13 @@ class Costs:
     # 3.5
 
     def all_reduce(self, size: int, devices: Sequence[int]) -> int:
-        """The duration of what devices exchange of parameters of ``size`` bytes (3.5)."""
+        """Return the time in which devices exchange parameters of ``size`` bytes (3.5)."""
         memory = self.problem.memory
         gathered = 1 if memory.shard_states else memory.gradient_factor
         return self.collectives.time("all_reduce", -(-size * (memory.gradient_factor + gathered) // 2), devices)
 
     def ring_resources(self, devices: Sequence[int]) -> frozenset[Hashable]:
-        """What an all-reduce occupies."""
+        """Return the resources that an all-reduce occupies."""
         if not self.problem.rules.shared or len(devices) == 1:
             return frozenset()
         pairs = [pair for u, v in self.links.ring(devices) for pair in ((u, v), (v, u))]
@@ -443,7 +444,7 @@ class Costs:
     # 3.6
 
     def _groups(self) -> list[Group]:
-        """Gradient groups, the one with the last layers first."""
+        """List the gradient groups, the one with the last layers first."""
         bounds = [*sorted({stage.first for stage in self.stages}), len(self.P)]
         groups = []
         met: dict[int, int] = {}
@@ -458,31 +459,31 @@ class Costs:
                 for k in range(pieces):
                     place = met.get(stages[0], 0)
                     met[stages[0]] = place + 1
-                    taken = duration * (k + 1) // pieces - duration * k // pieces
-                    buckets.append(Bucket(len(groups), low, place, taken, used))
+                    piece_ns = duration * (k + 1) // pieces - duration * k // pieces
+                    buckets.append(Bucket(len(groups), low, place, piece_ns, used))
             groups.append(Group(first, last, stages, devices, buckets))
         return groups
 
     def _pieces(self, size: int, duration: int) -> int:
-        """In how many pieces a bucket takes shared links."""
+        """Return in how many pieces a bucket occupies shared links."""
         if not self.problem.rules.shared or duration >= UNREACHABLE:
             return 1
         return max(1, min(16, size // self.problem.rules.bucket_bytes))
 
     def inside(self, first: int, last: int) -> int:
-        """What the GPUs of a cell take to sum some layers among themselves."""
+        """Return the time in which the GPUs of a group sum some layers among themselves."""
         return 0
 
-    def own(self, tied: int) -> int:
-        """What a device sums and keeps states of a tied parameter."""
+    def summed_bytes(self, tied: int) -> int:
+        """Return the bytes of a tied parameter that a device sums and keeps states of."""
         return tied
 
     def _walk(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """(first layer, bytes, time inside) of a group's buckets, bucket 0 first."""
+        """List (first layer, bytes, time inside) of a group's buckets, bucket 0 first."""
         size = dict(enumerate(self.O))
         for _name, layers, tied in self.problem.shared_parameters:
             if any(not first <= layer <= last for layer in layers):
-                size[layers[0]] = max(0, size[layers[0]] - self.own(tied))
+                size[layers[0]] = max(0, size[layers[0]] - self.summed_bytes(tied))
         buckets, collected, inside = [], 0, 0
         for layer in range(last, first - 1, -1):
             collected += size[layer]
@@ -495,10 +496,10 @@ class Costs:
     # 5, tied parameters
 
     def ties(self, update_rule: str) -> list[Tie]:
-        """The ties that are summed, numbered."""
-        found: list[Tie] = []
+        """List the ties that are summed, numbered."""
+        summed: list[Tie] = []
         if update_rule not in ("synchronous", "double_buffered"):
-            return found
+            return summed
         for _name, layers, size in self.problem.shared_parameters:
             stages = [
                 s for s, stage in enumerate(self.stages) if any(stage.first <= layer <= stage.last for layer in layers)
@@ -508,5 +509,5 @@ class Costs:
                 continue
             devices = sorted({d for s in stages for d in self.stages[s].devices})
             used = self.ring_resources(devices)
-            found.append(Tie(len(found), stages, devices, self.all_reduce(self.own(size), devices), used))
-        return found
+            summed.append(Tie(len(summed), stages, devices, self.all_reduce(self.summed_bytes(size), devices), used))
+        return summed

@@ -1,6 +1,6 @@
-"""Sections 2.1 to 2.3 of docs/theory/judge.md in plain Python: what a request's documents mean.
+"""Sections 2.1 to 2.3 of docs/theory/judge.md in plain Python: the meaning of a request's documents.
 
-Written from the page alone: reads JSON and calls no function of ``penstock``; only its records hold what is found.
+Written from the page alone: reads JSON and calls no function of ``penstock``; only its records hold the results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def read_request(request: Json) -> SimpleNamespace:
-    """The fields of a ``Problem`` that the page's simulator reads."""
+    """Read the fields of a ``Problem`` that the page's simulator uses."""
     profile, topology = request["profile"], _written_out(request["topology"])
     layers, cuts = profile["layers"], profile["boundaries"]
     size = [layer["parameter_bytes"] for layer in layers]
@@ -70,15 +70,15 @@ def _prefix(values: Iterable[int]) -> list[int]:
 
 
 def _measured(profile: Json) -> dict[str, tuple[Measured, ...]]:
-    found: dict[str, tuple[Measured, ...]] = {}
+    points: dict[str, tuple[Measured, ...]] = {}
     for each in profile["measurements"]:
         columns = [[layer[name] for layer in each["layers"]] for name in ("forward_ns", "backward_ns")]
         halves = [layer["backward_weight_ns"] for layer in each["layers"]]
         columns.append([b // 2 if w is None else w for b, w in zip(columns[1], halves, strict=True)])
         columns += [[layer[name] for layer in each["layers"]] for name in ("stash_bytes", "workspace_bytes")]
         point = Measured(each["micro_batch_size"], *columns)  # type: ignore[arg-type]
-        found[each["device_kind"]] = (*found.get(each["device_kind"], ()), point)
-    return found
+        points[each["device_kind"]] = (*points.get(each["device_kind"], ()), point)
+    return points
 
 
 def _kinds(profile: Json, topology: Json) -> dict[str, tuple[str, float]]:
@@ -106,7 +106,7 @@ def _memory(memory: Json, fp32: bool, framework: str | None) -> MemoryRules:
 
 
 def _written_out(topology: Json) -> Json:
-    """A uniform topology as nodes and links."""
+    """Write out a uniform topology as nodes and links."""
     if topology["uniform"] is None:
         return topology
     uniform = topology["uniform"]
@@ -125,7 +125,7 @@ def _written_out(topology: Json) -> Json:
 
 
 def _network(topology: Json) -> Network:
-    """The fields of a network; a node without a fabric is left without one."""
+    """Read the fields of a network; a node without a fabric stays without one."""
     nodes = topology["nodes"]
     names = [each["id"] for node in nodes for each in node["devices"]]
     width = latency = None

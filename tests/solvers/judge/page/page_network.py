@@ -12,31 +12,31 @@ Pair = tuple[int, int]
 
 
 class Rings:
-    """What section 2.3 says of a set of devices, from what a device's node and card are, and the width of a pair."""
+    """Section 2.3 for a set of devices, given each device's node and card, and the width of a pair."""
 
     network: Network
 
     def node(self, device: int) -> int:
-        """The node of a device."""
+        """Return the node of a device."""
         raise NotImplementedError
 
     def card(self, device: int) -> Hashable:
-        """How a device leaves its node."""
+        """Return the card through which a device leaves its node."""
         raise NotImplementedError
 
     def width(self, u: int, v: int) -> int:
-        """bw(u, v)."""
+        """Return bw(u, v)."""
         raise NotImplementedError
 
     def together(self, pairs: Sequence[Pair]) -> int:
-        """The width of several pairs that share some bytes evenly."""
+        """Return the width of several pairs that share some bytes evenly."""
         raise NotImplementedError
 
     def hops(self, devices: Sequence[int]) -> list[list[Pair]]:
-        """The pairs from each node to the next, none in a single one."""
+        """List the pairs from each node to the next; empty for a single node."""
         order = sorted(devices, key=lambda d: (self.node(d), d))
         nodes = list(dict.fromkeys(map(self.node, order)))
-        found = []
+        links = []
         for place, here in enumerate(nodes if len(nodes) > 1 else ()):
             there = nodes[(place + 1) % len(nodes)]
             outs, ins = ([d for d in order if self.node(d) == node] for node in (here, there))
@@ -46,11 +46,11 @@ class Rings:
             if self.network.matrix_bytes_per_s is not None or first == [outs[:1], ins[:1]]:
                 first = [outs[-1:], ins[:1]]
             number = next(n for n in count(1) if n % len(first[0]) == n % len(first[1]) == 0)
-            found.append([(first[0][i % len(first[0])], first[1][i % len(first[1])]) for i in range(number)])
-        return found
+            links.append([(first[0][i % len(first[0])], first[1][i % len(first[1])]) for i in range(number)])
+        return links
 
     def ring(self, devices: Sequence[int]) -> list[Pair]:
-        """ring(D)."""
+        """Return ring(D)."""
         order = sorted(devices, key=lambda d: (self.node(d), d))
         hops = self.hops(devices)
         if not hops:
@@ -59,14 +59,14 @@ class Rings:
         return inside + [pair for hop in hops for pair in hop]
 
     def across(self, devices: Sequence[int]) -> int:
-        """across(D)."""
+        """Return across(D)."""
         if self.network.matrix_bytes_per_s is not None:
             first = [d for d in devices if d == next(e for e in devices if self.node(e) == self.node(d))]
             return min(self.width(u, v) for u in first for v in first if u != v)
         return min(map(self.together, self.hops(devices)))
 
     def ring_width(self, devices: Sequence[int]) -> int:
-        """ringbw(D)."""
+        """Return ringbw(D)."""
         far = self.network.matrix_bytes_per_s is not None
         near = [self.width(u, v) for u in devices for v in devices if u != v and (far or self.node(u) == self.node(v))]
         return min([*near, *([] if far else map(self.together, self.hops(devices)))])
@@ -78,32 +78,32 @@ class Links(Rings):
     def __init__(self, network: Network) -> None:
         self.network = network
         self.bandwidth: dict[Hashable, int] = {}
-        self.own = {name for cable in network.cables for name in (cable.a, cable.b)}
+        self.cable_ends = {name for cable in network.cables for name in (cable.a, cable.b)}
         self.tree = self._tree()
         self.route = cache(self._route)
 
     def node(self, device: int) -> int:
-        """The node of a device."""
+        """Return the node of a device."""
         return self.network.node_of[device]
 
     def width(self, u: int, v: int) -> int:
-        """bw(u, v)."""
+        """Return bw(u, v)."""
         route = self.route(u, v)
         return min((self.bandwidth[each] for each in route[0]), default=0) if route else 0
 
     def card(self, device: int) -> Hashable:
-        """How a device leaves its node."""
-        if self.network.device_names[device] in self.own:
+        """Return the card through which a device leaves its node."""
+        if self.network.device_names[device] in self.cable_ends:
             return ("own", device)
         place = self.network.node_names[self.node(device)]
         return self.number(device) % max([cable.lanes for edge, cable in self.tree.items() if place in edge], default=1)
 
     def number(self, device: int) -> int:
-        """The number of a device in its node."""
+        """Return the number of a device in its node."""
         return self.network.node_of[:device].count(self.node(device))
 
     def together(self, pairs: Sequence[Pair]) -> int:
-        """The width of several pairs that share some bytes evenly."""
+        """Return the width of several pairs that share some bytes evenly."""
         routes = [self.route(u, v) for u, v in pairs]
         if None in routes:
             return 0
@@ -153,7 +153,7 @@ class Links(Rings):
 
     def _place(self, device: int) -> str:
         name = self.network.device_names[device]
-        return name if name in self.own else self.network.node_names[self.node(device)]
+        return name if name in self.cable_ends else self.network.node_names[self.node(device)]
 
     def _tree(self) -> dict[frozenset[str], Cable]:
         cables = self.network.cables

@@ -20,16 +20,16 @@ ALL = 1_000_000
 
 
 class SharedCosts(Costs):
-    """The channel between two devices is the same for all pipelines."""
+    """Costs of pipelines that share the channel between two devices."""
 
     def _channel(self, s: int, direction: int) -> frozenset[Hashable]:
-        found = super()._channel(s, direction)
+        resources = super()._channel(s, direction)
         depth = len(self.stages) // len(self.ranges)
-        return frozenset((name, edge % depth, *more) for name, edge, *more in found)
+        return frozenset((name, edge % depth, *more) for name, edge, *more in resources)
 
 
 def simulate_sharing_page(problem: Problem, allocation: Allocation, orders: Orders) -> Run:
-    """The run of an iteration."""
+    """Run an iteration."""
     costs = SharedCosts(problem, allocation, None)
     lanes = [Lane(row.devices, [tuple(map(int, each)) for each in row.operations]) for row in orders.rows]
     run = OneStageRows(costs, "elastic_averaging", [costs.M] * len(costs.stages), lanes)
@@ -43,14 +43,14 @@ def simulate_sharing_page(problem: Problem, allocation: Allocation, orders: Orde
 
 
 class OneStageRows(Run):
-    """Rows hold one stage each: the lane of a stage is the one whose row is of it."""
+    """A run whose rows hold one stage each; the lane of a stage is the lane with its row."""
 
     def lanes_of(self, s: int) -> list[int]:
-        """The lane of a stage."""
+        """Return the lane of a stage."""
         return [k for k, lane in enumerate(self.lanes) if lane.row and lane.row[0][1] == s]
 
     def runners(self, s: int, m: int) -> list[int]:
-        """The lane of a stage."""
+        """Return the lane of a stage."""
         return self.lanes_of(s)
 
 
@@ -69,7 +69,7 @@ class Shared:
         self.waiting: list[tuple[int, int, int, int]] = []
 
     def run_all(self) -> None:
-        """Everything that happens from time 0 on."""
+        """Run all events from time 0 on."""
         self._start_operations()
         while self.left or self.flying:
             self._advance()
@@ -80,7 +80,7 @@ class Shared:
             raise Invalid("the plan waits in a circle")
 
     def _share(self, s: int, m: int) -> int:
-        """u of an operation."""
+        """Return u, the share of the processor, of an operation."""
         measured = self.costs.problem.pipeline_run
         if measured is None:
             return ALL
@@ -90,7 +90,7 @@ class Shared:
         return min(ALL, max(1, ceil(Fraction(work, len(curve) * batch * measured.num_pipelines))))
 
     def _speeds(self) -> dict[int, int]:
-        """Ticks per nanosecond of each running lane."""
+        """Return the ticks per nanosecond of each running lane."""
         load: dict[int, int] = defaultdict(int)
         for k in self.left:
             load[self.run.lanes[k].devices[0]] += self.shares[k]
@@ -130,9 +130,9 @@ class Shared:
         left = []
         for entry in sorted(self.waiting):
             s, direction, m = moved = entry[1:]
-            taken = {each for t, way, n in self.flying for each in self._transfer(t, way, n).resources}
+            busy = {each for t, way, n in self.flying for each in self._transfer(t, way, n).resources}
             needs = self._transfer(s, direction, m)
-            if needs.resources & taken:
+            if needs.resources & busy:
                 left.append(entry)
                 continue
             self.flying[moved] = self.now + needs.duration

@@ -1,4 +1,4 @@
-"""A plan as docs/theory/judge.md judges it, in plain Python: valid rows (2.4), steps (5), plans without a flush (6).
+"""The simulator of docs/theory/judge.md in plain Python: valid rows (2.4), steps (5), plans without a flush (6).
 
 Written from the page alone. Sections 2.3 and 3 are in ``page_network`` and ``page_costs``, 4 and 5 in ``page_clock``,
 7 in ``page_sharing``, 8 and 9 in ``page_memory``.
@@ -25,7 +25,7 @@ def simulate_page(
     overlap: bool | None = None,
     rule: str = "synchronous",
 ) -> Run:
-    """The run of a flushed plan, or of a plan without a flush; raises Invalid as sections 2.4, 4 and 1 say."""
+    """Run a flushed plan, or a plan without a flush; raise Invalid as sections 2.4, 4 and 1 say."""
     if isinstance(schedule, Pattern):
         return _long_run(problem, allocation, schedule, overlap, rule)
     costs = Costs(problem, allocation, overlap)
@@ -44,7 +44,7 @@ def _tuples(operations: object) -> list[Operation]:
 
 
 def check_rows(run: Run) -> None:
-    """Section 2.4: valid rows."""
+    """Check that rows are valid (section 2.4)."""
     for k, lane in enumerate(run.lanes):
         places = {operation: place for place, operation in enumerate(lane.row)}
         if len(places) != len(lane.row):
@@ -52,13 +52,13 @@ def check_rows(run: Run) -> None:
         wanted = 0
         for s in range(len(run.costs.stages)):
             first, last = run.costs.ranges[run.costs.pipeline[s]]
-            own = [m for m in range(first, last + 1) if k in run.runners(s, m)]
-            again = [(R, s, m) in places for m in own]
-            for m in own:
-                found = [kind for kind in range(5) if (kind, s, m) in places and kind != R]
-                if found not in ([F, B], [F, I, W]):
+            batches = [m for m in range(first, last + 1) if k in run.runners(s, m)]
+            again = [(R, s, m) in places for m in batches]
+            for m in batches:
+                kinds = [kind for kind in range(5) if (kind, s, m) in places and kind != R]
+                if kinds not in ([F, B], [F, I, W]):
                     raise Invalid("operations are missing")
-                order = [F, *([R] if any(again) else []), *found[1:]]
+                order = [F, *([R] if any(again) else []), *kinds[1:]]
                 at = [places.get((kind, s, m), -1) for kind in order]
                 if -1 in at or at != sorted(at):
                     raise Invalid("operations are out of order")
@@ -68,7 +68,7 @@ def check_rows(run: Run) -> None:
 
 
 def refuse_unreachable(run: Run) -> None:
-    """Section 1: what takes UNREACHABLE or more."""
+    """Refuse durations of UNREACHABLE or more (section 1)."""
     costs = run.costs
     durations = [bucket.duration for group in costs.groups for bucket in group.buckets]
     durations += [tie.duration for tie in run.tied]
@@ -84,14 +84,14 @@ def refuse_unreachable(run: Run) -> None:
 
 
 def finish_flushed(run: Run) -> None:
-    """The steps after a flushed plan's rows and buckets, and what it takes in all."""
+    """Add the steps after a flushed plan's rows and buckets, and the plan's time."""
     for k, lane in enumerate(run.lanes):
         last = {operation[1]: place for place, operation in enumerate(lane.row) if operation[0] in (B, W)}
-        held = [s for s in range(len(run.costs.stages)) if k in run.lanes_of(s)]
+        stages = [s for s in range(len(run.costs.stages)) if k in run.lanes_of(s)]
         free = max((run.operations[k, operation][1] for operation in lane.row), default=0)
         summed = [run.ties[tie.number, 0][1] for tie in run.tied if set(tie.devices) & set(lane.devices)]
         free = max([free, *summed])
-        for s in sorted(held, key=lambda s: (last.get(s, -1), s)):
+        for s in sorted(stages, key=lambda s: (last.get(s, -1), s)):
             groups = [g for g, group in enumerate(run.costs.groups) if s in group.stages]
             reduced = [span[1] for (g, _t, _k), span in run.reductions.items() if g in groups]
             start = max([free, *reduced])
@@ -132,20 +132,20 @@ def _long_run(problem: Problem, allocation: Allocation, pattern: Pattern, overla
 
 
 def _lanes(costs: Costs) -> list[tuple[int, ...]]:
-    """Devices that hold the same stages, and have the same turn in each round-robin stage."""
+    """Group devices that hold the same stages, and have the same turn in each round-robin stage."""
     lanes: dict[Hashable, list[int]] = defaultdict(list)
     for d in sorted({d for stage in costs.stages for d in stage.devices}):
-        held = [
+        turns = [
             (s, stage.devices.index(d) if stage.dispatch == "round_robin" else 0)
             for s, stage in enumerate(costs.stages)
             if d in stage.devices
         ]
-        lanes[tuple(held)].append(d)
+        lanes[tuple(turns)].append(d)
     return [tuple(devices) for devices in lanes.values()]
 
 
 def _row(run: Run, lane: int, pattern: Pattern, total: int) -> list[Operation]:
-    found = []
+    ordered = []
     q = pattern.micro_batches_per_period
     for k, each in enumerate(pattern.operations):
         if lane not in run.lanes_of(each.stage):
@@ -153,12 +153,12 @@ def _row(run: Run, lane: int, pattern: Pattern, total: int) -> list[Operation]:
         for m in range(each.micro_batch, total, q):
             if lane in run.runners(each.stage, m):
                 nominal = (m // q + each.shift) * pattern.period_ns + each.start_ns
-                found.append((nominal, k, m, (each.kind, each.stage, m)))
-    return [operation for _nominal, _k, _m, operation in sorted(found)]
+                ordered.append((nominal, k, m, (each.kind, each.stage, m)))
+    return [operation for _nominal, _k, _m, operation in sorted(ordered)]
 
 
 def _with_steps(run: Run, lane: int, total: int) -> list[Operation]:
-    """The row with its steps before the operations that they have to stand before."""
+    """Return the row with its steps, each before the operations that must follow it."""
     row = run.lanes[lane].row
     before: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for s in range(len(run.costs.stages)):
@@ -166,34 +166,34 @@ def _with_steps(run: Run, lane: int, total: int) -> list[Operation]:
             continue
         for t in range(total // run.every[s]):
             before[_place_of_step(run, row, s, t)].append((s, (t + 1) * run.every[s] - 1))
-    found = []
+    operations = []
     for place in range(len(row) + 1):
-        found += [(STEP, s, m) for s, m in sorted(before[place])]
-        found += row[place : place + 1]
-    return found
+        operations += [(STEP, s, m) for s, m in sorted(before[place])]
+        operations += row[place : place + 1]
+    return operations
 
 
 def _place_of_step(run: Run, row: list[Operation], s: int, t: int) -> int:
-    own = [(place, kind, run.number(s, m)) for place, (kind, stage, m) in enumerate(row) if stage == s]
-    last = max((place for place, kind, number in own if kind in GRADIENT and number == t), default=-1)
-    forwards = [(place, _version(run, s, number) > t) for place, kind, number in own if kind == F]
-    gradients = [place for place, kind, _number in own if kind in GRADIENT and place > last]
+    operations = [(place, kind, run.number(s, m)) for place, (kind, stage, m) in enumerate(row) if stage == s]
+    last = max((place for place, kind, number in operations if kind in GRADIENT and number == t), default=-1)
+    forwards = [(place, _version(run, s, number) > t) for place, kind, number in operations if kind == F]
+    gradients = [place for place, kind, _number in operations if kind in GRADIENT and place > last]
     if run.rule == "weight_stashing":
-        held = [place for place, _newer in forwards if place > last]
+        blocked = [place for place, _newer in forwards if place > last]
     else:
         newer = min((place for place, later in forwards if later), default=len(row))
-        held = [place for place, _newer in forwards if place > last and place >= newer]
-    return min([*gradients, *held], default=len(row))
+        blocked = [place for place, _newer in forwards if place > last and place >= newer]
+    return min([*gradients, *blocked], default=len(row))
 
 
 def _version(run: Run, s: int, t: int) -> int:
-    """used(t)."""
+    """Return used(t)."""
     early = run.rule == "double_buffered" or (run.rule == "double_grouped" and 2 * s < len(run.costs.stages))
     return max(t - 1, 0) if early else t
 
 
 def _measure(run: Run, first: int, last: int, whole: int) -> None:
-    """The window, and the time per global batch."""
+    """Set the window, and the time per global batch."""
     done: dict[int, int] = defaultdict(int)
     for (_lane, (kind, _s, m)), (_start, end) in run.operations.items():
         if kind in (B, W):

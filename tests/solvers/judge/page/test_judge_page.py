@@ -1,4 +1,4 @@
-"""The example of docs/theory/judge.md is what the judge says, number by number."""
+"""The numbers of the example in docs/theory/judge.md are the simulator's numbers."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def test_the_worked_example_is_the_judges() -> None:
 
     cells = _example_cells()
     rows = [row for row in cells if len(row) == 6 and row[1].isdigit()]
-    said = {row[k]: (int(row[k + 1]), int(row[k + 2])) for row in rows for k in (0, 3)}
-    found = {}
+    printed = {row[k]: (int(row[k + 1]), int(row[k + 2])) for row in rows for k in (0, 3)}
+    simulated = {}
     for track in timeline.tracks:
         for (kind, s, m), start, end in zip(
             track.operations.tolist(), track.start_ns.tolist(), track.end_ns.tolist(), strict=True
         ):
-            found[f"{s}{KINDS[kind]}{m}"] = (start, end)
+            simulated[f"{s}{KINDS[kind]}{m}"] = (start, end)
     sent = timeline.transfers
     columns = (sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
     for way, m, start, end in zip(*(each.tolist() for each in columns), strict=True):
-        found[f"{('forward', 'backward')[way]} {m}"] = (start, end)
-    found |= {f"bucket {each.bucket}": each[2:] for each in timeline.reductions}
-    found |= {f"step of stage {each.stage}": each[2:] for each in timeline.updates}
-    assert said == found
-    assert len(said) == 16
+        simulated[f"{('forward', 'backward')[way]} {m}"] = (start, end)
+    simulated |= {f"bucket {each.bucket}": each[2:] for each in timeline.reductions}
+    simulated |= {f"step of stage {each.stage}": each[2:] for each in timeline.updates}
+    assert printed == simulated
+    assert len(printed) == 16
 
     curve = [(int(row[0]), int(row[1])) for row in cells if len(row) == 3 and row[0].isdigit()]
     assert curve == list(zip(*(each.tolist() for each in timeline.memory_curve(0)), strict=True))
@@ -74,6 +74,6 @@ def test_the_worked_example_is_the_judges() -> None:
 
 
 def _example_cells() -> list[list[str]]:
-    """The rows of the tables of the page's example."""
+    """Return the rows of the tables of the page's example."""
     example = PAGE.read_text().split("## 11 An example")[1]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", example, re.M)]

@@ -1,4 +1,4 @@
-"""What docs/theory/judge.md says of documents gives, with its simulator, what the judge makes of a request."""
+"""The page's reading of documents, run on the page's simulator, gives the simulator's result for the request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTHS = (10**9, 5 * 10**8, 3 * 10**9)
 
 
 def random_request(rng: random.Random) -> PlanRequest:
-    """Any profile of up to five layers on any topology of up to six devices."""
+    """Draw any profile of up to five layers on any topology of up to six devices."""
     while True:
         request: dict[str, Any] = {
             "profile": _profile(rng),
@@ -68,9 +68,9 @@ def _profile(rng: random.Random) -> dict[str, Any]:
         }
         for n in range(count)
     ]
-    own = random.Random(repr(layers))  # what is drawn after it stays as it is
-    if own.random() < 0.5:
-        layers = [layer | {"update_workspace_bytes": own.choice([0, own.randint(1, 200)])} for layer in layers]
+    other_rng = random.Random(repr(layers))  # what is drawn after it stays as it is
+    if other_rng.random() < 0.5:
+        layers = [layer | {"update_workspace_bytes": other_rng.choice([0, other_rng.randint(1, 200)])} for layer in layers]
     tensors = []
     for _ in range(count - 1):
         sizes = [(size, rng.choice([size, 0])) for size in (rng.randint(1, 9) for _ in range(rng.randint(1, 2)))]
@@ -91,7 +91,7 @@ def _profile(rng: random.Random) -> dict[str, Any]:
         "boundaries": tensors,
         "measurements": measurements,
         "shared_parameters": ties,
-        "update_in_turn": own.choice([None, False, True]),
+        "update_in_turn": other_rng.choice([None, False, True]),
         "parameter_dtype": rng.choice(["fp32", "fp32", "bf16"]),
         "scaling": rng.choice(["linear", "measured"]),
         "codec_speeds": [{"device_kind": "cpu", "encode_bytes_per_s": 10**9, "decode_bytes_per_s": 7 * 10**8}],
@@ -165,13 +165,13 @@ def test_documents_mean_what_the_page_says(seed: int) -> None:
 
 
 def test_documents_of_every_kind_are_met() -> None:
-    """Among a third of the seeds."""
+    """A third of the seeds has documents of every kind."""
     met: Counter[str] = Counter()
     for seed in range(0, 120, 3):
         request = random_request(random.Random(seed)).model_dump(mode="json")
         topology, profile = request["topology"], request["profile"]
         nodes = topology["nodes"]
-        found = {
+        features = {
             "uniform": topology["uniform"],
             "matrix": topology["matrix"],
             "links": topology["links"],
@@ -181,6 +181,6 @@ def test_documents_of_every_kind_are_met() -> None:
             "ties": profile["shared_parameters"],
             "measured collectives": topology["collectives"],
         }
-        met.update(name for name, there in found.items() if there)
+        met.update(name for name, there in features.items() if there)
     assert len(met) == 8
     assert min(met.values()) > 6

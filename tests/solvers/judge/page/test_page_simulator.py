@@ -1,4 +1,4 @@
-"""A simulator written from docs/theory/judge.md alone gives what the judge gives, to the nanosecond and the byte."""
+"""A simulator written from docs/theory/judge.md alone gives the simulator's results, to the nanosecond and the byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Make = Callable[[random.Random, Problem], Allocation]
 
 
 class Plan(NamedTuple):
-    """A plan, and how it is judged."""
+    """A plan, and the settings of its simulation."""
 
     problem: Problem
     allocation: Allocation
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 def random_variety(rng: random.Random, problem: Problem) -> Problem:
-    """The problem with several kinds of devices and measured sizes, any network, frozen layers, ties and codecs."""
+    """Return the problem with several device kinds and measured sizes, any network, frozen layers, ties and codecs."""
     kinds = {kind: ("cpu", rng.choice([1.0, 1.7, 0.3, 2.5])) for kind in ("a", "b")} | {"cpu": ("cpu", 1.0)}
     mixed = rng.random() < 0.5
     devices = [replace(d, kind=rng.choice(sorted(kinds)) if mixed else "cpu") for d in problem.devices]
@@ -63,8 +63,8 @@ def random_variety(rng: random.Random, problem: Problem) -> Problem:
         problem = replace(problem, network=_network(rng, problem.network))
     rules = replace(problem.rules, all_reduce=rng.choice(["flat", "hierarchical", "dapple"]))
     if rng.random() < 0.3:
-        own = np.diff(problem.trainable_bytes) * [rng.random() < 0.6 for _ in range(problem.num_layers)]
-        problem = replace(problem, trainable_bytes=np.concatenate(([0], np.cumsum(own))))
+        trainable = np.diff(problem.trainable_bytes) * [rng.random() < 0.6 for _ in range(problem.num_layers)]
+        problem = replace(problem, trainable_bytes=np.concatenate(([0], np.cumsum(trainable))))
     if rng.random() < 0.5:
         problem = with_ties(rng, problem)
     same = [
@@ -77,7 +77,7 @@ def random_variety(rng: random.Random, problem: Problem) -> Problem:
 
 
 def _measured(rng: random.Random, layers: int) -> tuple[Measured, ...]:
-    """One to three measured sizes, with values that grow and fall."""
+    """Draw one to three measured sizes, with values that grow and fall."""
 
     def some(most: int) -> np.ndarray:
         return np.asarray([rng.randint(1, most) for _ in range(layers)])
@@ -91,7 +91,7 @@ def _measured(rng: random.Random, layers: int) -> tuple[Measured, ...]:
 
 
 def _network(rng: random.Random, network: Network) -> Network:
-    """A matrix, or nodes with and without fabrics, and cables that form a graph with circles over every device."""
+    """Draw a matrix, or nodes with and without fabrics whose cables form a graph with circles over every device."""
     size, widths = len(network.device_names), [10**9, 10**9, 5 * 10**8, 3 * 10**9]
     if rng.random() < 0.3:
         width = np.asarray([[0 if u == v else rng.choice(widths) for v in range(size)] for u in range(size)])
@@ -103,10 +103,10 @@ def _network(rng: random.Random, network: Network) -> Network:
     )
     cables = []
     for node, name in enumerate(network.node_names):
-        own = [name]
+        ends = [name]
         if rng.random() < 0.5:
-            own = [device for d, device in enumerate(network.device_names) if network.node_of[d] == node]
-        for end in own * rng.choice([1, 1, 2]):
+            ends = [device for d, device in enumerate(network.device_names) if network.node_of[d] == node]
+        for end in ends * rng.choice([1, 1, 2]):
             switch = rng.choice(["leaf", "spine"])
             lanes = rng.choice([1, 1, 2, 3]) if end == name else 1
             pair = (end, switch) if rng.random() < 0.5 else (switch, end)
@@ -119,22 +119,22 @@ def _network(rng: random.Random, network: Network) -> Network:
 
 
 def flushed(rng: random.Random) -> Plan:
-    """One pipeline."""
+    """Draw a plan of one pipeline."""
     return _orders(rng, random_allocation, _problem(rng))
 
 
 def pipelines(rng: random.Random) -> Plan:
-    """Several pipelines on devices of their own."""
+    """Draw a plan of several pipelines on separate devices."""
     return _orders(rng, random_pipelines, _problem(rng, 2))
 
 
 def crossing(rng: random.Random) -> Plan:
-    """Several pipelines over the same devices."""
+    """Draw a plan of several pipelines over the same devices."""
     return _orders(rng, random_crossing_pipelines, _problem(rng, 2))
 
 
 def periodic(rng: random.Random) -> Plan:
-    """A plan without a flush."""
+    """Draw a plan without a flush."""
     problem = _problem(rng)
     allocation, pattern, rule, _run = random_pattern(rng, problem)
     allocation = encoded(rng, allocation) if problem.codec else allocation
@@ -150,7 +150,7 @@ def _problem(rng: random.Random, least: int = 1) -> Problem:
 
 
 def _with_collisions(rng: random.Random, problem: Problem) -> Problem:
-    """A shared network on which nearly everything is ready at the same few instants, and ties."""
+    """Return the problem with ties and a shared network on which most events fall on the same few instants."""
     small = {"forward_bytes": problem.forward_bytes % 2, "backward_bytes": problem.backward_bytes % 2}
     for name in ("parameter_bytes", "trainable_bytes", "update_ns"):
         small[name] = np.concatenate(([0], np.cumsum(np.diff(getattr(problem, name)) % 3)))
@@ -182,17 +182,17 @@ SEEDS = 230
 
 
 def judged(plan: Plan) -> Timeline:
-    """What the judge says. Raises InvalidPlan."""
+    """Return the simulator's timeline; raise InvalidPlan."""
     return simulate(plan.problem, plan.allocation, plan.schedule, overlap=plan.overlap, update_rule=plan.rule)
 
 
 def read(plan: Plan) -> Run:
-    """What the page says. Raises Invalid."""
+    """Return the page's run; raise Invalid."""
     return simulate_page(plan.problem, plan.allocation, plan.schedule, plan.overlap, plan.rule)
 
 
 def assert_same_verdict(plan: Plan) -> bool:
-    """The page and the judge refuse the plan, or say the same; whether they refuse it."""
+    """Check that the page and the simulator both refuse the plan, or agree on it; return whether they refuse it."""
     try:
         run = read(plan)
     except Invalid:
@@ -235,7 +235,7 @@ def _spoiled(rng: random.Random, plan: Plan) -> Plan:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_sums_that_become_ready_with_other_reductions(seed: int) -> None:
-    """Two pipelines of three stages on one bus, with times of 0 to 2: which one starts first shows what joins when."""
+    """Two pipelines of three stages on one bus, with times of 0 to 2; the first to start shows which sums join when."""
     plan = _tied_pipelines(random.Random(seed))
     run = read(plan)
     assert run.ties
@@ -243,7 +243,7 @@ def test_sums_that_become_ready_with_other_reductions(seed: int) -> None:
 
 
 def test_readiness_in_a_later_repetition_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of those plans end otherwise if a sum that becomes ready in step 1 joins in the next repetition only."""
+    """Some of these plans end otherwise if a sum that becomes ready in step 1 joins in the next repetition only."""
     come = Clock._come
 
     def later(self: Clock, lane: int, before: Operation | None, *, in_step_1: bool) -> None:
@@ -275,14 +275,14 @@ def _tied_pipelines(rng: random.Random) -> Plan:
     )
     count = rng.randint(2, problem.global_batch_size)
     cut, devices = rng.randint(1, count - 1), rng.sample(range(6), 6)
-    held = [devices[:3], devices[2::-1] if rng.random() < 0.3 else devices[3:]]
-    parts = [tuple(Stage(layer, layer, (d,)) for layer, d in enumerate(part)) for part in held]
+    orders_of_devices = [devices[:3], devices[2::-1] if rng.random() < 0.3 else devices[3:]]
+    parts = [tuple(Stage(layer, layer, (d,)) for layer, d in enumerate(part)) for part in orders_of_devices]
     allocation = Allocation((Pipeline(parts[0], (0, cut - 1)), Pipeline(parts[1], (cut, count - 1))), count)
     return Plan(problem, allocation, random_orders(rng, allocation), None, "synchronous")
 
 
 def test_plans_of_every_kind_are_met() -> None:
-    """Among a third of the seeds."""
+    """A third of the seeds has plans of every kind."""
     met: Counter[str] = Counter()
     for number in range(0, SEEDS * len(PLANS), 3):
         met.update(_kinds(PLANS[number % len(PLANS)](random.Random(number // len(PLANS)))))
@@ -309,10 +309,10 @@ def _kinds(plan: Plan) -> set[str]:
     apart = {s for kind, s in kinds if kind == R}
     segments = {s for s, stage in enumerate(stages) if stage.recompute}
     devices = Counter(d for stage in stages for d in stage.devices)
-    own = {end for cable in problem.network.cables for end in cable[:2]} & set(problem.network.device_names)
+    cabled = {end for cable in problem.network.cables for end in cable[:2]} & set(problem.network.device_names)
     matrix, costs = problem.network.matrix_bytes_per_s is not None, Costs(problem, plan.allocation, plan.overlap)
     used = {problem.devices[d].kind for d in devices}
-    found = {
+    features = {
         "shared" if rules.shared else f"private {rules.channel}": True,
         "nic" if rules.shared else rules.transfer: True,
         "dapple all-reduce" if rules.all_reduce == "dapple" else rules.all_reduce: True,
@@ -321,7 +321,7 @@ def _kinds(plan: Plan) -> set[str]:
         "plan": True,
         "several pipelines": len(plan.allocation.pipelines) > 1,
         "matrix": matrix,
-        "device cables": bool(own) and not matrix,
+        "device cables": bool(cabled) and not matrix,
         "several kinds": len(used) > 1,
         "replicas": any(len(stage.devices) > 1 for stage in stages),
         "round_robin": any(stage.dispatch == "round_robin" and len(stage.devices) > 1 for stage in stages),
@@ -337,11 +337,11 @@ def _kinds(plan: Plan) -> set[str]:
         "no buffers": not problem.memory.count_buffers,
         "measured scaling": not problem.linear,
     }
-    return {kind for kind, there in found.items() if there}
+    return {kind for kind, there in features.items() if there}
 
 
 def test_the_page_refuses_what_the_judge_refuses() -> None:
-    """Two operations of a row changed about, or a network in parts."""
+    """Two operations of a row are swapped, or the network is in parts."""
     met: Counter[bool] = Counter()
     for seed in range(60):
         rng = random.Random(seed)
