@@ -1,4 +1,4 @@
-"""Explains a deadlock of lanes in a sentence."""
+"""A sentence that explains a deadlock of lanes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _Blocked:
     def waits_for(self, lane: int) -> int:
         """Return the lane that has not run what this lane's next operation needs, or has not reached its tie."""
         kind, s, m = (int(v) for v in self._rest(lane)[0])
-        found = self._producer(lane)
-        if found is None and kind == STEP:
-            found = self._missing_at_ties(lane, s, m)
-        assert found is not None, "a blocked lane waits for an operation that has run"
-        return found
+        blocker = self._producer(lane)
+        if blocker is None and kind == STEP:
+            blocker = self._missing_at_ties(lane, s, m)
+        assert blocker is not None, "a blocked lane waits for an operation that has run"
+        return blocker
 
     def _producer(self, lane: int) -> int | None:
         """Return the lane that has not yet run the operation whose result this lane's next operation needs."""
@@ -80,8 +80,8 @@ class _Blocked:
     def _place_of_step(self, lane: int, stage: int, m: int) -> int:
         """Return the index, among a lane's remaining operations, of the step of micro-batch ``m``'s round; -1: done."""
         rest = self._rest(lane)
-        own = (rest[:, 0] == STEP) & (rest[:, 1] == stage) & (rest[:, 2] == m)
-        return int(np.argmax(own)) if own.any() else -1
+        matches = (rest[:, 0] == STEP) & (rest[:, 1] == stage) & (rest[:, 2] == m)
+        return int(np.argmax(matches)) if matches.any() else -1
 
     def next_operation(self, lane: int) -> str:
         """Return where a lane waits, in words."""

@@ -1,8 +1,8 @@
 """Rows of a schedule as *lanes*, and the state in which the event clock begins to time them.
 
-The devices of a lane hold the same stages and run the same operations at the same time: their times are those of the
-slowest replica. A *slot* is one stage on one lane; slots are numbered by stage, then lane, so that slot = stage when
-every stage lies on one lane.
+The devices of a lane hold the same stages and run the same operations at the same time, with the times of the slowest
+replica. A *slot* is one stage on one lane; slots are numbered by stage, then lane, so that slot = stage when every
+stage lies on one lane.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from penstock.solvers.model.schedule import STEP, Orders
 class LaneTables(NamedTuple):
     """Arrays for kernels; N operations, L lanes, K slots.
 
-    ``row`` (N,) is each operation's line in ``table`` (12 K, 8), whose columns ``tables`` explains; ``batch`` (N,)
-    its micro-batch. ``first_gradient`` and ``last_gradient`` are by slot and round, those of slot k from
-    ``round_start[k]`` on (-1: none); a flushed step is one round. Halts and their ties: see ``kernels.ties``.
+    ``row`` (N,) is each operation's line in ``table`` (12 K, 8), whose columns ``operation_tables`` explains; ``batch``
+    (N,) its micro-batch. ``first_gradient`` and ``last_gradient`` are by slot and round, slot k's from
+    ``round_start[k]`` on (-1: none); a flushed step is one round. ``clocks.ties`` explains halts and their ties.
     """
 
     batch: np.ndarray
@@ -85,9 +85,9 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
     Raises InvalidPlan where rows and allocation do not fit, or operations are missing, doubled or out of order.
     """
     allocation, problem = tables.allocation, tables.problem
-    held = _held_stages(problem, allocation, orders)
-    pairs = sorted((s, lane) for lane, stages in enumerate(held) for s in stages)
-    slot_of = np.full((len(held), len(allocation.stages)), -1, dtype=np.int32)
+    stages_of_lane = _held_stages(problem, allocation, orders)
+    pairs = sorted((s, lane) for lane, stages in enumerate(stages_of_lane) for s in stages)
+    slot_of = np.full((len(stages_of_lane), len(allocation.stages)), -1, dtype=np.int32)
     for slot, (s, lane) in enumerate(pairs):
         slot_of[lane, s] = slot
     parts = [np.ascontiguousarray(row.operations, dtype=np.int32).reshape(-1, 3) for row in orders.rows]
@@ -113,11 +113,11 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
             [n if stage.dispatch == "rows" else 1 for n, stage in zip(per_stage, allocation.stages, strict=True)],
             dtype=np.int64,
         ),
-        **_halts(tables, held, slot_of, len(pairs)),
+        **_halts(tables, stages_of_lane, slot_of, len(pairs)),
     )
     lanes = Lanes(
         devices=tuple(row.devices for row in orders.rows),
-        slots=tuple(tuple(int(slot_of[lane, s]) for s in stages) for lane, stages in enumerate(held)),
+        slots=tuple(tuple(int(slot_of[lane, s]) for s in stages) for lane, stages in enumerate(stages_of_lane)),
         slot_stage=tuple(s for s, _lane in pairs),
         apart=tuple(apart),
         rows=tuple(parts),
@@ -130,7 +130,7 @@ def make_lanes(tables: Tables, orders: Orders) -> Lanes:
 def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> list[tuple[int, ...]]:
     """Return the stages of each row's devices; every device that holds a stage is in exactly one row."""
     holds, seen = allocation.held_stages, set[int]()
-    held = []
+    result = []
     for number, row in enumerate(orders.rows):
         for device in row.devices:
             if device in seen:
@@ -148,39 +148,41 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
                     f"{name} holds {list(holds[device])}.",
                     remedy="give devices of different stages rows of their own",
                 )
-        held.append(holds[row.devices[0]])
+        result.append(holds[row.devices[0]])
     if missing := sorted(set(holds) - seen):
         name = problem.devices[missing[0]].name
         raise InvalidPlan(
             f"Device {name} holds stage {holds[missing[0]][0]}, but schedule {orders.name} has no row for it."
         )
-    return held
+    return result
 
 
-def _halts(tables: Tables, held: list[tuple[int, ...]], slot_of: np.ndarray, slots: int) -> dict[str, np.ndarray]:
+def _halts(
+    tables: Tables, stages_of_lane: list[tuple[int, ...]], slot_of: np.ndarray, slots: int
+) -> dict[str, np.ndarray]:
     """Return where lanes wait for ties: after their rows, or before the step of the lowest stage with a copy."""
-    ties_of: list[list[int]] = [[] for _ in range(slots if tables.periodic else len(held))]
+    ties_of: list[list[int]] = [[] for _ in range(slots if tables.periodic else len(stages_of_lane))]
     halts_of: list[list[int]] = [[] for _ in tables.sums]
     for k, tie in enumerate(tables.sums):
-        for lane, stages in enumerate(held):
+        for lane, stages in enumerate(stages_of_lane):
             users = [s for s in stages if s in tie.stages]
             if users:
                 halt = int(slot_of[lane, users[0]]) if tables.periodic else lane
                 ties_of[halt].append(k)
                 halts_of[k].append(halt)
-    found = {}
+    arrays = {}
     for name, start, lists in (("halt_tie", "halt_start", ties_of), ("tie_halt", "tie_start", halts_of)):
-        found[start] = prefix_sums([len(each) for each in lists])
-        found[name] = np.asarray([number for each in lists for number in each], dtype=np.int64)
-    return found
+        arrays[start] = prefix_sums([len(each) for each in lists])
+        arrays[name] = np.asarray([number for each in lists for number in each], dtype=np.int64)
+    return arrays
 
 
 def _recomputes_apart(allocation: Allocation, pairs: list[tuple[int, int]], parts: list[np.ndarray]) -> list[bool]:
     """Return for each slot whether its row has R operations for the stage."""
     if not any(stage.recomputes for stage in allocation.stages):
         return [False] * len(pairs)
-    with_own = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
-    return [s in with_own[lane] for s, lane in pairs]
+    recomputed = [set(part[part[:, 0] == RECOMPUTE, 1].tolist()) for part in parts]
+    return [s in recomputed[lane] for s, lane in pairs]
 
 
 def _operation_lines(tables: Tables, pairs: list[tuple[int, int]], apart: list[bool]) -> np.ndarray:
@@ -282,9 +284,9 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int
 
 
 def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) -> ClockState:
-    """Return the state of the event clock before anything has begun.
+    """Return the initial state of the event clock.
 
-    Not made by a kernel, since kernels that allocate many arrays are slow to compile.
+    No kernel creates it, since kernels that allocate many arrays are slow to compile.
     """
     num_lanes, num_flows, num_chains = len(lanes.lane_start) - 1, len(flows.flow_ns), len(chains.stage)
     num_ties, halts, resources = len(ties.tie_ns), len(lanes.halt_start) - 1, len(flows.watch_start) - 1
@@ -312,7 +314,7 @@ def new_state(flows: FlowTables, chains: Chains, ties: Ties, lanes: LaneTables) 
             "lanes_left": len(closing),
         },
     )
-    marks = {"busy": num_lanes, "is_touched": num_lanes, "taken": resources, "halt_passed": halts}
+    marks = {"busy": num_lanes, "is_touched": num_lanes, "in_use": resources, "halt_passed": halts}
     flags, flag = _parts(np.bool_, {**marks, "arrived": flows.places})
     word["position"][:] = lanes.lane_start[:-1]
     word["head"][:] = word["tail"][:] = flows.flow_offset[:-1]

@@ -21,7 +21,7 @@ KINDS = STEP + 1
 
 @compiled
 def operation_ends(row: np.ndarray, table: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Each operation's start plus its duration."""
+    """Return each operation's start plus its duration."""
     end = np.empty_like(start)
     for i in range(start.size):
         end[i] = start[i] + table[row[i], DURATION]
@@ -30,7 +30,7 @@ def operation_ends(row: np.ndarray, table: np.ndarray, start: np.ndarray) -> np.
 
 @compiled
 def gradient_ends(lanes: Any, start: np.ndarray, batches: int, rounds: int) -> np.ndarray:
-    """The latest end of a gradient operation of each global batch of ``batches`` micro-batches."""
+    """Return the latest end of a gradient operation of each global batch of ``batches`` micro-batches."""
     latest = np.zeros(rounds, dtype=np.int64)
     for i in range(start.size):
         kind, t = lanes.row[i] // 2 % KINDS, lanes.batch[i] // batches
@@ -41,7 +41,7 @@ def gradient_ends(lanes: Any, start: np.ndarray, batches: int, rounds: int) -> n
 
 @compiled
 def most_in_flight(lanes: Any) -> np.ndarray:
-    """By slot, the most micro-batches between their F and the end of their gradient, in the order of the row."""
+    """Return, by slot, the most micro-batches between their F and the end of their gradient, in the row's order."""
     now = np.zeros(lanes.slot_lane.size, dtype=np.int64)
     most = np.zeros_like(now)
     for i in range(lanes.row.size):
@@ -56,7 +56,7 @@ def most_in_flight(lanes: Any) -> np.ndarray:
 
 @compiled
 def transfer_list(flows: Any, sent: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(stage, direction, end) of every transfer, flow by flow in the order of sending."""
+    """Return stage, direction and end of every transfer, flow by flow in the order of sending."""
     stage = np.empty(sent.size, dtype=np.int32)
     direction = np.empty(sent.size, dtype=np.int8)
     end = np.empty_like(sent)

@@ -27,7 +27,7 @@ from penstock.solvers.model.timeline import Breakdown
 class Spans(NamedTuple):
     """Starts and ends of optimizer steps or of reductions.
 
-    ``place``: of a step its slot and round as in ``LaneTables.first_gradient``; of a reduction its chain.
+    ``place``: a step's slot and round as in ``LaneTables.first_gradient``; a reduction's chain.
     """
 
     place: np.ndarray
@@ -37,7 +37,7 @@ class Spans(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """Memory of every device of one judged run; curves are computed when asked for. ``versions``: bytes by slot."""
+    """Memory of every device of one judged run; curves are computed on demand. ``versions``: bytes by slot."""
 
     tables: Tables
     lanes: Lanes
@@ -57,7 +57,10 @@ class MemoryProfile:
         reduced: tuple[Spans, Spans],
         versions: tuple[int, ...],
     ) -> MemoryProfile:
-        """``steps`` by slot and round; ``reduced``: buckets by chain and round, then ties by number and round."""
+        """Build the profile of a run.
+
+        ``steps``: by slot and round. ``reduced``: buckets by chain and round, then ties by number and round.
+        """
         costs = _costs(tables, lanes, times, steps, reduced, versions)
         received = _received(tables, lanes)
         posted = post_receives(tables.flows, lanes.arrays, times, received)
@@ -105,19 +108,19 @@ class MemoryProfile:
         return nothing._replace(begin=np.zeros_like(self.streams.begin), received=np.zeros_like(self.streams.received))
 
     def uses(self, begin_ns: int, end_ns: int) -> tuple[list[Breakdown], list[tuple[int, int]]]:
-        """Return each lane's first peak without contexts; its busy time, and communication outside of it, both in ns.
+        """Return each lane's first peak without contexts; its busy time, and its communication outside of it, in ns.
 
-        The times are those between ``begin_ns`` and ``end_ns``.
+        Times between ``begin_ns`` and ``end_ns`` count.
         """
         peaks, spent = all_peaks(self.lanes.arrays, self.streams, self.costs, self.posted, self.times, begin_ns, end_ns)
-        found = []
+        breakdowns = []
         for slots, (gradients, kept, buffers, workspace) in zip(self.lanes.slots, peaks.tolist(), strict=True):
-            held = [self.tables.graph.static[self.lanes.slot_stage[slot]] for slot in slots]
-            found.append(
+            static = [self.tables.graph.static[self.lanes.slot_stage[slot]] for slot in slots]
+            breakdowns.append(
                 Breakdown(
-                    parameters=sum(each.parameters for each in held),
+                    parameters=sum(each.parameters for each in static),
                     gradients=gradients,
-                    optimizer=sum(each.optimizer for each in held),
+                    optimizer=sum(each.optimizer for each in static),
                     versions=sum(self.versions[slot] for slot in slots),
                     activations=kept,
                     buffers=buffers,
@@ -125,17 +128,17 @@ class MemoryProfile:
                     context=0,
                 )
             )
-        return found, [(busy, alone) for busy, alone in spent.tolist()]
+        return breakdowns, [(busy, alone) for busy, alone in spent.tolist()]
 
 
 def _streams(tables: Tables, lanes: Lanes) -> Streams:
-    """Return each lane's flows: those that it sends, with their messages' buffers, then those that it receives."""
+    """Return each lane's flows: first the flows that it sends, with their buffers, then the flows that it receives."""
     flows, arrays = tables.flows, lanes.arrays
     flow_of, duration = flows.flow_of.tolist(), flows.flow_ns.tolist()
     offset = flows.flow_offset.tolist()
     previous, following = flows.previous.tolist(), flows.next.tolist()
     turns = list(zip(arrays.slot_replica.tolist(), arrays.slot_replicas.tolist(), strict=True))
-    found: list[tuple[int, ...]] = []
+    lines: list[tuple[int, ...]] = []
     begin: list[int] = [0]
     received: list[int] = []
     for slots in lanes.slots:
@@ -143,13 +146,13 @@ def _streams(tables: Tables, lanes: Lanes) -> Streams:
             for slot in slots:
                 s = lanes.slot_stage[slot]
                 for direction, sender in enumerate((s, s) if sends else (previous[s], following[s])):
-                    for c, held in enumerate(tables.graph.memory[s]):
+                    for c, memory in enumerate(tables.graph.memory[s]):
                         flow = flow_of[(sender * 2 + direction) * 2 + c] if sender >= 0 else -1
                         if flow >= 0:
-                            size = (held.sent_output, held.sent_gradient)[direction] if sends else 0
-                            found.append((size, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
-            (received if sends else begin).append(len(found))
-    columns = np.asarray(found, dtype=np.int64).reshape(-1, len(Streams._fields) - 2).T
+                            size = (memory.sent_output, memory.sent_gradient)[direction] if sends else 0
+                            lines.append((size, duration[flow], *turns[slot], offset[flow], offset[flow + 1]))
+            (received if sends else begin).append(len(lines))
+    columns = np.asarray(lines, dtype=np.int64).reshape(-1, len(Streams._fields) - 2).T
     bounds = np.asarray(begin, dtype=np.int64), np.asarray(received, dtype=np.int64)
     return Streams(*bounds, *(np.ascontiguousarray(column) for column in columns))
 
@@ -162,25 +165,25 @@ def _received(tables: Tables, lanes: Lanes) -> np.ndarray:
 @lru_cache(maxsize=32)
 def _stage_messages(tables: Tables) -> np.ndarray:
     """Return (stages, 6, 2): the bytes that each kind of operation reads from messages, by row class."""
-    found = np.zeros((len(tables.graph.memory), STEP + 1, 2), dtype=np.int64)
+    table = np.zeros((len(tables.graph.memory), STEP + 1, 2), dtype=np.int64)
     for s, classes in enumerate(tables.graph.memory):
         for c in (0, 1):
-            found[s, FORWARD, c] = classes[-c].received_input
-            found[s, [BACKWARD, INPUT], c] = classes[-c].received_gradient
-    return found
+            table[s, FORWARD, c] = classes[-c].received_input
+            table[s, [BACKWARD, INPUT], c] = classes[-c].received_gradient
+    return table
 
 
 def _costs(
     tables: Tables, lanes: Lanes, times: Starts, steps: Spans, reduced: tuple[Spans, Spans], versions: tuple[int, ...]
 ) -> Costs:
     arrays = lanes.arrays
-    held = [tables.graph.static[s] for s in lanes.slot_stage]
+    of_slot = [tables.graph.static[s] for s in lanes.slot_stage]
     static = np.zeros(len(lanes.slots), dtype=np.int64)
-    always = [each.parameters + each.optimizer + more for each, more in zip(held, versions, strict=True)]
+    always = [each.parameters + each.optimizer + more for each, more in zip(of_slot, versions, strict=True)]
     np.add.at(static, arrays.slot_lane, np.asarray(always, dtype=np.int64))
-    slot_of_place = np.repeat(np.arange(len(held)), np.diff(arrays.round_start))
+    slot_of_place = np.repeat(np.arange(len(of_slot)), np.diff(arrays.round_start))
     lane_of_place = arrays.slot_lane[slot_of_place]
-    gradients = np.asarray([each.gradients for each in held], dtype=np.int64)[slot_of_place]
+    gradients = np.asarray([each.gradients for each in of_slot], dtype=np.int64)[slot_of_place]
     used = arrays.first_gradient >= 0
     freed = used[steps.place]
     after = Spans(*(column[:0] for column in steps)) if tables.periodic else steps
@@ -203,23 +206,23 @@ def _reduced_by_lane(tables: Tables, lanes: Lanes, reduced: Spans, tied: Spans) 
     if len(reduced.place):
         for slot, s in enumerate(lanes.slot_stage):
             for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]]:
-                own = np.arange(chains.run_start[g], chains.run_start[g + 1])
-                chosen.append(own)
-                lane.append(np.full(len(own), lanes.arrays.slot_lane[slot]))
+                runs = np.arange(chains.run_start[g], chains.run_start[g + 1])
+                chosen.append(runs)
+                lane.append(np.full(len(runs), lanes.arrays.slot_lane[slot]))
     which = np.concatenate(chosen)
     starts, ends = [reduced.start[which]], [reduced.end[which]]
     for k, tie in enumerate(tables.sums):
-        own = tied.place == k
+        is_tie = tied.place == k
         for number, devices in enumerate(lanes.devices):
             if devices[0] in tie.devices:
-                lane.append(np.full(int(own.sum()), number))
-                starts.append(tied.start[own])
-                ends.append(tied.end[own])
+                lane.append(np.full(int(is_tie.sum()), number))
+                starts.append(tied.start[is_tie])
+                ends.append(tied.end[is_tie])
     return _lists(len(lanes.slots), np.concatenate(lane), np.concatenate(starts), np.concatenate(ends))
 
 
 def _lists(count: int, lane: np.ndarray, time: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each lane's list begins, and all (time, …) by lane and time, each list with an end that never comes."""
+    """Return where each lane's list begins, and all (time, …) by lane and time, each list ended by NEVER_NS."""
     lane = np.concatenate((lane, np.arange(count)))
     lines = np.full((len(lane), 1 + len(values)), NEVER_NS, dtype=np.int64)
     lines[:-count] = np.column_stack((time, *values))
@@ -241,22 +244,22 @@ def _operation_bytes(tables: Tables, lanes: Lanes) -> np.ndarray:
 @lru_cache(maxsize=32)
 def _stage_bytes(tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Return (stages, 6, 2, 2, 3) bytes, without and with recomputations as separate operations."""
-    found = np.zeros((2, len(tables.graph.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
+    table = np.zeros((2, len(tables.graph.memory), STEP + 1, 2, 2, 3), dtype=np.int64)
     for s, classes in enumerate(tables.graph.memory):
         for c in (0, 1):
             for apart in (0, 1):
-                _fill_operations(found[apart, s, :, c], classes[-c], bool(apart))
-    found[:, :, STEP, :, 0, WORKSPACE] = np.asarray(tables.graph.step_bytes)[:, None]
-    return found[0], found[1]
+                _fill_operations(table[apart, s, :, c], classes[-c], bool(apart))
+    table[:, :, STEP, :, 0, WORKSPACE] = np.asarray(tables.graph.step_bytes)[:, None]
+    return table[0], table[1]
 
 
-def _fill_operations(table: np.ndarray, held: StageMemory, apart: bool) -> None:
-    received = held.received_input + held.received_gradient
-    inside = 0 if apart else held.rebuilt_inside
-    again = held.rebuilt_whole
-    table[FORWARD] = ((held.stash, 0, held.workspace), (0, held.sent_output, 0))
-    freed = held.stash + (again if apart else 0)
-    table[BACKWARD] = ((0, 0, held.workspace + inside), (-freed, held.sent_gradient - received, 0))
-    table[INPUT] = ((0 if apart else again, 0, held.workspace), (0, held.sent_gradient, 0))
-    table[WEIGHT] = ((0, 0, held.workspace), (-held.stash - again, -received, 0))
-    table[RECOMPUTE] = ((again, 0, held.workspace), (0, 0, 0))
+def _fill_operations(table: np.ndarray, memory: StageMemory, apart: bool) -> None:
+    received = memory.received_input + memory.received_gradient
+    inside = 0 if apart else memory.rebuilt_inside
+    again = memory.rebuilt_whole
+    table[FORWARD] = ((memory.stash, 0, memory.workspace), (0, memory.sent_output, 0))
+    freed = memory.stash + (again if apart else 0)
+    table[BACKWARD] = ((0, 0, memory.workspace + inside), (-freed, memory.sent_gradient - received, 0))
+    table[INPUT] = ((0 if apart else again, 0, memory.workspace), (0, memory.sent_gradient, 0))
+    table[WEIGHT] = ((0, 0, memory.workspace), (-memory.stash - again, -received, 0))
+    table[RECOMPUTE] = ((again, 0, memory.workspace), (0, 0, 0))

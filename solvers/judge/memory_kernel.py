@@ -27,10 +27,10 @@ PARTS = 4
 
 @Fields.register
 class Streams(NamedTuple):
-    """Flows that lanes send or receive, those of lane l from ``begin[l]`` to ``begin[l + 1]``.
+    """Flows that lanes send or receive; lane l's are from ``begin[l]`` to ``begin[l + 1]``.
 
-    It sends those before ``received[l]``, each transfer of ``size`` bytes. Only micro-batches of ``replica`` modulo
-    ``replicas`` are the lane's. ``first`` to ``stop`` are the flow's places in the order of sending.
+    Lane l sends the flows before ``received[l]``, each transfer of ``size`` bytes. Only micro-batches of ``replica``
+    modulo ``replicas`` are the lane's. ``first`` to ``stop`` are the flow's places in the order of sending.
     """
 
     begin: np.ndarray
@@ -45,13 +45,14 @@ class Streams(NamedTuple):
 
 @Fields.register
 class Costs(NamedTuple):
-    """Bytes by (slot, kind, row class, 0 start or 1 end); static bytes by lane; and three sorted lists for each lane.
+    """Bytes by operation, static bytes by lane, and three sorted lists for each lane.
 
-    ``size`` has what the start or end adds to what is kept and to buffers, and the workspace from then on.
+    ``size``: by (slot, kind, row class, 0 start or 1 end), the bytes that the start or end adds to kept activations and
+    to buffers, and the workspace from then on.
 
-    ``changes`` of its gradients and of what steps after its row need while they run (time, bytes, bytes) from
-    ``change_begin[l]`` on; likewise its optimizer ``steps`` and ``reductions`` (start, end). Each list ends with an
-    entry that never comes.
+    ``changes``, lane l's from ``change_begin[l]`` on: changes of its gradients, and of the bytes that steps after its
+    row need while they run (time, bytes, bytes). Likewise its optimizer ``steps`` and ``reductions`` (start, end). Each
+    list ends with an entry at NEVER_NS.
     """
 
     size: np.ndarray
@@ -65,7 +66,7 @@ class Costs(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """Where a merge stands: next place and time of each stream; bytes at the first peak."""
+    """The state of a merge: next place and time of each stream; bytes at the first peak."""
 
     place: np.ndarray
     head: np.ndarray
@@ -76,9 +77,9 @@ class Merge(NamedTuple):
 def all_peaks(
     lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, begin: int, last: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each lane the bytes at its first peak (gradients, kept, buffers, workspace); busy and communication ns.
+    """Return each lane's bytes at its first peak (gradients, kept, buffers, workspace), and busy and communication ns.
 
-    The times are those between ``begin`` and ``last``.
+    Times between ``begin`` and ``last`` count.
     """
     num_lanes = lanes.lane_start.size - 1
     peaks = np.zeros((num_lanes, PARTS), dtype=np.int64)
@@ -94,7 +95,7 @@ def all_peaks(
 
 @compiled
 def lane_curve(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, lane: int) -> np.ndarray:
-    """(2, n): the times from 0 on at which the lane's memory changes, and its bytes from then on."""
+    """Return (2, n): the times from 0 on at which the lane's memory changes, and its bytes from then on."""
     low, high = streams.begin[lane], streams.received[lane]
     operations = lanes.lane_start[lane + 1] - lanes.lane_start[lane]
     length = 2 * operations + 1 + costs.change_begin[lane + 1] - costs.change_begin[lane]
@@ -124,7 +125,7 @@ def _head(streams: Any, when: np.ndarray, order: np.ndarray, walk: Any, k: int) 
 
 @inner
 def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
-    """The stream whose next event is the earliest, and when."""
+    """Return the stream whose next event is the earliest, and that event's time."""
     which, t = -1, NEVER_NS
     for k in range(low, high):
         head = walk.head[k]
@@ -135,9 +136,9 @@ def _least(walk: Any, low: int, high: int) -> tuple[int, int]:
 
 @loop
 def _find_peak(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int) -> None:
-    """Write what a lane holds at its first peak.
+    """Write a lane's bytes at its first peak.
 
-    Only its own operations and steps can raise what it holds, so a peak is looked for where these start and end alone.
+    Only the lane's operations and steps can raise its bytes, so only their starts and ends are searched.
     """
     low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
@@ -180,7 +181,7 @@ def _find_peak(lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, wa
 
 @inner
 def _changed(costs: Any, change: int, t: int, fixed: int, stepping: int) -> tuple[int, int, int]:
-    """Go past the changes of gradients and of what steps need at ``t``: the next one, and both sizes from then on."""
+    """Apply the changes of gradients and of steps' bytes at ``t``; return the next change, and both sizes after it."""
     while costs.changes[change, 0] == t:
         fixed += costs.changes[change, 1]
         stepping += costs.changes[change, 2]
@@ -190,7 +191,7 @@ def _changed(costs: Any, change: int, t: int, fixed: int, stepping: int) -> tupl
 
 @inner
 def _without_sent(streams: Any, posted: Any, walk: Any, low: int, high: int, t: int, buffers: int) -> int:
-    """What of the buffers is left when those of messages that have passed by ``t`` have vanished."""
+    """Return the buffers' bytes without the buffers of messages that have passed by ``t``."""
     for k in range(low, high):
         while walk.head[k] <= t:
             buffers -= streams.size[k]
@@ -201,7 +202,7 @@ def _without_sent(streams: Any, posted: Any, walk: Any, low: int, high: int, t: 
 
 @inner
 def _note_peak(walk: Any, highest: int, static: int, gradients: int, kept: int, buffers: int, work: int) -> int:
-    """Write the parts of what a lane holds if that is more than ``highest``; the new highest."""
+    """Write the parts of a lane's bytes if their sum is more than ``highest``; return the new highest."""
     reached = static + gradients + kept + buffers + work
     if reached <= highest:
         return highest
@@ -213,51 +214,51 @@ def _note_peak(walk: Any, highest: int, static: int, gradients: int, kept: int, 
 def _write_curve(
     lanes: Any, streams: Any, costs: Any, posted: Any, times: Any, walk: Any, lane: int, curve: np.ndarray
 ) -> int:
-    """Write what a lane holds from each time on at which that changes; how many such times there are."""
+    """Write a lane's bytes from each time on at which they change; return the number of such times."""
     low, high = streams.begin[lane], streams.received[lane]
     for k in range(low, high):
         walk.place[k] = streams.first[k]
         _head(streams, posted.freed, posted.order, walk, k)
     i, stop = lanes.lane_start[lane], lanes.lane_start[lane + 1]
     change, running = costs.change_begin[lane], 0
-    held, work = costs.static[lane] + posted.first[lane], 0
-    own = times.start[i] if i < stop else costs.changes[change, 0]
-    curve[0, 0], curve[1, 0], written = 0, held, 1
+    level, work = costs.static[lane] + posted.first[lane], 0
+    next_ns = times.start[i] if i < stop else costs.changes[change, 0]
+    curve[0, 0], curve[1, 0], written = 0, level, 1
     which, other = _least(walk, low, high)
     while True:
-        t = min(own, NEVER_NS - 1)
+        t = min(next_ns, NEVER_NS - 1)
         while other <= t:
             freed = other
-            held -= streams.size[which]
+            level -= streams.size[which]
             walk.place[which] += 1
             _head(streams, posted.freed, posted.order, walk, which)
             which, other = _least(walk, low, high)
             if freed < min(t, other):
-                written = _note(curve, written, freed, held + work)
-        if own == NEVER_NS:
+                written = _note(curve, written, freed, level + work)
+        if next_ns == NEVER_NS:
             return written
         while costs.changes[change, 0] == t:
-            held += costs.changes[change, 1] + costs.changes[change, 2]
+            level += costs.changes[change, 1] + costs.changes[change, 2]
             change += 1
         if i == stop:
-            own = costs.changes[change, 0]
+            next_ns = costs.changes[change, 0]
         else:
             line = 2 * lanes.row[i] + running
-            held += costs.size[line, ADDED_KEPT] + costs.size[line, ADDED_BUFFERS]
+            level += costs.size[line, ADDED_KEPT] + costs.size[line, ADDED_BUFFERS]
             work = costs.size[line, WORKSPACE]
-            own = t + lanes.table[lanes.row[i], DURATION]
+            next_ns = t + lanes.table[lanes.row[i], DURATION]
             if running:
-                held += posted.size[i]
+                level += posted.size[i]
                 i += 1
-                own = times.start[i] if i < stop else costs.changes[change, 0]
+                next_ns = times.start[i] if i < stop else costs.changes[change, 0]
             running = 1 - running
-        if own > t:
-            written = _note(curve, written, t, held + work)
+        if next_ns > t:
+            written = _note(curve, written, t, level + work)
 
 
 @inner
 def _note(curve: np.ndarray, written: int, t: int, reached: int) -> int:
-    """Write what the lane holds from ``t`` on where that is news; the curve's new end."""
+    """Write the lane's bytes from ``t`` on, if they have changed; return the curve's new end."""
     if curve[1, written - 1] == reached:
         return written
     written -= 1 if curve[0, written - 1] == t else 0
@@ -269,10 +270,11 @@ def _note(curve: np.ndarray, written: int, t: int, reached: int) -> int:
 def _communication(
     lanes: Any, streams: Any, costs: Any, times: Any, walk: Any, lane: int, begin: int, last: int
 ) -> tuple[int, int]:
-    """Nanoseconds in which a lane computes, and in which it does not while one of its transfers or reductions runs.
+    """Return the ns in which a lane computes, and in which it only has transfers or reductions running.
 
-    It communicates alone only in the gaps between what it computes: until ``reach``, when the last of all that has
-    begun ends, or not before the next begins. What it receives is looked at first: it mostly fills the gap.
+    It only communicates in the gaps between its operations: up to ``reach``, the end of the last transfer or reduction
+    that has begun, or else from the next one's start. Received transfers are checked first, as they mostly fill the
+    gap.
     """
     low, high = streams.begin[lane], streams.begin[lane + 1]
     for k in range(low, high):
@@ -282,8 +284,8 @@ def _communication(
     step, reduction = costs.step_begin[lane], costs.reduction_begin[lane]
     busy, alone, free, reach = 0, 0, begin, begin
     while True:
-        own = times.start[i] if i < stop else costs.steps[step, 0]
-        end = min(own, last)
+        next_ns = times.start[i] if i < stop else costs.steps[step, 0]
+        end = min(next_ns, last)
         while free < end:
             if reach <= free:
                 while costs.reductions[reduction, 0] <= free:
@@ -303,13 +305,13 @@ def _communication(
                     continue
             alone += min(end, reach) - free
             free = min(end, reach)
-        if own >= last:
+        if next_ns >= last:
             return busy, alone
         if i < stop:
-            end = own + lanes.table[lanes.row[i], DURATION]
+            end = next_ns + lanes.table[lanes.row[i], DURATION]
             i += 1
         else:
             end = costs.steps[step, 1]
             step += 1
-        busy += max(0, min(end, last) - max(own, begin))
+        busy += max(0, min(end, last) - max(next_ns, begin))
         free = max(free, end)

@@ -1,9 +1,9 @@
 """Costs of an allocation as arrays for the simulator's kernels: computed once, used for every order of it.
 
-Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is what one stage
-sends in one direction (0 forward, 1 backward) in one row class; its transfers have the indices from
-``flow_offset[flow]`` on, in the order of sending. A *user* of resources is a flow, a chain of buckets
-(``num_flows + chain``), or a tie (``num_flows + num_chains + tie``).
+Micro-batches from ``cut`` on are of row class 1 (one row less), the others of class 0. A *flow* is the transfers of one
+stage in one direction (0 forward, 1 backward) in one row class; they have the indices from ``flow_offset[flow]`` on, in
+the order of sending. A *user* of resources is a flow, a chain of buckets (``num_flows + chain``), or a tie
+(``num_flows + num_chains + tie``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from penstock.solvers.model.schedule import STEP
 from penstock.solvers.model.update_rules import UpdateRule
 
 DURATION, INPUT, OUTPUT, FLOW, CHANNEL, FLOW_NS, OTHER, STAGE = range(8)
-"""Columns of what an operation needs and makes, by (stage or slot, kind, row class): its duration; where in
-``arrived`` its micro-batch 0 looks for its input and puts its output; flow, channel and transfer time of that output
-(-1, 0, 0 where nothing travels); the stage that receives, and its own."""
+"""Columns of an operation's costs, by (stage or slot, kind, row class).
+
+INPUT and OUTPUT are the places of micro-batch 0's input and output in ``arrived``; FLOW, CHANNEL and FLOW_NS are the
+output's flow, channel and transfer time (-1, 0, 0 where nothing travels). OTHER is the stage that receives the output,
+STAGE the operation's stage.
+"""
 
 NOWHERE = -(2**62)
 """No input to wait for, no output to pass on."""
@@ -44,8 +47,8 @@ LINES = 2 * (STEP + 1)
 class FlowTables(NamedTuple):
     """Arrays for kernels; S stages, F flows, U users of resources. ``places``: entries of ``arrived``.
 
-    They are what stages receive from the previous and from the next one, and where steps wait for their buckets also
-    the last micro-batches of rounds that are reduced.
+    The entries are each stage's inputs from the previous and from the next stage; where steps wait for their buckets,
+    also the last micro-batches of rounds, once these are reduced.
     """
 
     cut: int
@@ -134,7 +137,7 @@ def _sent(graph: StepGraph) -> Iterator[tuple[tuple[int, int, int], Transfer]]:
 
 
 def _flow_tables(graph: StepGraph, sums: tuple[TiedSum, ...], periodic: bool) -> tuple[FlowTables, tuple[int, ...]]:
-    allocation, made = graph.allocation, [each for _group, each in graph.reductions]
+    allocation, buckets = graph.allocation, [each for _group, each in graph.reductions]
     count = len(allocation.stages)
     cut = graph.classes[0][1]
     batches = [allocation.micro_batches(s) for s in range(count)]
@@ -151,14 +154,14 @@ def _flow_tables(graph: StepGraph, sums: tuple[TiedSum, ...], periodic: bool) ->
         firsts.append(low)
         offsets.append(offsets[-1] + max(0, high - low))
         used.append(graph.channels(s, direction, c))
-    used += [each[0].resources if each else () for each in made]
+    used += [each[0].resources if each else () for each in buckets]
     used += [each.resources for each in sums]
     ids = sorted({r for each in used for r in each})
     compact = {r: i for i, r in enumerate(ids)}
     flat = [compact[r] for each in used for r in each]
     return FlowTables(
         cut=cut,
-        places=(3 if periodic and any(made) else 2) * int(sizes.sum()),
+        places=(3 if periodic and any(buckets) else 2) * int(sizes.sum()),
         first=_ints([each.start for each in batches]),
         base=prefix_sums(sizes),
         previous=_small([-1 if (p := allocation.previous(s)) is None else p for s in range(count)]),
@@ -188,7 +191,7 @@ def _durations(graph: StepGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _operation_table(flows: FlowTables, duration_ns: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """(S, 6, 2, 8): see the columns; steps of stages in ``waits`` wait for their buckets."""
+    """Return the table (S, 6, 2, 8) with the columns above; steps of stages in ``waits`` wait for their buckets."""
     count = len(duration_ns)
     table = np.zeros((count, STEP + 1, 2, 8), dtype=np.int64)
     table[..., DURATION] = duration_ns

@@ -1,8 +1,8 @@
-"""When each lane posts its receives, and until when messages take room on the devices that send them.
+"""Times at which lanes post their receives, and up to which messages occupy memory on the sending devices.
 
 A program posts the receive of an operation where decision 6 puts it: before the later of the previous operation of the
-same stage and direction and the second operation before the one that reads the message. A lane gets there when the
-operation before has ended, at the beginning of the run where there is none; optimizer steps come after receives.
+same stage and direction and the second operation before the one that reads the message. A lane reaches that place when
+the operation before it has ended, or at the beginning of the run; optimizer steps come after receives.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -25,15 +25,16 @@ never_negative(__name__)
 
 WITHOUT, STEPS = -1, -2
 LATEST = LOOK_AHEAD + 2
-"""How many operations of a lane are at hand, the last ones: a receive is posted at the end of one of them."""
+"""Number of a lane's latest operations that are remembered: a receive is posted at the end of one of them."""
 
 
 class Posted(NamedTuple):
-    """``size`` (N,): bytes of the receives that are posted when an operation has ended; ``first`` (L,): at time 0.
+    """Bytes of posted receives, and times at which messages have passed.
 
-    ``freed``, at the places of the transfers and in order of time within each flow: when a message has passed, which
-    takes its transfer's duration from when the transfer has started and all lanes that receive it have posted that.
-    ``order``: the micro-batches of ``freed``; that of ``times`` where messages pass as they are sent.
+    ``size`` (N,): bytes of the receives that are posted when an operation has ended; ``first`` (L,): at time 0.
+    ``freed``, at the places of the transfers and in order of time within each flow: when a message has passed. That
+    takes its transfer's duration, from when the transfer has started and all receiving lanes have posted the receive.
+    ``order``: the micro-batches of ``freed``; the same as ``times.order`` where messages pass in the order of sending.
     """
 
     size: np.ndarray
@@ -44,7 +45,7 @@ class Posted(NamedTuple):
 
 @compiled
 def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> Posted:
-    """``received``: bytes that an operation reads from messages, by its line in the lanes' table."""
+    """Return the posted receives; ``received``: bytes that each line of the table reads from messages."""
     size = np.zeros(lanes.row.size, dtype=np.int64)
     first = np.zeros(lanes.lane_start.size - 1, dtype=np.int64)
     when = np.zeros(flows.places, dtype=np.int64)
@@ -77,7 +78,7 @@ def post_receives(flows: Any, lanes: Any, times: Any, received: np.ndarray) -> P
 
 @compiled
 def _ways(lines: int) -> np.ndarray:
-    """Of each line of the lanes' table 2 slot + direction of what it reads; WITHOUT if it reads nothing, STEPS."""
+    """Return 2 slot + direction of the message of each line of the lanes' table; WITHOUT a message, or STEPS."""
     ways = np.full(lines, WITHOUT, dtype=np.int64)
     for line in range(lines):
         kind = line // 2 % (STEP + 1)
@@ -90,9 +91,9 @@ def _ways(lines: int) -> np.ndarray:
 
 @compiled
 def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``Posted.freed`` and ``Posted.order``; ``when``: the last posting for each place of ``arrived``."""
+    """Compute ``Posted.freed`` and ``Posted.order``; ``when``: the last posting for each place of ``arrived``."""
     total = flows.base[flows.base.size - 1]
-    freed, order, sent, held = np.empty_like(times.sent), times.order, times.sent, flows.flow_ns
+    freed, order, sent, duration = np.empty_like(times.sent), times.order, times.sent, flows.flow_ns
     as_sent = True
     for flow in range(flows.flow_ns.size):
         low, high = flows.flow_offset[flow], flows.flow_offset[flow + 1]
@@ -102,7 +103,7 @@ def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.nda
         base = direction * total + flows.base[receiver] - flows.first[receiver]
         sorted_so_far = True
         for k in range(low, high):
-            freed[k] = max(sent[k], when[base + order[k]]) + held[flow]
+            freed[k] = max(sent[k], when[base + order[k]]) + duration[flow]
             sorted_so_far = sorted_so_far and (k == low or freed[k - 1] <= freed[k])
         if not sorted_so_far:
             if as_sent:
@@ -113,7 +114,7 @@ def _freed(flows: Any, times: Any, when: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @compiled
 def _sort(freed: np.ndarray, order: np.ndarray) -> None:
-    """Put messages in the order of ``freed``; those of one instant stay in the order of sending."""
+    """Sort messages by ``freed``; messages of one instant stay in the order of sending."""
     time, place, sent = np.empty_like(freed), np.empty_like(freed), order.copy()
     for k in range(freed.size):
         push(time, place, 0, k, freed[k], k)

@@ -1,6 +1,6 @@
-"""One pass over a lane's row: is every operation there once, on a lane that runs it, after those it needs there?
+"""One pass over a lane's row: every operation must be there once, on a lane that runs it, and after its inputs there.
 
-``marks[base + m]`` collects a bit per operation kind that a slot has already named for micro-batch m.
+``marks[base + m]`` collects a bit for each operation kind that a slot has already had for micro-batch m.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -25,12 +25,12 @@ F_BIT, B_BIT, I_BIT, W_BIT, R_BIT = 1, 2, 4, 8, 16
 
 @Fields.register
 class Scan(NamedTuple):
-    """What the scans of all lanes read (K slots, S stages) and fill.
+    """The arrays that the scans of all lanes read (K slots, S stages) and fill.
 
-    Of stage s: the ``first`` of its micro-batches and how many ``batches`` there are; of slot k: which micro-batches
-    are its own, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot and round the
+    Read, by stage: the ``first`` of its micro-batches and the number of its ``batches``; by slot: its replica's number
+    and count, and where its ``marks`` begin. Filled: each operation's ``row`` and ``batch``, by slot and round the
     first and last gradient (from ``round_start`` on), and by slot how often each kind was ``seen`` (K, 5).
-    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; a slot has ``stepped`` so often.
+    ``periodic``: stage s steps in the rows after ``every[s]`` micro-batches; ``stepped`` counts a slot's steps.
     """
 
     first: np.ndarray
@@ -52,9 +52,10 @@ class Scan(NamedTuple):
 
 @compiled
 def scan_lane(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, cut: int) -> tuple[int, int]:
-    """(GOOD, 0), or what is wrong and the number of the operation within the row.
+    """Return (GOOD, 0), or the fault and the number of the operation within the row.
 
-    ``slot_of`` gives the lane's slot of each stage, -1 for others; ``begin`` is the number of its first operation.
+    ``slot_of`` has the lane's slot of each stage, -1 for other lanes' stages; ``begin`` is the number of the lane's
+    first operation.
     """
     return _scan(scan, operations, slot_of, begin, cut)
 
@@ -84,14 +85,14 @@ def _scan(scan: Scan, operations: np.ndarray, slot_of: np.ndarray, begin: int, c
         turns = scan.slot_replicas[slot]
         if turns > 1 and operations[i, 2] % turns != scan.slot_replica[slot]:
             return FOREIGN, i
-        known = scan.marks[scan.slot_base[slot] + m]
-        if known & (1 << kind) or (kind == 1 and known & I_BIT) or (kind == 2 and known & B_BIT):
+        bits = scan.marks[scan.slot_base[slot] + m]
+        if bits & (1 << kind) or (kind == 1 and bits & I_BIT) or (kind == 2 and bits & B_BIT):
             return DUPLICATE, i
-        if kind != 0 and not known & F_BIT:
+        if kind != 0 and not bits & F_BIT:
             return EARLY, i
-        if (kind == 3 and not known & I_BIT) or (kind == 4 and known & (B_BIT | I_BIT)):
+        if (kind == 3 and not bits & I_BIT) or (kind == 4 and bits & (B_BIT | I_BIT)):
             return EARLY, i
-        scan.marks[scan.slot_base[slot] + m] = known | (1 << kind)
+        scan.marks[scan.slot_base[slot] + m] = bits | (1 << kind)
         scan.seen[slot, kind] += 1
         _note(scan, slot, kind, operations[i, 2], begin + i, cut)
         if kind == 1 or kind == 3:
@@ -109,7 +110,7 @@ def _note(scan: Scan, slot: int, kind: int, m: int, i: int, cut: int) -> None:
 
 @inner
 def _may_step(scan: Scan, slot: int, s: int, m: int) -> bool:
-    """Whether ``m`` is the last of the round that is next, and the lane has finished the round's gradients."""
+    """Return whether ``m`` is the last of the next round, and the lane has finished the round's gradients."""
     done = (scan.stepped[slot] + 1) * scan.every[s]
     turns = scan.slot_replicas[slot]
     gradients = scan.seen[slot, 1] + scan.seen[slot, 3]
@@ -118,18 +119,18 @@ def _may_step(scan: Scan, slot: int, s: int, m: int) -> bool:
 
 @compiled
 def find_missing(scan: Scan, slot: int, s: int, apart: bool) -> tuple[int, int]:
-    """The first missing operation of a slot of stage ``s`` as (micro-batch, kind)."""
+    """Return the first missing operation of a slot of stage ``s`` as (micro-batch, kind)."""
     for m in range(scan.batches[s]):
         number = m + scan.first[s]
         if number % scan.slot_replicas[slot] != scan.slot_replica[slot]:
             continue
-        known = scan.marks[scan.slot_base[slot] + m]
-        if not known & F_BIT:
+        bits = scan.marks[scan.slot_base[slot] + m]
+        if not bits & F_BIT:
             return number, 0
-        if not known & (B_BIT | I_BIT):
+        if not bits & (B_BIT | I_BIT):
             return number, 1
-        if known & I_BIT and not known & W_BIT:
+        if bits & I_BIT and not bits & W_BIT:
             return number, 3
-        if apart and not known & R_BIT:
+        if apart and not bits & R_BIT:
             return number, 4
     return -1, -1

@@ -60,12 +60,12 @@ class DeviceMemory:
         )
 
     @property
-    def _held(self) -> int:
+    def _constant_bytes(self) -> int:
         return self.pipelines * (self.static.parameters + self.static.optimizer) + self.reference_bytes
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (times, bytes), int64, from 0 on."""
-        levels = self.sizes.sum(axis=1) + self._held + self.context
+        levels = self.sizes.sum(axis=1) + self._constant_bytes + self.context
         changed = np.append(True, levels[1:] != levels[:-1])
         return self.times[changed], levels[changed]
 
@@ -115,8 +115,8 @@ class _Events:
 def posted_ns(operations: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return (2, M): when a row of one stage posts the receives of its forwards and backwards (decision 6).
 
-    ``operations`` (2 M, 3) with their ends: a receive is placed before the later of the previous operation of its kind
-    and the second one before its own.
+    ``operations`` (2 M, 3) with their ends: an operation's receive is placed before the later of the previous operation
+    of its kind and the second operation before it.
     """
     places = np.arange(len(operations))
     posted = np.empty((2, len(operations) // 2), dtype=np.int64)
@@ -145,15 +145,15 @@ def _add_lane(
     events.add(KEPT, start[FORWARD], end[BACKWARD], stash)
     events.add(WORKSPACE, start[FORWARD], end[FORWARD], workspace)
     events.add(WORKSPACE, start[BACKWARD], end[BACKWARD], workspace + rebuilt)
-    for way, (received, given) in enumerate(zip(sizes[4:6], sizes[6:], strict=True)):
+    for way, (received, sent_bytes) in enumerate(zip(sizes[4:6], sizes[6:], strict=True)):
         other = allocation.next(s) if way == 0 else allocation.previous(s)
         travels = np.flatnonzero(received)
         events.add(BUFFERS, posted[s, way, travels], end[BACKWARD][travels], received[travels])
         if other is not None:
-            travels = np.flatnonzero(given)
+            travels = np.flatnonzero(sent_bytes)
             sent, arrival = clocks.sent[2 * s + way, travels], clocks.arrival[2 * s + way, travels]
             waits = np.maximum(0, posted[other, way, travels] - sent)
-            events.add(BUFFERS, end[way][travels], arrival + waits, given[travels])
+            events.add(BUFFERS, end[way][travels], arrival + waits, sent_bytes[travels])
 
 
 def covered_ns(start: np.ndarray, end: np.ndarray) -> int:

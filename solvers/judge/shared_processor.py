@@ -2,27 +2,27 @@
 
 Its rules in full: ``docs/theory/judge.md``, section 7.
 
-**What is judged.** One iteration: each of N equal pipelines, all on the same K devices (stage k of every pipeline on
-device k), takes a *global batch of its own* through M micro-batches and updates its own weights. So every pipeline of
-such an allocation has the micro-batches 0 to M - 1, ``num_micro_batches`` is M, and operation (kind, stage,
-micro-batch) means a micro-batch of the global batch of that stage's pipeline. An iteration trains N global batches:
-``time_per_global_batch_ns`` is its length over N, rounded up. Each row of the schedule holds one stage: a device stands
-in N rows, whose operations run at the same time.
+**The iteration.** Each of N equal pipelines, all on the same K devices (stage k of every pipeline on device k), trains
+on a different global batch in M micro-batches and updates its own weights. So every pipeline of such an allocation has
+the micro-batches 0 to M - 1, ``num_micro_batches`` is M, and operation (kind, stage, micro-batch) means a micro-batch
+of the global batch of that stage's pipeline. An iteration trains N global batches: ``time_per_global_batch_ns`` is its
+length over N, rounded up. Each row of the schedule holds one stage: a device is in N rows, whose operations run at the
+same time.
 
 **Sharing.** Each operation uses a share u of its device's processor (``utilisation``). While operations run on a device
 together, all of them run at the speed min(1, 1 / Σu). Shares are whole millionths, speeds whole 720720ths, rounded down
-(so that 1 / n is exact for up to 16 pipelines); an operation ends at the first whole nanosecond by which it has had
-the time that it takes alone. An optimizer step uses the whole processor.
+(so that 1 / n is exact for up to 16 pipelines). An operation ends at the first whole nanosecond at which its progress,
+at these speeds, has reached the time that it takes alone. An optimizer step uses the whole processor.
 
 **Order.** Lanes run their rows in order. Transfers follow the rules and the one tie rule of ``simulate``; in a private
 network the channel between two neighbouring devices is the same for all pipelines. A stage steps when its last backward
 has ended: the local update, diluted with the reference model (equation in ALGORITHMS 6.1), one pass over the weights
-that costs ``update_ns``. What the reference model does runs in a process of its own and takes no time here (6).
+that costs ``update_ns``. The reference model's work runs in a separate process and takes no time here (6).
 
-**Memory** of a device: for each pipeline parameters, optimizer states, gradients (from its first backward to its step's
-end), the update Δ, which is kept until the next iteration's, and activations as ``simulate`` counts them; once the
-reference model; and while a step runs what it has pulled of it. Reference, updates and what is pulled are each as large
-as the trainable parameters; the first two are ``versions``, the last is workspace.
+**Memory** of a device. For each pipeline: parameters, optimizer states, gradients (from its first backward to its
+step's end), the update Δ, which is kept until the next iteration's, and activations as ``simulate`` counts them. Once:
+the reference model. While a step runs: the copy of the reference model that it has pulled. Reference, updates and copy
+are each as large as the trainable parameters; the first two are ``versions``, the last is workspace.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from penstock.solvers.model.schedule import Orders, Schedule
 from penstock.solvers.model.timeline import DeviceUse, Interval, Timeline, Track, Transfers
 
 LONGEST_NS = 2**62 // SPEED
-"""A device's work in an iteration has to be less for clocks of 64 bits."""
+"""Limit of a device's work in an iteration, in ns: clocks have 64 bits."""
 
 
 def parallel_pipelines(stages: tuple[Stage, ...], num_pipelines: int, num_micro_batches: int) -> Allocation:
-    """Return N equal pipelines, each with ``num_micro_batches`` of its own global batch."""
+    """Return N equal pipelines, each with ``num_micro_batches`` of a different global batch."""
     return Allocation((Pipeline(stages, (0, num_micro_batches - 1)),) * num_pipelines, num_micro_batches)
 
 
@@ -120,10 +120,10 @@ def _lanes(problem: Problem, allocation: Allocation, schedule: Schedule) -> _Lan
     _check_pipelines(problem, allocation)
     stage_of_row = []
     for number, row in enumerate(schedule.rows):
-        own = set(row.operations[:, 1].tolist())
-        if len(own) != 1 or not own <= set(range(len(allocation.stages))):
-            raise InvalidPlan(f"Row {number} of schedule {schedule.name} holds stages {sorted(own)} instead of one.")
-        (s,) = own
+        stages = set(row.operations[:, 1].tolist())
+        if len(stages) != 1 or not stages <= set(range(len(allocation.stages))):
+            raise InvalidPlan(f"Row {number} of schedule {schedule.name} holds stages {sorted(stages)} instead of one.")
+        (s,) = stages
         if row.devices != allocation.stages[s].devices:
             raise InvalidPlan(f"Row {number} of schedule {schedule.name} runs stage {s}, which other devices hold.")
         stage_of_row.append(s)
@@ -155,7 +155,7 @@ def _check_pipelines(problem: Problem, allocation: Allocation) -> None:
 
 
 def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.ndarray) -> None:
-    kinds, _own, batches = operations.T
+    kinds, _stages, batches = operations.T
     where = f"the row of {problem.devices[allocation.stages[s].devices[0]].name} for stage {s}"
     if strange := sorted(set(kinds.tolist()) - {FORWARD, BACKWARD}):
         name = KINDS[strange[0]] if strange[0] < len(KINDS) else "STEP"
@@ -280,10 +280,10 @@ def _transfers(clocks: Clocks) -> Transfers:
     )
 
 
-def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: DeviceMemory, batches: int) -> DeviceUse:
+def _use(problem: Problem, device: int, clocks: Clocks, part: slice, memory: DeviceMemory, batches: int) -> DeviceUse:
     """Return a device's use of the iteration, per global batch."""
-    start, end = clocks.start[own].ravel(), clocks.end[own].ravel()
-    flows = _flows_of(own, len(clocks.start))
+    start, end = clocks.start[part].ravel(), clocks.end[part].ravel()
+    flows = _flows_of(part, len(clocks.start))
     moving = clocks.sent[flows] >= 0
     sent, arrival = clocks.sent[flows][moving], clocks.arrival[flows][moving]
     busy = covered_ns(start, end)
@@ -293,10 +293,10 @@ def _use(problem: Problem, device: int, clocks: Clocks, own: slice, memory: Devi
     return DeviceUse(*per_batch, value - sum(per_batch), memory.breakdown())
 
 
-def _flows_of(own: slice, stages: int) -> list[int]:
-    """Return a device's flows: those of its stages, forwards of the previous ones, backwards of the next ones."""
-    held = range(*own.indices(stages))
-    number = own.step
-    found = [2 * s + way for s in held for way in (0, 1)]
-    found += [2 * (s - 1) for s in held if s % number > 0]
-    return found + [2 * (s + 1) + 1 for s in held if s % number < number - 1]
+def _flows_of(part: slice, stages: int) -> list[int]:
+    """Return a device's flows: its stages' flows, the previous stages' forwards, and the next stages' backwards."""
+    numbers = range(*part.indices(stages))
+    number = part.step
+    flows = [2 * s + way for s in numbers for way in (0, 1)]
+    flows += [2 * (s - 1) for s in numbers if s % number > 0]
+    return flows + [2 * (s + 1) + 1 for s in numbers if s % number < number - 1]

@@ -1,60 +1,61 @@
 """The judge's clock: when every operation, transfer, reduction and update of one step runs (ALGORITHMS A.1).
 
-Devices run their rows in order. An operation starts when its lane is free and its input is there: F(s, m) needs the
-activation of F(s-1, m); B(s, m) and I(s, m) the gradient of B/I(s+1, m), on the last stage the lane's own F(s, m);
+Devices run their rows in order. An operation starts when its lane is free and its input has arrived. F(s, m) needs the
+activation of F(s-1, m); B(s, m) and I(s, m) need the gradient of B/I(s+1, m), on the last stage the lane's own F(s, m).
 W follows I and R follows F on the same lane. A stage on several lanes has computed a micro-batch when all of them
 have. Without R operations a recomputing stage's B (or I) takes the recomputation's time too.
 
 One micro-batch over one edge in one direction is one transfer. In a shared network it needs all resources of its
 route at once; in a private one its edge's channel: one for both directions (``half``), one per direction (``full``),
-or nothing but time (``none``).
+or a pure delay (``none``).
 
 Gradients are added up by groups: a run of layers between stage boundaries of any pipeline, over all devices of the
 stages that hold it (``reductions``). The buckets of a group run one after the other, each from when the last backward
 of every lane of every stage of the group has passed its layers, over the resources of the group's ring (in a private
-network over links of their own); a device that holds the layers in several pipelines is in the ring once. Each pipeline
+network over separate links); a device that holds the layers in several pipelines is in the ring once. Each pipeline
 runs its range of the micro-batches; pipelines may share devices, whose rows then mix their operations.
 
-The one tie rule: at one instant first everything that ends is ended; then waiting transfers and buckets start in
-the order of (ready time, stage, direction, micro-batch or bucket), direction 0 forward, 1 backward, 2 all-reduce with
-its group's lowest stage and the bucket's number over all groups of that stage, from its last layers down; each if all
-its resources are free at that moment (one that is blocked reserves nothing); then operations start. This repeats
-while something of zero duration has ended at the same instant.
+Events of one instant have one order. First all that ends is ended. Then waiting transfers and buckets start in the
+order of (ready time, stage, direction, micro-batch or bucket), each if all its resources are free at that moment; a
+blocked one reserves nothing. Direction is 0 forward, 1 backward, 2 all-reduce, with its group's lowest stage and the
+bucket's number over all groups of that stage, from its last layers down. Then operations start. This repeats while
+something of zero duration has ended at the same instant.
 
 A stage's optimizer step runs on each of its lanes after all the lane's operations and after the buckets of the
-stage's groups; a lane with several stages steps in the order of their last backwards. The makespan is the last end of
-anything.
+stage's groups; a lane with several stages steps in the order of their last backwards. The makespan is the latest end
+of all.
 
 The gradient of a parameter whose layers lie in different stages of a pipeline (a *tie*) is in no bucket: all devices of
 the stages that hold any of its layers, in all pipelines, add it up in one all-reduce. A lane comes to its first tie
-after all its operations and after the buckets of all its stages' groups, to each later one, in the order of the
+after all its operations and after the buckets of all its stages' groups, and to each later tie, in the order of the
 profile, when the one before has ended; its steps follow the last. A tie is ready when all its lanes have come, and
-waits for the resources of its ring like a bucket, with the number of the tie after those of all buckets. In a
-periodic plan a lane comes to its ties where the step of its lowest stage with a copy could start, once a round, and
-that step starts when the last of them has ended. No rank sums ties under other rules than synchronous and
-double-buffered updates, so nothing is charged there.
+waits for the resources of its ring like a bucket; ties are numbered after all buckets. In a periodic plan a lane comes
+to its ties where the step of its lowest stage with a copy could start, once a round, and that step starts when the
+last of them has ended. No rank sums ties under other rules than synchronous and double-buffered updates, so other
+rules have no charge for ties.
 
 A periodic schedule is judged as some global batches in one long step (``unroll``), by the same rules, with steps as
 operations in the rows. *Round* t of stage s are its micro-batches [t E, (t+1) E), E = ``update_every[s]``; its chains
 are ready as its last gradients pass, and STEP(s, m) starts when its lane is free and the last bucket of round m // E
-has ended. In a row the gradients of a round stand between its step and the one before. The time per global batch is
-that of the steady state. Let c be the last end of a gradient of a global batch on any stage, for the global batches
-from ``first`` to ``last``. They repeat after k rounds if c(t + k) - c(t) is always the same; the window is the last k
-rounds for the smallest such k (a multiple of the rounds after which the pattern is where it was, at most half of all;
-all where there is none). The time is the window's length divided by k, rounded up; busy and communication times are
-those of the window, divided and rounded down.
+has ended. In a row the gradients of a round are between its step and the one before. The time per global batch is the
+steady state's. Let c(t) be the last end of a gradient of global batch t on any stage, from ``first`` to ``last``. The
+global batches repeat after k rounds if c(t + k) - c(t) is always the same. The window is the last k rounds for the
+smallest such k, a multiple of the rounds after which the pattern repeats, at most half of all rounds; without such a k
+it is all rounds. The time is the window's length divided by k, rounded up; busy and communication times are the
+window's, divided and rounded down.
 
-Memory: a micro-batch's stash counts from its F's start to its B's end (split backward: to W's end, and so do the
-received tensors; no profile splits a stash into what I frees and what W needs), receive buffers from when their row
-posts them (decision 6: when the operation before the later of the previous one of the same stage and direction and
-the second one before the reader has ended; else at 0) to the end of the backward that reads them, send buffers from
-the operation's end until the message has passed: the transfer's duration after the later of its start and the last
-receiver's posting. A stage that recomputes from its first layer keeps its input from F to B: as a receive buffer, or
-with its stash where buffers do not count or a stage of the same device hands it on. Gradients count from the first
-backward of a round to the end of its step, workspace inside its operation, and all the time the copies of weights
-that the update rule keeps for the most micro-batches between F and the end of their gradient. Everything at one
-instant counts together, so an operation of zero duration has no workspace. A lane's devices all count its largest
-slice. ``docs/theory/judge.md`` has all rules in full.
+Memory. A micro-batch's stash counts from its F's start to its B's end. With split backwards it counts to W's end, and
+so do the received tensors; no profile splits a stash into a part that I frees and a part that W needs. Receive buffers
+count from when their row posts them to the end of the backward that reads them. A row posts a receive (decision 6)
+before the later of the previous operation of the same stage and direction and the second operation before the reader:
+when the operation before that place has ended, or else at 0. Send buffers count from the operation's end until the
+message has passed: the transfer's duration after the later of its start and the last receiver's posting. A stage that
+recomputes from its first layer keeps its input from F to B: as a receive buffer, or with its stash where buffers do not
+count or a stage of the same device hands it on. Gradients count from the first backward of a round to the end of its
+step, workspace inside its operation. The copies of weights that the update rule keeps, for the most micro-batches
+between F and the end of their gradient, count all the time. Everything at one instant counts together, so an operation
+of zero duration has no workspace. A lane's devices all count its largest slice. ``docs/theory/judge.md`` has all rules
+in full.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule, weig
 
 
 class Ran(NamedTuple):
-    """What a kernel has timed: starts, the end of each lane's row, starts of buckets and of the sums of ties."""
+    """The times from a kernel: starts, the end of each lane's row, starts of buckets and of the sums of ties."""
 
     times: Starts
     lane_ns: np.ndarray
@@ -98,7 +99,7 @@ class Ran(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Ends of lanes and of the step; times of steps, reductions and sums of ties; and the measured window."""
+    """Ends of lanes and of the step; times of steps, reductions and sums of ties, and the measured window."""
 
     lane_ns: np.ndarray
     steps: Spans
@@ -116,7 +117,7 @@ class Ends(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A plan as kernels need it; ``unrolled`` is None for one flushed step."""
+    """A plan in the form that kernels need; ``unrolled`` is None for one flushed step."""
 
     tables: Tables
     orders: Orders
@@ -133,7 +134,7 @@ def simulate(
 ) -> Timeline:
     """Judge one flushed step, or a periodic schedule's steady state: all times, memory and use of every device.
 
-    ``overlap`` says whether all-reduces overlap the last backward (None: as the request's rules say).
+    ``overlap``: whether all-reduces overlap the last backward (None: as in the request's rules).
     Raises InvalidPlan where operations are missing, doubled or wait for each other in a circle, devices are not
     connected, or schedule and update rule do not go together; UnsupportedRequest for periodic schedules of several
     pipelines.
@@ -186,7 +187,7 @@ def makespan_ns(
 
 
 def is_compiled() -> bool:
-    """Return whether plans are judged without waiting for the compiler: the last kernel of a judgement is kept."""
+    """Return whether plans are judged without waiting for the compiler: the last kernel of a judgement is cached."""
     return is_kept(all_peaks)
 
 
@@ -239,8 +240,8 @@ def _run(tables: Tables, lanes: Lanes, record: bool) -> Ran:
 def clock_for(tables: Tables, lanes: Lanes) -> int:
     """Return the kind of private channels on which a worklist can time these rows; EVENTS if only the event heap can.
 
-    A worklist needs private channels, one lane per stage, and no steps that wait; on channels that carry one transfer
-    at a time also that whatever sends takes time, so that no two transfers are ready on one channel at once.
+    A worklist needs private channels, one lane per stage, and no steps that wait. On channels that carry one transfer
+    at a time, operations that send must also take time, so that no two transfers are ready on one channel at once.
     """
     rules = tables.problem.rules
     if rules.shared or not lanes.one_lane_per_stage:
@@ -274,7 +275,7 @@ def _ends(tables: Tables, lanes: Lanes, ran: Ran, unrolled: Unrolled | None) -> 
 
 
 def _cycle(done: np.ndarray, whole: int) -> int:
-    """Return after how many rounds their ends repeat; the number of all rounds if that is more than half of them."""
+    """Return after how many rounds the ends repeat; the number of all rounds if that is more than half of them."""
     for k in range(whole, (len(done) - 1) // 2 + 1, whole):
         apart = done[k:] - done[:-k]
         if (apart == apart[0]).all():
@@ -320,13 +321,13 @@ def _versions(allocation: Allocation, tables: Tables, lanes: Lanes, rule: Update
     """Return the bytes of the weights that each slot keeps in addition to the current ones."""
     if not tables.periodic:
         return (0,) * len(lanes.slot_stage)
-    found = []
+    result = []
     for slot, in_flight in enumerate(most_in_flight(lanes.arrays).tolist()):
         s = lanes.slot_stage[slot]
         turns = int(lanes.arrays.slot_replicas[slot])
         copies = weight_copies(rule, allocation, s, in_flight * turns)
-        found.append((copies - 1) * weight_bytes(tables.problem, allocation.stages[s])[1])
-    return tuple(found)
+        result.append((copies - 1) * weight_bytes(tables.problem, allocation.stages[s])[1])
+    return tuple(result)
 
 
 def _fill(lanes: Lanes, times: Starts) -> int:
@@ -376,9 +377,9 @@ def _updates(lanes: Lanes, ends: Ends) -> tuple[Interval, ...]:
 
 def _uses(lanes: Lanes, ends: Ends, profile: MemoryProfile) -> dict[int, DeviceUse]:
     uses = {}
-    for own, peak, spent in zip(lanes.devices, *profile.uses(*ends.window_ns), strict=True):
+    for devices, peak, spent in zip(lanes.devices, *profile.uses(*ends.window_ns), strict=True):
         busy, alone = (each // ends.window_rounds for each in spent)
-        for device in own:
+        for device in devices:
             memory = peak._replace(context=runtime_bytes(profile.tables.problem, profile.tables.allocation, device))
             uses[device] = DeviceUse(busy, alone, ends.time_ns - busy - alone, memory)
     return dict(sorted(uses.items()))

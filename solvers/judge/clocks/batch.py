@@ -2,7 +2,7 @@
 
 The same worklist as ``worklist.py``, over the same ``channels``, for plans that are rows of numbers: the next operation
 of a stage is not read from a row but follows from its warm-up (``docs/theory/solvers.md``, section D). O(operations),
-and a look over the stages for each time that nothing else goes on.
+and a pass over the stages each time that no stage can go on.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -46,11 +46,11 @@ class Plans(NamedTuple):
 
 
 class PlanWalk(NamedTuple):
-    """Where one plan stands; (S,) or, by micro-batch, (S, M).
+    """The state of one plan; (S,) or, by micro-batch, (S, M).
 
-    ``time``, forwards ``ahead`` and backwards ``done`` of each stage; when activations and gradients have
-    ``arrived`` (2, S, M) and how many are ``here``; the ``channels``, whose waiting transfers are micro-batches; stages
-    to ``visit``, and whether they are listed.
+    ``time``, forwards ``ahead`` and backwards ``done`` of each stage. ``arrived`` (2, S, M): the times at which
+    activations and gradients arrive; ``here``: how many have arrived. ``channels``: their waiting transfers are
+    micro-batches. ``visit``: the stages to visit; ``listed``: whether a stage is among them.
     """
 
     time: np.ndarray
@@ -135,10 +135,10 @@ def _makespan(chain: PlanTimes, walk: PlanWalk) -> int:
                     tail = head + waiting
                     walk.visit[tail if tail < chain.stages else tail - chain.stages] = other
                     waiting += 1
-        found = earliest_waiting(walk.channels, chain.stages) if chain.channel == HALF else -1
-        if found < 0:
+        earliest = earliest_waiting(walk.channels, chain.stages) if chain.channel == HALF else -1
+        if earliest < 0:
             break
-        other = _take(chain, walk, found & 1, found >> 1)
+        other = _take(chain, walk, earliest & 1, earliest >> 1)
         walk.listed[other] = True
         walk.visit[head] = other
         waiting = 1
@@ -198,7 +198,7 @@ def _run(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
 
 @inner
 def _pass(chain: PlanTimes, walk: PlanWalk, way: int, edge: int, target: int, m: int, t: int, takes: int) -> int:
-    """Hand over what was made at ``t``: at once, over a channel of its own, or to the queue of a shared one."""
+    """Send an output that is ready at ``t``: without a transfer, over a one-way channel, or by a shared one's queue."""
     if takes >= 0 and chain.channel == HALF:
         put(walk.channels, 2 * edge + way, t, m)
         return 0
@@ -211,7 +211,7 @@ def _pass(chain: PlanTimes, walk: PlanWalk, way: int, edge: int, target: int, m:
 
 @loop
 def _send(chain: PlanTimes, walk: PlanWalk, edge: int, visited: int) -> int:
-    """Take from an edge's two queues what can be taken for certain; bits as ``_run``, 2 the visited stage itself."""
+    """Carry the transfers of an edge that surely come next; return bits as ``_run``, 2 for the visited stage."""
     woken = 0
     while True:
         forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
@@ -228,7 +228,7 @@ def _send(chain: PlanTimes, walk: PlanWalk, edge: int, visited: int) -> int:
 
 @inner
 def _take(chain: PlanTimes, walk: PlanWalk, way: int, edge: int) -> int:
-    """The channel carries what has been waiting longest of one way; the stage that receives it."""
+    """Carry the transfer that has been waiting longest one way; return the stage that receives it."""
     ready = walk.channels.first[2 * edge + way]
     m = get(walk.channels, 2 * edge + way)
     takes = chain.hop[edge, (BACK_NS if way else OUT_NS) + (m >= chain.cut)]
@@ -240,7 +240,7 @@ def _take(chain: PlanTimes, walk: PlanWalk, way: int, edge: int) -> int:
 
 @inner
 def _next_forward(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
-    """No forward of stage s is ready before; NEVER_NS if it waits for a gradient over the same channel."""
+    """Return the earliest time of stage s's next activation; NEVER_NS if it waits for a gradient over the channel."""
     m = walk.ahead[s]
     if m == chain.batches or chain.hop[s, OUT_NS] < 0:
         return NEVER_NS
@@ -253,7 +253,7 @@ def _next_forward(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
 
 @inner
 def _next_backward(chain: PlanTimes, walk: PlanWalk, s: int) -> int:
-    """No backward of stage s is ready before; NEVER_NS if it waits for an activation over the same channel."""
+    """Return the earliest time of stage s's next gradient; NEVER_NS if it waits for an activation over the channel."""
     done = walk.done[s]
     if done == chain.batches or chain.hop[s - 1, BACK_NS] < 0:
         return NEVER_NS

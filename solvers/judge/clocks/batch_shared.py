@@ -1,10 +1,9 @@
-"""Makespans of many plans in a shared network: chains of stages in early-backward order, transfers that want links.
+"""Makespans of many plans in a shared network: chains of stages in early-backward order, transfers that need links.
 
-The rules are those of ``events.py`` (``docs/theory/judge.md``, section 4), for plans that are rows of numbers: a *user*
-is what one stage sends in one direction in one row class (4 s + 2 direction + class), or a stage's all-reduce
-(4 S + s).
-Users conflict when they want a link in common; each has a mask of the users that it conflicts with, itself among them,
-so that a transfer may start when nothing that runs is in its mask.
+The rules are the same as in ``events.py`` (``docs/theory/judge.md``, section 4), for plans that are rows of numbers. A
+*user* of links is one stage's transfers in one direction in one row class (4 s + 2 direction + class), or a stage's
+all-reduce (4 S + s). Users conflict when they need a link in common. Each has a mask of the users that it conflicts
+with, itself among them; a transfer may start when no running user is in its mask.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -28,11 +27,11 @@ UPDATE_NS = 4
 
 
 class Wants(NamedTuple):
-    """What pieces and hops want of the network, as lists of links one after the other.
+    """The links that pieces and hops use, as concatenated lists.
 
-    ``hop_start`` (4 n + 1,) by hop, direction and row class; ``ring_start`` (n + 1,) by piece; a piece's buckets from
-    ``bucket_start`` (n + 1,) on with their times, and how long before the last backward's end each is ready by its row
-    class (2 entries). ``links``: how many links the network has.
+    ``hop_start`` (4 n + 1,) by hop, direction and row class; ``ring_start`` (n + 1,) by piece. A piece's buckets begin
+    at ``bucket_start`` (n + 1,), with their times; ``lead_ns``: how long before the last backward's end each is ready,
+    by row class (2 entries). ``links``: the number of links in the network.
     """
 
     links: int
@@ -59,7 +58,11 @@ class SharedPlan(NamedTuple):
 
 
 class SharedState(NamedTuple):
-    """What changes while a plan runs; users and stages as above, masks are (users, words) uint64."""
+    """The state of a running plan; users and stages as above, masks are (users, words) uint64.
+
+    ``tail`` and ``sent``: for each user, one more than the last micro-batch that is ready to send, and that has
+    arrived.
+    """
 
     size: np.ndarray
     event_time: np.ndarray
@@ -73,7 +76,7 @@ class SharedState(NamedTuple):
     is_touched: np.ndarray
     arrived: np.ndarray
     ready: np.ndarray
-    made: np.ndarray
+    tail: np.ndarray
     sent: np.ndarray
     bucket: np.ndarray
     bucket_ready: np.ndarray
@@ -142,7 +145,7 @@ def shared_makespans(
 
 @loop
 def _conflicts(wants: Any, plan: SharedPlan, state: SharedState, number: int) -> None:
-    """The masks of all users of a plan, by way of who uses each link."""
+    """Fill the masks of all users of a plan, from the users of each link."""
     words = state.running.size
     for again in range(2):
         for s in range(plan.stages):
@@ -165,7 +168,7 @@ def _conflicts(wants: Any, plan: SharedPlan, state: SharedState, number: int) ->
 
 @inner
 def _visit(state: SharedState, links: np.ndarray, low: int, high: int, user: int, number: int, again: int) -> None:
-    """Note a user at each of its links; the second time, take over all that are noted there."""
+    """Add a user to each of its links; the second time, add all users of its links to its mask."""
     words = state.running.size
     for i in range(low, high):
         link = links[i]
@@ -216,7 +219,7 @@ def _begin(wants: Any, plan: SharedPlan, state: SharedState) -> None:
     for w in range(state.running.size):
         state.running[w] = 0
     for user in range(5 * plan.stages):
-        state.made[user] = state.sent[user] = plan.cut if user < 4 * plan.stages and user & 1 else 0
+        state.tail[user] = state.sent[user] = plan.cut if user < 4 * plan.stages and user & 1 else 0
     for s in range(plan.stages):
         state.time[s] = state.reduced[s] = state.ahead[s] = state.done[s] = 0
         state.busy[s] = False
@@ -286,14 +289,14 @@ def _end_operation(plan: SharedPlan, state: SharedState, s: int, t: int) -> None
         return
     state.ready[way, s, m] = t
     user = 4 * edge + 2 * way + late
-    state.made[user] += 1
-    if state.made[user] == state.sent[user] + 1:
+    state.tail[user] += 1
+    if state.tail[user] == state.sent[user] + 1:
         _wait(plan, state, user, t, m)
 
 
 @inner
 def _wait(plan: SharedPlan, state: SharedState, user: int, ready: int, m: int) -> None:
-    """Put a user's next transfer among those that wait: (ready time, stage, direction, micro-batch or chain)."""
+    """Insert a user's next transfer among the waiting ones: (ready time, stage, direction, micro-batch or chain)."""
     if user >= 4 * plan.stages:
         rank = 4 * (user - 4 * plan.stages) + 2
     else:
@@ -312,7 +315,7 @@ def _wait(plan: SharedPlan, state: SharedState, user: int, ready: int, m: int) -
 
 @inner
 def _start_transfers(wants: Any, plan: SharedPlan, state: SharedState, t: int) -> None:
-    """In their order, all whose links are free; what a user has next conflicts with what it has just started."""
+    """Start, in order, all waiting transfers whose links are free; a user conflicts with itself."""
     words = state.running.size
     i = 0
     while i < state.size[WAITING]:
@@ -357,6 +360,6 @@ def _end_transfer(wants: Any, plan: SharedPlan, state: SharedState, user: int, t
     other = (user >> 2) + (0 if way else 1)
     state.arrived[way, other, m] = True
     _touch(state, other)
-    if state.made[user] > m + 1:
+    if state.tail[user] > m + 1:
         sender = (user >> 2) + way
         _wait(plan, state, user, state.ready[way, sender, m + 1], m + 1)

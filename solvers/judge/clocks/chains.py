@@ -1,6 +1,6 @@
-"""Chains of buckets: when a round's gradients are there, and what follows a bucket.
+"""Chains of buckets: when a round's gradients are ready, and what follows a bucket.
 
-The rules are those of ``docs/theory/judge.md``, section 5.
+The rules are in ``docs/theory/judge.md``, section 5.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -23,7 +23,7 @@ never_negative(__name__)
 
 @inner
 def close(lanes: Any, state: ClockState, slot: int) -> int:
-    """The number of the round whose last gradient a slot now makes; looks up the one after it."""
+    """Return the number of the round whose last gradient a slot now computes, and look up the next such round."""
     first, stop = lanes.round_start[slot], lanes.round_start[slot + 1]
     closed = state.closing_place[slot]
     place = closed + 1
@@ -36,7 +36,7 @@ def close(lanes: Any, state: ClockState, slot: int) -> int:
 
 @inner
 def announce_buckets(chains: Any, state: ClockState, s: int, update_round: int, end: int, column: int) -> None:
-    """A lane's last gradient of a round ends at ``end``: with the last lane's the first bucket's time is known."""
+    """Record that a lane's last gradient of a round ends at ``end``; after the last lane, schedule the first bucket."""
     for k in range(chains.member_start[s], chains.member_start[s + 1]):
         g = chains.member_group[k]
         low, high = chains.start[g], chains.start[g + 1]
@@ -76,7 +76,7 @@ def end_bucket(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState
 
 @loop
 def bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.ndarray) -> None:
-    """Buckets of a flushed step on links of their own, each after the one before it and after it is ready."""
+    """Fill the starts of a flushed step's buckets on private links: each after the previous one and when ready."""
     for s in range(chains.member_start.size - 1):
         last = lanes.last_gradient[s]
         if last < 0:
@@ -98,6 +98,6 @@ def bucket_starts(chains: Any, lanes: Any, start: np.ndarray, bucket_start: np.n
 
 @inner
 def lead_column(lanes: Any, operation: int) -> int:
-    """Which of a bucket's four leads holds: after a B or a W, of row class 0 or 1."""
+    """Return which of a bucket's four leads applies: after a B or a W, of row class 0 or 1."""
     kind, row_class = lanes.row[operation] // 2 % (STEP + 1), lanes.row[operation] % 2
     return (2 if kind == 3 else 0) + row_class

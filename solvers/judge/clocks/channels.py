@@ -1,9 +1,9 @@
-"""Private channels: what carries transfers between neighbouring stages, and which waiting one it takes next.
+"""Private channels, which carry transfers between neighbouring stages, and the waiting transfer that each takes next.
 
-An *edge* lies between a stage and the next one of its pipeline and is numbered after the first; *way* 0 is forward, 1
-backward. With one channel for each way a channel carries transfers in the order in which its sender makes them. With
-one channel for both it takes the transfer that is ready first, forward before backward (``docs/theory/judge.md``,
-section 4); which one that is can be known without an event heap (``docs/theory/solvers.md``, section D).
+An *edge* lies between a stage and the next one of its pipeline and has the first one's number; *way* 0 is forward, 1
+backward. With one channel for each way, a channel carries transfers in the order of their senders' operations. With
+one channel for both, it takes the transfer that is ready first, forward before backward (``docs/theory/judge.md``,
+section 4); this needs no event heap (``docs/theory/solvers.md``, section D).
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -21,17 +21,17 @@ from penstock.solvers.costs.infinity import NEVER_NS
 never_negative(__name__)
 
 FREE, FULL, HALF, EVENTS = range(4)
-"""Channel kinds: nothing but time, one channel for each way of an edge, one for both. EVENTS: none of these, transfers
-compete for links, and only the event heap can tell."""
+"""Channel kinds: a pure delay, one channel for each way of an edge, one for both. EVENTS: none of these; transfers
+compete for links, which only the event heap can simulate."""
 
 
 class Channels(NamedTuple):
-    """The channels of S stages, and the transfers that wait for those that both ways of an edge share.
+    """The channels of S stages, and the transfers that wait for channels which both ways of an edge share.
 
-    All but ``queued`` by 2 edge + way (2 S,). When a channel is ``free`` (half duplex: that of way 0 stands for both).
-    Since when the ``first`` transfer waits, NEVER_NS where none does, and ``what`` it is. Those after it are ``queued``
-    (places, 2), ready time and what, from ``base`` on: the first ``put`` have come, the first ``got`` have left, since
-    there were none.
+    All but ``queued`` by 2 edge + way (2 S,). ``free``: when a channel becomes free (half duplex: way 0's entry stands
+    for both). ``first``: since when the first transfer waits, NEVER_NS if none waits; ``what``: its number. The
+    transfers after it are ``queued`` (places, 2), ready time and number, from ``base`` on. Since the queue was last
+    empty, ``put`` have been added and ``got`` removed.
     """
 
     free: np.ndarray
@@ -45,7 +45,7 @@ class Channels(NamedTuple):
 
 @compiled
 def new_channels(transfers: np.ndarray, kind: int) -> Channels:
-    """Channels that have carried nothing; ``transfers`` (S + 1,): how many each edge has one way, added up from 0."""
+    """Return channels that have carried nothing; ``transfers`` (S + 1,): prefix sums of each edge's number one way."""
     stages = transfers.size - 1
     base = np.empty(2 * stages, dtype=np.int64)
     for edge in range(stages):
@@ -64,7 +64,7 @@ def new_channels(transfers: np.ndarray, kind: int) -> Channels:
 
 @inner
 def carry(channels: Channels, channel: int, ready: int, takes: int) -> int:
-    """A channel carries a transfer as soon as it is free; when that starts."""
+    """Carry a transfer as soon as the channel is free; return when it starts."""
     start = max(channels.free[channel], ready)
     channels.free[channel] = start + takes
     return start
@@ -72,7 +72,7 @@ def carry(channels: Channels, channel: int, ready: int, takes: int) -> int:
 
 @inner
 def put(channels: Channels, channel: int, ready: int, what: int) -> None:
-    """A transfer waits for the channel that it shares with those of the other way."""
+    """Queue a transfer for a channel that both ways of an edge share."""
     if channels.first[channel] == NEVER_NS:
         channels.first[channel] = ready
         channels.what[channel] = what
@@ -85,37 +85,37 @@ def put(channels: Channels, channel: int, ready: int, what: int) -> None:
 
 @inner
 def get(channels: Channels, channel: int) -> int:
-    """Take the first transfer from those that wait; what it is."""
-    found = channels.what[channel]
+    """Remove the first waiting transfer of a channel; return its number."""
+    first = channels.what[channel]
     got = channels.got[channel]
     if got == channels.put[channel]:
         channels.first[channel] = NEVER_NS
         channels.put[channel] = channels.got[channel] = 0
-        return found
+        return first
     place = channels.base[channel] + got
     channels.first[channel] = channels.queued[place, 0]
     channels.what[channel] = channels.queued[place, 1]
     channels.got[channel] = got + 1
-    return found
+    return first
 
 
 @inner
 def goes_first(way: int, ready: int, other: int) -> bool:
-    """Whether a shared channel carries what is ready this way before what is ready the other way, at ``other``.
+    """Return whether a shared channel carries this way's transfer before the other way's.
 
-    At one instant forward goes first.
+    ``ready`` and ``other``: when each is ready. At one instant forward goes first.
     """
     return ready <= other if way == 0 else ready < other
 
 
 @loop
 def earliest_waiting(channels: Channels, stages: int) -> int:
-    """The channel (2 edge + way) whose first transfer has been waiting longest, -1 if none waits.
+    """Return the channel (2 edge + way) whose first transfer has been waiting longest, -1 if none waits.
 
-    It can always be carried: what is made later follows the arrival of one that waits now.
+    That transfer can always be carried: later outputs follow the arrival of a transfer that waits now.
     """
-    earliest, found = NEVER_NS, -1
+    earliest, longest = NEVER_NS, -1
     for channel in range(2 * stages):
         if channels.first[channel] < earliest:
-            earliest, found = channels.first[channel], channel
-    return found
+            earliest, longest = channels.first[channel], channel
+    return longest

@@ -1,11 +1,11 @@
-"""Start times by an event heap, for channels and links that several transfers want (ALGORITHMS A.1).
+"""Start times by an event heap, for channels and links that several transfers need (ALGORITHMS A.1).
 
-The rules are those of ``docs/theory/judge.md``, section 4.
+The rules are in ``docs/theory/judge.md``, section 4.
 
-At one instant: first everything that ends is ended, then waiting transfers start in the order of (ready time, stage,
-direction, micro-batch), each if all its resources are free (a blocked one reserves nothing), then lanes start;
-again while something of zero duration ended. A blocked user of resources waits in the heap of one busy resource
-and is looked at again when that resource is freed, so an event costs the logarithm of what waits.
+At one instant, first all that ends is ended. Then waiting transfers start in the order of (ready time, stage,
+direction, micro-batch), each if all its resources are free; a blocked transfer reserves nothing. Then lanes start. This
+repeats while something of zero duration has ended. A blocked user of resources waits in the heap of one busy resource
+and is tried again when that resource is freed, so an event costs the logarithm of the number of waiting users.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -84,7 +84,7 @@ def run_events(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState
 
 @inner
 def _start_operations(chains: Any, ties: Any, lanes: Any, state: ClockState, t: int) -> None:
-    """Start the next operation of each idle lane whose input is there."""
+    """Start the next operation of each idle lane whose input has arrived."""
     reduces = chains.bucket_ns.size > 0
     for k in range(state.size[TOUCHED]):
         lane = state.touched[k]
@@ -111,7 +111,7 @@ def _start_operations(chains: Any, ties: Any, lanes: Any, state: ClockState, t: 
 
 @inner
 def _end_row(chains: Any, ties: Any, lanes: Any, state: ClockState, lane: int, t: int) -> None:
-    """A lane has run all its operations: in a flushed step its ties come next."""
+    """Let a lane that has run all its operations go on to its ties, in a flushed step."""
     if ties.tie_ns.size > 0 and not ties.periodic:
         halt_ready(chains, lanes, state, lane, t)
 
@@ -160,7 +160,7 @@ def _enqueue(flows: Any, state: ClockState, flow: int, m: int, t: int) -> None:
 
 @inner
 def _lower_key(flows: Any, state: ClockState, flow: int, m: int) -> None:
-    """The waiting head of a flow has become micro-batch ``m`` of the same instant: mend its entry."""
+    """Change the heap entry of a flow whose waiting head has become micro-batch ``m`` of the same instant."""
     resource = state.where[flow]
     offset, size = flows.watch_start[resource], state.watch_size[resource]
     rank = flows.flow_stage[flow] * 4 + flows.flow_direction[flow]
@@ -174,9 +174,9 @@ def _lower_key(flows: Any, state: ClockState, flow: int, m: int) -> None:
 
 @inner
 def _user(flows: Any, second: int) -> Any:
-    """The user whose head has this second key; a chain's key names the chain: it has one waiting bucket at a time.
+    """Return the user whose head has this second key.
 
-    Ties are numbered after the chains.
+    A chain's key has the chain's number, as a chain has one waiting bucket at a time; ties are numbered after chains.
     """
     rank, m = second >> SHIFT, second & MASK
     s, direction = rank >> 2, rank & 3
@@ -218,7 +218,7 @@ def _add_candidate(state: ClockState, first: int, second: int) -> None:
 @inner
 def _wake(flows: Any, state: ClockState, resource: int) -> None:
     """Make the first watcher of a free resource a candidate."""
-    if state.taken[resource] or state.watch_size[resource] == 0:
+    if state.in_use[resource] or state.watch_size[resource] == 0:
         return
     offset = flows.watch_start[resource]
     first, second = state.watch_first[offset], state.watch_second[offset]
@@ -236,7 +236,7 @@ def _watch(flows: Any, state: ClockState, user: int, resource: int, first: int, 
 
 @inner
 def _start_transfers(flows: Any, chains: Any, ties: Any, state: ClockState, t: int) -> None:
-    """Start what can start, least key first; a candidate that came from a freed resource calls its next watcher."""
+    """Start each transfer that can start, least key first; a candidate from a freed resource adds its next watcher."""
     for k in range(state.size[FRESH]):
         first, second = _head_key(flows, chains, ties, state, state.fresh[k])
         _add_candidate(state, first, second)
@@ -252,7 +252,7 @@ def _start_transfers(flows: Any, chains: Any, ties: Any, state: ClockState, t: i
         came_from = state.where[user]
         blocked = -1
         for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
-            if state.taken[flows.resources[k]]:
+            if state.in_use[flows.resources[k]]:
                 blocked = flows.resources[k]
                 break
         if blocked >= 0:
@@ -265,10 +265,10 @@ def _start_transfers(flows: Any, chains: Any, ties: Any, state: ClockState, t: i
 
 @inner
 def _start_head(flows: Any, chains: Any, ties: Any, state: ClockState, user: int, m: int, t: int) -> None:
-    """Start the head of a user's queue; what comes next waits for the resources just taken."""
+    """Start the head of a user's queue; the next entry waits for the resources that the head uses."""
     low, high = flows.resource_start[user], flows.resource_start[user + 1]
     for k in range(low, high):
-        state.taken[flows.resources[k]] = True
+        state.in_use[flows.resources[k]] = True
     state.where[user] = NOWHERE
     if user >= flows.flow_ns.size:
         g = user - flows.flow_ns.size

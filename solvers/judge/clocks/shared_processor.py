@@ -1,8 +1,8 @@
 """The clock of pipelines that share their devices' processors, event by event (rules: ``judge/shared_processor.py``).
 
-A device has a clock of its own, which runs with the speed that its operations have; an operation is done when that
-clock has advanced by its duration. Clocks count ``SPEED`` ticks a nanosecond, so speeds and clocks are integers.
-Stage s is stage ``s % K`` of pipeline ``s // K``; flow 2 s + direction is what it sends.
+Each device has a clock, which advances at the speed of its operations; an operation is done when that clock has
+advanced by its duration. Clocks count ``SPEED`` ticks a nanosecond, so speeds and clocks are integers. Stage s is stage
+``s % K`` of pipeline ``s // K``; flow 2 s + direction has its transfers.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -20,16 +20,17 @@ SPEED = 720_720
 """Ticks of a device's clock in a nanosecond at full speed: 1/n of it is a whole number for up to 16 pipelines."""
 
 NEVER_TICKS = 2**62
-"""The tick of what never happens: ticks are finer than the nanoseconds of ``costs.infinity``."""
+"""The tick of events that never happen: ticks are finer than the nanoseconds of ``costs.infinity``."""
 
 FLYING, TOUCHED, WAITING, CHANGED = 0, 1, 2, 3
 
 
 class Shared(NamedTuple):
-    """What runs: S stages, K devices, M micro-batches; n = 2 M operations and a step per stage, F = 2 S flows.
+    """The operations and transfers: S stages, K devices, M micro-batches, F = 2 S flows.
 
-    ``duration`` and ``share`` are (S, n + 1): of each operation in the order of its stage's row, the step last;
-    ``way`` and ``batch`` (S, n): forward 0 or backward 1, micro-batch. ``flow_ns`` (F, M): -1 where nothing travels.
+    A stage has n = 2 M operations and a step. ``duration`` and ``share`` (S, n + 1): for each operation in the order of
+    its stage's row, the step last. ``way`` and ``batch`` (S, n): forward 0 or backward 1, and micro-batch. ``flow_ns``
+    (F, M): -1 where nothing travels.
     """
 
     num_devices: int
@@ -44,10 +45,13 @@ class Shared(NamedTuple):
 
 
 class ProcessorState(NamedTuple):
-    """What changes. Of devices: clock, since when it is right, speed, next end; of lanes (one per stage): position,
-    whether it runs, clock at its end; of flows: queues from ``head`` to ``tail``. ``size`` counts what is on its way,
-    the touched lanes, whose next operation may be able to start, and the flows with something waiting, and says whether
-    any of that may start. A clock stands still, at 0, while nothing runs.
+    """The state of the simulation.
+
+    Each device has a ``clock``, valid since ``since``, a ``speed`` and the next end of an operation (``finish``). Each
+    lane (one per stage) has a ``position``, whether an operation is ``running``, and the device's clock at its end
+    (``due``). Each flow has a queue from ``head`` to ``tail``. ``size`` counts transfers on their way, touched lanes,
+    whose next operation may be able to start, and flows with waiting transfers; its last entry is 1 if a transfer may
+    be able to start. A clock stands still, at 0, while nothing runs.
     """
 
     start: np.ndarray
@@ -66,7 +70,7 @@ class ProcessorState(NamedTuple):
     ready: np.ndarray
     head: np.ndarray
     tail: np.ndarray
-    taken: np.ndarray
+    in_use: np.ndarray
     fly_end: np.ndarray
     fly_flow: np.ndarray
     fly_batch: np.ndarray
@@ -78,9 +82,9 @@ class ProcessorState(NamedTuple):
 
 @compiled
 def run_sharing(shared: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(start, end) of operations, (S, n + 1); (start, end) of transfers, (F, M), -1 where none; position of lanes.
+    """Return start and end of operations (S, n + 1), start and end of transfers (F, M), and positions of lanes.
 
-    A lane whose position is not n + 1 waits for ever.
+    Transfers that do not exist have -1. A lane whose position is not n + 1 waits for ever.
     """
     stages, operations = shared.duration.shape
     flows, batches = shared.flow_ns.shape
@@ -141,7 +145,7 @@ def _touch(state: ProcessorState, s: int) -> None:
 
 @inner
 def _arrive(state: ProcessorState, flow: int, m: int) -> None:
-    """What a stage sent is with the next one, or with the one before."""
+    """Let a transfer arrive at the next stage, or at the previous one."""
     state.arrived[flow, m] = True
     _touch(state, flow // 2 + 1 - 2 * (flow % 2))
 
@@ -165,15 +169,15 @@ def _advance(state: ProcessorState, d: int, now: int) -> None:
 
 @inner
 def _set_speed(shared: Any, state: ProcessorState, d: int) -> None:
-    """The speed of what runs on a device from now on, and when the first of it will be done, rounded up."""
+    """Set a device's speed from now on, and when the first of its running operations will end, rounded up."""
     total, first = 0, NEVER_TICKS
-    found = False
+    runs = False
     for s in range(d, state.position.size, shared.num_devices):
         if state.running[s]:
             total += shared.share[s, state.position[s]]
-            first = min(first, state.due[s]) if found else state.due[s]
-            found = True
-    if not found:
+            first = min(first, state.due[s]) if runs else state.due[s]
+            runs = True
+    if not runs:
         state.clock[d], state.speed[d], state.finish[d] = 0, 0, NEVER_TICKS
     else:
         speed = SPEED if total <= WHOLE else SPEED * WHOLE // total
@@ -198,7 +202,7 @@ def _end_operations(shared: Any, state: ProcessorState, d: int, now: int) -> Non
 
 @inner
 def _pass_on(shared: Any, state: ProcessorState, flow: int, m: int, now: int) -> None:
-    """Queue what was made for the other stage; among equals of one instant by micro-batch."""
+    """Queue an output for the other stage; at one instant by micro-batch."""
     if shared.flow_ns[flow, m] < 0:
         last = shared.num_devices - 1
         if (flow // 2) % shared.num_devices != (last if flow % 2 == 0 else 0):
@@ -227,7 +231,7 @@ def _end_transfers(shared: Any, state: ProcessorState, now: int) -> None:
         _arrive(state, flow, state.fly_batch[k])
         state.size[CHANGED] = 1
         for r in range(shared.resource_start[flow], shared.resource_start[flow + 1]):
-            state.taken[shared.resources[r]] = False
+            state.in_use[shared.resources[r]] = False
         state.size[FLYING] -= 1
         last = state.size[FLYING]
         state.fly_end[k] = state.fly_end[last]
@@ -250,7 +254,7 @@ def _start_transfers(shared: Any, state: ProcessorState, now: int) -> None:
                 continue
             free = True
             for r in range(shared.resource_start[flow], shared.resource_start[flow + 1]):
-                free = free and not state.taken[shared.resources[r]]
+                free = free and not state.in_use[shared.resources[r]]
             if free:
                 chosen, place, earliest = flow, k, ready
         if chosen < 0:
@@ -261,7 +265,7 @@ def _start_transfers(shared: Any, state: ProcessorState, now: int) -> None:
             state.size[WAITING] -= 1
             state.waiting[place] = state.waiting[state.size[WAITING]]
         for r in range(shared.resource_start[chosen], shared.resource_start[chosen + 1]):
-            state.taken[shared.resources[r]] = True
+            state.in_use[shared.resources[r]] = True
         end = now + shared.flow_ns[chosen, m]
         state.sent[chosen, m], state.arrival[chosen, m] = now, end
         k = state.size[FLYING]
@@ -288,7 +292,7 @@ def _start_operations(shared: Any, state: ProcessorState, now: int) -> None:
 
 @inner
 def _has_input(shared: Any, state: ProcessorState, s: int, i: int) -> Any:
-    """Whether the input of a lane's next operation is there; a step and the two ends of a pipeline need none."""
+    """Return whether the input of a lane's next operation has arrived; a step and a pipeline's two ends need none."""
     if i == shared.batch.shape[1]:
         return True
     k, m = s % shared.num_devices, shared.batch[s, i]

@@ -1,4 +1,4 @@
-"""What changes while the event kernel runs, and its smallest steps."""
+"""The state of the event kernel, and its smallest steps."""
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
 
@@ -24,10 +24,10 @@ MASK = (1 << 32) - 1
 
 @Fields.register
 class ClockState(NamedTuple):
-    """Everything that changes while events run; ``size`` counts the entries of the lists and heaps.
+    """All arrays that change while events run; ``size`` counts the entries of the lists and heaps.
 
-    Arrays of integers that are not results are parts of ``words``, those of booleans parts of ``flags``. Made by
-    ``lanes.new_state``.
+    Integer arrays that are not results are parts of ``words``, boolean arrays parts of ``flags``. ``lanes.new_state``
+    creates it.
     """
 
     words: np.ndarray
@@ -46,7 +46,7 @@ class ClockState(NamedTuple):
     head: np.ndarray
     tail: np.ndarray
     where: np.ndarray
-    taken: np.ndarray
+    in_use: np.ndarray
     watch_first: np.ndarray
     watch_second: np.ndarray
     watch_size: np.ndarray
@@ -74,7 +74,7 @@ class ClockState(NamedTuple):
 
 @loop
 def restore(state: ClockState, words: np.ndarray) -> None:
-    """Go back to before anything has begun; ``words``: those of the new state."""
+    """Reset the state to the beginning; ``words`` are the words of a new state."""
     for i in range(words.size):
         state.words[i] = words[i]
     for i in range(state.flags.size):
@@ -91,7 +91,7 @@ def restore(state: ClockState, words: np.ndarray) -> None:
 
 @compiled
 def lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
-    """How many lanes have gradients in each round of each chain."""
+    """Count the lanes that have gradients in each round of each chain."""
     left = np.zeros(chains.round_start[chains.stage.size], dtype=np.int64)
     if chains.bucket_ns.size == 0:
         return left
@@ -107,7 +107,7 @@ def lanes_of_rounds(chains: Any, lanes: Any) -> np.ndarray:
 
 @compiled
 def waits_of_halts(chains: Any, ties: Any, lanes: Any) -> np.ndarray:
-    """What has to be over before a halt comes to its first tie: its row and its buckets; before a step only that."""
+    """Count the events that a halt awaits before its first tie: its row and its buckets; in periodic plans one."""
     left = np.ones(lanes.halt_start.size - 1, dtype=np.int64)
     if ties.periodic:
         return left
@@ -152,6 +152,6 @@ def make_fresh(state: ClockState, user: int) -> None:
 def free(flows: Any, state: ClockState, user: int) -> None:
     for k in range(flows.resource_start[user], flows.resource_start[user + 1]):
         resource = flows.resources[k]
-        state.taken[resource] = False
+        state.in_use[resource] = False
         state.freed[state.size[FREED]] = resource
         state.size[FREED] += 1

@@ -1,7 +1,7 @@
-"""Sums of tied parameters: when all ranks are there, and when each goes on.
+"""Sums of tied parameters: when all ranks are ready, and when each goes on.
 
-A *halt* is where a lane stands while it waits: a lane itself after its row in a flushed step, a slot before its step
-in a periodic plan. ``lanes.halt_tie[lanes.halt_start[h]:]`` are the ties of halt h in the order in which it sums them,
+A *halt* is a place where a lane waits for ties: in a flushed step a lane, after its row; in a periodic plan a slot,
+before its step. ``lanes.halt_tie[lanes.halt_start[h]:]`` are the ties of halt h in the order in which it sums them,
 ``lanes.tie_halt[lanes.tie_start[k]:]`` the halts of tie k.
 """
 
@@ -22,7 +22,7 @@ never_negative(__name__)
 
 @inner
 def halt_ready(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) -> None:
-    """One of the things is over that a halt waits for; with the last one it comes to its first tie."""
+    """Record the end of one event that a halt awaits; after the last one it goes to its first tie."""
     state.halt_left[halt] -= 1
     if state.halt_left[halt] == 0 and lanes.halt_start[halt] < lanes.halt_start[halt + 1]:
         come_to_tie(chains, lanes, state, halt, t)
@@ -30,7 +30,7 @@ def halt_ready(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) ->
 
 @inner
 def come_to_tie(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) -> None:
-    """A halt comes to its next tie, which can begin with the last one that comes."""
+    """Let a halt reach its next tie; the tie is ready when its last halt has reached it."""
     k = lanes.halt_tie[lanes.halt_start[halt] + state.halt_next[halt]]
     state.tie_left[k] -= 1
     if state.tie_left[k] == 0:
@@ -40,7 +40,7 @@ def come_to_tie(chains: Any, lanes: Any, state: ClockState, halt: int, t: int) -
 
 @inner
 def buckets_over(chains: Any, ties: Any, lanes: Any, state: ClockState, g: int, t: int) -> None:
-    """The last bucket of a chain has ended: lanes of its stages may come to their ties."""
+    """Record the end of a chain's last bucket for the halts of its stages' lanes."""
     if ties.tie_ns.size == 0 or ties.periodic:
         return
     for s in range(chains.member_start.size - 1):
@@ -52,7 +52,7 @@ def buckets_over(chains: Any, ties: Any, lanes: Any, state: ClockState, g: int, 
 
 @inner
 def end_tie(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState, k: int, t: int) -> None:
-    """Every halt of a tie goes on: to its next tie, or to its steps."""
+    """End a tie: each of its halts goes on to its next tie, or to its steps."""
     free(flows, state, flows.flow_ns.size + chains.stage.size + k)
     state.tie_round[k] += 1
     state.tie_left[k] = lanes.tie_start[k + 1] - lanes.tie_start[k]
@@ -69,7 +69,7 @@ def end_tie(flows: Any, chains: Any, ties: Any, lanes: Any, state: ClockState, k
 
 @inner
 def step_has_to_wait(chains: Any, ties: Any, lanes: Any, state: ClockState, slot: int, t: int) -> bool:
-    """Whether ties have to be summed before a step in a row, which otherwise could begin now."""
+    """Return whether ties must be summed before a step in a row, which otherwise could begin now."""
     if not ties.periodic or lanes.halt_start[slot] == lanes.halt_start[slot + 1]:
         return False
     if state.halt_passed[slot]:
@@ -83,10 +83,10 @@ def step_has_to_wait(chains: Any, ties: Any, lanes: Any, state: ClockState, slot
 
 @compiled
 def tied_starts(chains: Any, ties: Any, lanes: Any, lane_ns: np.ndarray, bucket_start: np.ndarray) -> np.ndarray:
-    """When each tie of a flushed step begins, on links of its own."""
-    found = np.zeros_like(ties.tie_ns)
+    """Return when the sum of each tie of a flushed step begins, on private links."""
+    starts = np.zeros_like(ties.tie_ns)
     if ties.tie_ns.size == 0:
-        return found
+        return starts
     at = lane_ns.copy()
     for s in range(chains.member_start.size - 1):
         for k in range(chains.member_start[s], chains.member_start[s + 1]):
@@ -98,7 +98,7 @@ def tied_starts(chains: Any, ties: Any, lanes: Any, lane_ns: np.ndarray, bucket_
                     at[lanes.slot_lane[slot]] = max(at[lanes.slot_lane[slot]], end)
     for k in range(ties.tie_ns.size):
         for i in range(lanes.tie_start[k], lanes.tie_start[k + 1]):
-            found[k] = max(found[k], at[lanes.tie_halt[i]])
+            starts[k] = max(starts[k], at[lanes.tie_halt[i]])
         for i in range(lanes.tie_start[k], lanes.tie_start[k + 1]):
-            at[lanes.tie_halt[i]] = found[k] + ties.tie_ns[k]
-    return found
+            at[lanes.tie_halt[i]] = starts[k] + ties.tie_ns[k]
+    return starts

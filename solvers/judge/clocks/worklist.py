@@ -1,12 +1,12 @@
 """Start times by a worklist: each lane runs until it blocks. Private channels need no event heap.
 
-Valid where every stage lies on one lane and what sends takes time (or channels are pure delays). A lane runs until the
-arrival of its next input is unknown. A channel of one way carries what its lane has made at once. Of a channel for both
-ways each transfer is carried as soon as nothing earlier can come the other way: the other sender waits for this very
-channel, or cannot make anything by then. Where nothing else goes on, the earliest of all waiting transfers is carried.
+Valid where every stage lies on one lane and operations that send take time (or channels are pure delays). A lane runs
+until the arrival of its next input is unknown. A one-way channel carries its lane's outputs at once. A channel for both
+ways carries a transfer as soon as no earlier one can come the other way: the other sender waits for this very channel,
+or has no output by then. When no lane can go on, the earliest of all waiting transfers is carried.
 
-The rules are those of ``docs/theory/judge.md``, section 4; why this gives the same times as the event heap:
-``docs/theory/solvers.md``, section D. O(operations), and a look over the edges for each time that nothing else goes on.
+The rules are in ``docs/theory/judge.md``, section 4; ``docs/theory/solvers.md``, section D, shows why the times equal
+the event heap's. O(operations), and a pass over the edges each time that no lane can go on.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -49,18 +49,18 @@ from penstock.solvers.judge.operation_tables import (
 never_negative(__name__)
 
 AHEAD = 6
-"""Operations of the other sender that are looked at to see when it could send."""
+"""The most operations of the other sender that are inspected to find when it could send."""
 
 
 class Walk(NamedTuple):
-    """What the worklist changes; S stages, which are slots, L lanes.
+    """The worklist's state; S stages, which are slots, L lanes.
 
-    ``arrived``: when inputs arrive, -1 before that is known. ``position`` and ``time`` (L,); ``blocked`` (L,): for
-    which place of ``arrived`` a lane waits, -1: it does not wait. What waits for a shared channel of ``channels`` is
-    the place where it arrives. Lanes to ``visit``. ``own`` (L,): the first stage of each lane, ``after`` (S,): the
-    next one of the same lane; -1: none. ``places`` (2 S, 2): from and up to which place of ``arrived`` inputs come over
-    a channel, by 2 edge + way; ``hops`` (2 S, 4): the lane that receives them, their first place of row class 1, and
-    the time that they take, by row class.
+    ``arrived``: when inputs arrive, -1 while unknown. ``position`` and ``time`` (L,). ``blocked`` (L,): the place of
+    ``arrived`` that a lane waits for, -1: it does not wait. ``channels``: a waiting transfer's number is the place
+    where it arrives. ``visit``: the lanes to visit. ``first_stage`` (L,): the first stage of each lane, -1: none.
+    ``after`` (S,): the next stage of the same lane, -1: none. By 2 edge + way: ``places`` (2 S, 2): the range of
+    ``arrived`` that is filled over a channel; ``hops`` (2 S, 4): the receiving lane, its first place of row class 1,
+    and the transfer's time by row class.
     """
 
     arrived: np.ndarray
@@ -69,7 +69,7 @@ class Walk(NamedTuple):
     blocked: np.ndarray
     channels: Channels
     visit: np.ndarray
-    own: np.ndarray
+    first_stage: np.ndarray
     after: np.ndarray
     places: np.ndarray
     hops: np.ndarray
@@ -79,7 +79,7 @@ class Walk(NamedTuple):
 def run_worklist(
     flows: Any, chains: Any, lanes: Any, channel: int, record: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(position and time reached by each lane, operation starts, transfer starts, order of each flow, bucket starts).
+    """Return each lane's position and time, starts of operations and transfers, each flow's order, starts of buckets.
 
     ``channel``: FREE, FULL or HALF. Without ``record`` the last four stay empty. A lane whose position is below its
     number of operations is blocked for ever.
@@ -112,12 +112,12 @@ def run_worklist(
 
 @loop
 def _list_stages(flows: Any, lanes: Any, walk: Walk) -> None:
-    """Fill ``own``, ``after``, ``places`` and ``hops``."""
+    """Fill ``first_stage``, ``after``, ``places`` and ``hops``."""
     stages = walk.after.size
     for s in range(stages - 1, -1, -1):
         lane = lanes.slot_lane[s]
-        walk.after[s] = walk.own[lane]
-        walk.own[lane] = s
+        walk.after[s] = walk.first_stage[lane]
+        walk.first_stage[lane] = s
     for edge in range(stages - 1):
         for way in range(2):
             sender, receiver = edge + way, edge + 1 - way
@@ -135,7 +135,7 @@ def _list_stages(flows: Any, lanes: Any, walk: Walk) -> None:
 
 @loop
 def _work(lanes: Any, walk: Walk, channel: int) -> None:
-    """Visit lanes until none can go on; with channels for both ways carry what can be carried after each visit."""
+    """Visit lanes until none can go on; with channels for both ways carry all possible transfers after each visit."""
     waiting, stages = walk.visit.size, walk.after.size
     while True:
         while waiting > 0:
@@ -143,22 +143,22 @@ def _work(lanes: Any, walk: Walk, channel: int) -> None:
             lane = walk.visit[waiting]
             waiting = _run(lanes, walk, channel, lane, waiting)
             if channel == HALF:
-                s = walk.own[lane]
+                s = walk.first_stage[lane]
                 while s >= 0:
                     for edge in range(max(0, s - 1), min(s + 1, stages - 1)):
                         waiting = _settle(lanes, walk, edge, waiting)
                     s = walk.after[s]
-        found = earliest_waiting(walk.channels, stages) if channel == HALF else -1
-        if found < 0:
+        earliest = earliest_waiting(walk.channels, stages) if channel == HALF else -1
+        if earliest < 0:
             break
-        waiting = _take(walk, found, waiting)
+        waiting = _take(walk, earliest, waiting)
 
 
 @inner
 def _run(lanes: Any, walk: Walk, channel: int, lane: int, waiting: int) -> int:
-    """Run a lane until it blocks; what it makes is there at once, is carried, or waits for its channel.
+    """Run a lane until it blocks; each output arrives at once, is carried, or waits for its channel.
 
-    Returns how many lanes are to be visited, as ``_arrive``, ``_settle`` and ``_take`` do.
+    Returns how many lanes remain to be visited, as ``_arrive``, ``_settle`` and ``_take`` do.
     """
     t, i, stop = walk.time[lane], walk.position[lane], lanes.lane_start[lane + 1]
     while i < stop:
@@ -192,9 +192,9 @@ def _run(lanes: Any, walk: Walk, channel: int, lane: int, waiting: int) -> int:
 
 @inner
 def _is_alone(lanes: Any, walk: Walk, channel: int) -> bool:
-    """Whether ``_settle`` would carry a transfer over ``channel`` (2 edge + way) at once.
+    """Return whether ``_settle`` would carry a transfer over ``channel`` (2 edge + way) at once.
 
-    Nothing waits for the edge, and who could send the other way waits for what comes this way.
+    Then no transfer waits for the edge, and the sender of the other way waits for an input that comes this way.
     """
     blocked = walk.blocked[lanes.slot_lane[channel // 2 + 1 - (channel & 1)]]
     nothing = walk.channels.first[channel] == NEVER_NS and walk.channels.first[channel ^ 1] == NEVER_NS
@@ -203,13 +203,13 @@ def _is_alone(lanes: Any, walk: Walk, channel: int) -> bool:
 
 @inner
 def _channel(lanes: Any, row: int) -> int:
-    """2 edge + way of what a row sends; the table has 2 stage + way."""
+    """Return 2 edge + way of a row's transfer; the table has 2 stage + way."""
     return lanes.table[row, CHANNEL] - 2 * (lanes.table[row, CHANNEL] & 1)
 
 
 @inner
 def _arrive(walk: Walk, lane: int, place: int, t: int, waiting: int) -> int:
-    """An input of a lane arrives at its place; if the lane waits for it, it is to be visited."""
+    """Let an input of a lane arrive at its place; if the lane waits for it, add the lane to ``visit``."""
     walk.arrived[place] = t
     if walk.blocked[lane] != place:
         return waiting
@@ -220,7 +220,7 @@ def _arrive(walk: Walk, lane: int, place: int, t: int, waiting: int) -> int:
 
 @inner
 def _settle(lanes: Any, walk: Walk, edge: int, waiting: int) -> int:
-    """Carry all transfers of an edge that can be carried for certain."""
+    """Carry all transfers of an edge that surely come next."""
     while True:
         forward, backward = walk.channels.first[2 * edge], walk.channels.first[2 * edge + 1]
         way = 0 if goes_first(0, forward, backward) else 1
@@ -236,7 +236,7 @@ def _settle(lanes: Any, walk: Walk, edge: int, waiting: int) -> int:
 
 @inner
 def _take(walk: Walk, channel: int, waiting: int) -> int:
-    """The channel of an edge carries what has been waiting longest of one way (``channel`` is 2 edge + way)."""
+    """Carry the transfer that has been waiting longest one way over an edge (``channel`` is 2 edge + way)."""
     ready = walk.channels.first[channel]
     place = get(walk.channels, channel)
     takes = walk.hops[channel, 3 if place >= walk.hops[channel, 1] else 2]
@@ -246,9 +246,9 @@ def _take(walk: Walk, channel: int, waiting: int) -> int:
 
 @inner
 def _soonest(lanes: Any, walk: Walk, edge: int, way: int, enough: int) -> int:
-    """The sender of an edge's one way makes nothing for it before; NEVER_NS if it waits for the other way of the edge.
+    """Return the earliest next output of an edge's sender one way; NEVER_NS if it waits for the edge's other way.
 
-    Exact only as far as ``enough``.
+    Times after ``enough`` are not exact.
     """
     s = edge + way
     lane = lanes.slot_lane[s]
@@ -274,9 +274,9 @@ def _soonest(lanes: Any, walk: Walk, edge: int, way: int, enough: int) -> int:
 
 @loop
 def _record(lanes: Any, walk: Walk, tail: np.ndarray, start: np.ndarray, sent: np.ndarray, order: np.ndarray) -> None:
-    """Write the starts of operations, and of transfers flow by flow, which follow from when inputs arrive.
+    """Write the starts of operations, and of transfers flow by flow, from the arrivals of inputs.
 
-    ``tail``: the next place of each flow. A flow is sent by one lane, in the order in which that makes it.
+    ``tail``: the next place of each flow. One lane sends a flow, in the order of its operations.
     """
     for lane in range(walk.time.size):
         t = 0
