@@ -40,12 +40,12 @@ def with_parameters(source: str, function: str, options: Mapping[str, Option]) -
     if not section:
         raise ValueError(f"{function} has no docstring with parameters")
     words = {names.split(", ")[0]: f"    {names}\n{text.rstrip()}" for names, text in ENTRY.findall(section[0])}
-    for option in options.values():
-        if option.argument:
-            text = "\n".join(wrap(option.hint.replace("Empty:", "Left out:"), 112))
-            words[option.argument] = f"    {option.argument}\n{indent(text, ' ' * 8)}"
     keywords = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == OPTIONS)
     fields = [each.target.id for each in keywords.body if isinstance(each, ast.AnnAssign)]  # type: ignore[union-attr]
     order = [*(each.arg for each in definition.args.args), *fields, *(each.arg for each in definition.args.kwonlyargs)]
+    for name, option in options.items():
+        if option.is_argument:
+            text = "\n".join(wrap(option.hint.replace("Empty:", "Left out:"), 112))
+            words[name] = f"    {name}\n{indent(text, ' ' * 8)}"
     entries = "\n".join(words[name] for name in order if name in words)
     return source.replace(section[0], entries)

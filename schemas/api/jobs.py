@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.document import Document, Part
 from penstock.schemas.errors import Fault, PenstockError
+from penstock.schemas.options.running import about
 from penstock.schemas.plan import Certificate, Plan, PlanFile
 from penstock.schemas.quantities import ContentHash, Count, Flag, Loss, Name, Nanoseconds, Number, PositiveCount
 from penstock.schemas.request import PlanRequest
@@ -180,10 +181,10 @@ class RunRequest(Document):
 
     plan: PlanFile | ContentHash
     model: Name
-    steps: PositiveCount = 3
-    seed: Count = 0
-    check: Flag = Field(default=False, description="compare loss and gradients with a single process")
-    trace_steps: Count = Field(default=1, description="how many of the last steps are traced")
+    steps: PositiveCount = Field(default=5, description=about("steps"))
+    seed: Count = Field(default=0, description=about("seed"))
+    check: Flag = Field(default=False, description=about("check"))
+    trace_steps: Count = Field(default=1, description=about("trace_steps"))
     options: RunOptions = RunOptions()
     recover: Recover | None = Field(default=None, description="none: the first death ends the run")
 

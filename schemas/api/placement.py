@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.amounts import duration
 from penstock.schemas.document import Document, Part, refuse_doubles
+from penstock.schemas.options.placing import about
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.quantities import ContentHash, Count, Flag, Name, Nanoseconds, Number, PositiveCount
@@ -36,10 +37,10 @@ class NodeRange(Part):
 class Budget(Part):
     """The limits of what a job may take. With a deadline, the fastest placement has the fewest devices that keep it."""
 
-    devices: PositiveCount | None = None
-    price_per_hour: Number | None = Field(default=None, gt=0, description="in the currency of the devices' prices")
+    devices: PositiveCount | None = Field(default=None, description=about("max_devices"))
+    price_per_hour: Number | None = Field(default=None, gt=0, description=about("max_price"))
     time_per_global_batch_ns: Annotated[Nanoseconds, Field(ge=1)] | None = Field(
-        default=None, description="deadline of a step"
+        default=None, description=about("deadline")
     )
 
     @model_validator(mode="after")
@@ -54,7 +55,7 @@ class PlacementJob(Training):
 
     name: Name
     profile: ModelProfile | ContentHash
-    nodes: NodeRange = NodeRange()
+    nodes: NodeRange = Field(default=NodeRange(), description=about("nodes"))
     budget: Budget | None = None
     weight: Number = Field(default=1, gt=0, description="of its throughput, where jobs are placed jointly")
 
@@ -70,17 +71,17 @@ class PlacementRequest(Document):
 
     topology: ClusterTopology | ContentHash
     jobs: Annotated[tuple[PlacementJob, ...], Field(min_length=1, max_length=MAX_JOBS)]
-    free: tuple[str, ...] | None = None
-    busy: tuple[str, ...] | None = None
-    objective: Objective = "throughput"
+    free: tuple[str, ...] | None = Field(default=None, description=about("free"))
+    busy: tuple[str, ...] | None = Field(default=None, description=about("busy"))
+    objective: Objective = Field(default="throughput", description=about("objective"))
     together: Together = Field(
         default="priority",
         description="priority: each job in turn gets the best remaining nodes; joint: the weighted sum of throughputs",
     )
     time_limit_ns: Annotated[Nanoseconds, Field(ge=1)] | None = Field(
         default=None,
-        description="of the whole placement; the jobs' planners get the time that regular layouts leave. Without one "
-        "these plan small sets of devices only, and the answer is the same on every machine",
+        description=f"{about('time_limit')}, and the answer is the same on every machine; the jobs' planners get the "
+        "time that regular layouts leave",
     )
 
     @model_validator(mode="after")

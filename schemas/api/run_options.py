@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from penstock.schemas.document import Part, faults_of
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.options.running import about
 from penstock.schemas.quantities import Count, Flag, Name, PositiveCount
 
 MAX_SEGMENT = 1000
@@ -20,34 +21,20 @@ class RunOptions(Part):
     All ranks see each path; on several hosts it lies in a file system that they share.
     """
 
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(
-        default="fp32",
-        description="of the computation; parameters stay as the job makes them; tf32: fp32 whose products GPUs compute "
-        "from factors with 10 bits of mantissa; fp16 scales the loss",
-    )
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(default="fp32", description=about("precision"))
     clip_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = Field(
-        default=None, description="the largest norm of the gradient of all parameters together"
+        default=None, description=about("clip_norm")
     )
-    checkpoint_directory: Name | None = Field(default=None, description="where step-<n> directories are written")
-    checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0: only one at the end")
-    keep_checkpoints: PositiveCount = Field(
-        default=2, description="older complete ones are removed, but for the last finite one"
-    )
-    resume: Flag | Literal["auto"] = Field(
-        default=False,
-        description="resume from the newest checkpoint; auto: start from step 0 where there is none",
-    )
-    evaluate_every: Count = Field(default=0, description="steps between evaluations; 0: none; there is one at the end")
-    metrics_path: Name | None = Field(default=None, description="rank 0 appends one JSON line per step to this file")
-    tensorboard_directory: Name | None = Field(default=None, description="rank 0 writes event files here")
-    staleness: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
-        default=0, description="elastic averaging: how many iterations old the reference model may be"
-    )
-    allow_nonfinite_loss: Flag = Field(
-        default=False,
-        description="train on after a loss, or a parameter, that is not finite; otherwise the run fails there",
-    )
-    advance_forward: Flag = Field(default=False, description="search how far forwards run ahead while training")
+    checkpoint_directory: Name | None = Field(default=None, description=about("checkpoint"))
+    checkpoint_every: Count = Field(default=0, description=about("checkpoint_every"))
+    keep_checkpoints: PositiveCount = Field(default=2, description=about("keep_checkpoints"))
+    resume: Flag | Literal["auto"] = Field(default=False, description=about("resume"))
+    evaluate_every: Count = Field(default=0, description=about("evaluate_every"))
+    metrics_path: Name | None = Field(default=None, description=about("metrics"))
+    tensorboard_directory: Name | None = Field(default=None, description=about("tensorboard"))
+    staleness: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(default=0, description=about("staleness"))
+    allow_nonfinite_loss: Flag = Field(default=False, description=about("allow_nonfinite_loss"))
+    advance_forward: Flag = Field(default=False, description=about("advance_forward"))
 
     @model_validator(mode="after")
     def _needs_a_directory(self) -> Self:

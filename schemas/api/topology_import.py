@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from penstock.schemas.document import Document, Part
+from penstock.schemas.options.importing import about
 from penstock.schemas.quantities import Bytes, BytesPerSecond, ContentHash, Count, Flag, Name, Nanoseconds, Number
 from penstock.schemas.topology import ClusterTopology, DeviceKind
 
@@ -34,50 +35,30 @@ class ImportSource(Part):
     """One text, and its kind."""
 
     text: str = Field(description="what the tool printed, or the file's content")
-    format: Format | None = Field(default=None, description="left out: recognised by its content")
+    format: Format | None = Field(default=None, description=about("formats"))
     name: Name | None = Field(default=None, description="its name in messages, such as a file's name")
-    nodes: str | None = Field(
-        default=None,
-        min_length=1,
-        description="hostlist of the nodes that a text without names (nvidia-smi, NCCL) describes; left out: all nodes "
-        "with the same devices",
-    )
+    nodes: str | None = Field(default=None, min_length=1, description=about("node"))
 
 
 class ImportOptions(Part):
     """Values for what sources leave open. Sources win over options, options over the table of devices."""
 
     name: Name = "imported"
-    devices: tuple[Name, ...] = Field(
-        default=(),
-        max_length=MAX_SOURCES,
-        description="what the devices are: `H100`, or `PRODUCT=H100` for those that a source calls PRODUCT",
+    devices: tuple[Name, ...] = Field(default=(), max_length=MAX_SOURCES, description=about("device_kind"))
+    devices_per_node: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES_PER_NODE)] | None = Field(
+        default=None, description=about("devices_per_node")
     )
-    devices_per_node: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES_PER_NODE)] | None = None
-    kinds: tuple[DeviceKind, ...] = Field(
-        default=(), max_length=MAX_SOURCES, description="kinds that profiles lack, costed from ones that they have"
-    )
-    memory_bytes: Annotated[Bytes, Field(ge=1)] | None = Field(default=None, description="of each device")
-    fabric: Literal["pairs", "ports", "bus"] | None = Field(
-        default=None, description="how devices of a node are joined"
-    )
-    fabric_bytes_per_s: BytesPerSecond | None = Field(default=None, description="of it, in one direction")
-    nic_bytes_per_s: BytesPerSecond | None = Field(
-        default=None, description="all network cards of a node together, one direction"
-    )
-    latency_ns: Nanoseconds | None = Field(default=None, description="of a node's link to its switch")
-    oversubscription: Number = Field(
-        default=1,
-        ge=1,
-        le=1000,
-        description="bandwidth below a switch divided by that of its uplink, where no source gives it",
-    )
-    topology: Name | None = Field(
-        default=None, description="which of the topologies of a topology.yaml is meant; left out: its default"
-    )
-    nvlink_blocks: Flag = Field(default=False, description="each block of Slurm's block topology is an NVLink domain")
-    only: str | None = Field(default=None, min_length=1, description="hostlist: these nodes, and no others")
-    only_free: Flag = Field(default=False, description="nodes on which nothing runs, and no others")
+    kinds: tuple[DeviceKind, ...] = Field(default=(), max_length=MAX_SOURCES, description=about("kind"))
+    memory_bytes: Annotated[Bytes, Field(ge=1)] | None = Field(default=None, description=about("memory"))
+    fabric: Literal["pairs", "ports", "bus"] | None = Field(default=None, description=about("fabric"))
+    fabric_bytes_per_s: BytesPerSecond | None = Field(default=None, description=about("fabric_bandwidth"))
+    nic_bytes_per_s: BytesPerSecond | None = Field(default=None, description=about("nic"))
+    latency_ns: Nanoseconds | None = Field(default=None, description=about("latency"))
+    oversubscription: Number = Field(default=1, ge=1, le=1000, description=about("oversubscription"))
+    topology: Name | None = Field(default=None, description=about("topology_name"))
+    nvlink_blocks: Flag = Field(default=False, description=about("nvlink_blocks"))
+    only: str | None = Field(default=None, min_length=1, description=about("only"))
+    only_free: Flag = Field(default=False, description=about("only_free"))
 
 
 class TopologyImport(Document):

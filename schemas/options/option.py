@@ -17,6 +17,10 @@ TRAINING = "Training"
 DEGREES = "Degrees of parallelism"
 PLANNER = "Planner"
 SEARCH = "Search"
+RUN = "Run"
+LAUNCH = "Launch"
+CHECKPOINTS = "Checkpoints"
+MEASUREMENT = "Measurement"
 OUTPUT = "Output"
 PANELS = (MODEL, TRAINING, DEGREES, PLANNER, SEARCH)
 """Groups of options of a plan request, in the order in which they are shown."""
@@ -45,8 +49,8 @@ class Option:
     is_repeatable: bool = False
     page: str = ""
     """The page of the documentation, and its section, that explains it."""
-    argument: str = ""
-    """The argument of ``penstock.plan`` that gives it, if any."""
+    is_argument: bool = False
+    """Whether these words explain the argument of its name in ``penstock.plan``, too."""
 
     @property
     def parameter(self) -> str:
@@ -87,7 +91,7 @@ def put(data: dict[str, Any], pointer: str, value: Any) -> None:
     """Set the field of a request at a JSON Pointer; None removes it."""
     *way, last = pointer.split("/")[1:]
     for step in way:
-        data = data.setdefault(step, {})
+        data = data[int(step)] if isinstance(data, list) else data.setdefault(step, {})
     if value is None:
         data.pop(last, None)
     else:

@@ -12,7 +12,7 @@ SEQUENCE_LENGTH = Option(
     flag="--sequence-length",
     metavar="N",
     kind="whole",
-    argument="sequence_length",
+    is_argument=True,
 )
 CONTEXT_KIND = Option(
     panel=MODEL,
@@ -34,7 +34,7 @@ ROUTING_IMBALANCE = Option(
     metavar="RATIO",
     kind="number",
     page="degrees.md#mixtures-of-experts",
-    argument="routing_imbalance",
+    is_argument=True,
 )
 CAPACITY_FACTOR = Option(
     panel=MODEL,
@@ -45,7 +45,7 @@ CAPACITY_FACTOR = Option(
     metavar="RATIO",
     kind="number",
     page="degrees.md#mixtures-of-experts",
-    argument="capacity_factor",
+    is_argument=True,
 )
 
 PLAN_OPTIONS = {
@@ -57,7 +57,7 @@ PLAN_OPTIONS = {
         flag="--global-batch-size",
         metavar="N",
         kind="whole",
-        argument="global_batch_size",
+        is_argument=True,
     ),
     "sequence_length": SEQUENCE_LENGTH,
     "framework": Option(
@@ -68,7 +68,7 @@ PLAN_OPTIONS = {
         flag="--framework",
         values={"megatron": "Megatron-Core", "torch": "eager PyTorch"},
         kind="choice",
-        argument="framework",
+        is_argument=True,
     ),
     "context_kind": CONTEXT_KIND,
     "routing_imbalance": ROUTING_IMBALANCE,
@@ -83,7 +83,7 @@ PLAN_OPTIONS = {
         metavar="N",
         kind="sizes",
         is_repeatable=True,
-        argument="micro_batch_sizes",
+        is_argument=True,
     ),
     "optimizer": Option(
         panel=TRAINING,
@@ -113,7 +113,7 @@ PLAN_OPTIONS = {
         flag="--recompute",
         values={"auto": "where memory asks for it", "never": "never", "always": "always"},
         kind="choice",
-        argument="recompute",
+        is_argument=True,
     ),
     "headroom": Option(
         panel=TRAINING,
@@ -142,7 +142,7 @@ PLAN_OPTIONS = {
         kind="choices",
         is_repeatable=True,
         page="planning.md#update-rules",
-        argument="update_rules",
+        is_argument=True,
     ),
     "gradient": Option(
         panel=TRAINING,
@@ -182,7 +182,7 @@ PLAN_OPTIONS = {
         values={"auto": "fp16 where that saves time"},
         kind="choice",
         page="running.md",
-        argument="codec",
+        is_argument=True,
     ),
     "tensor": Option(
         panel=DEGREES,
@@ -245,7 +245,7 @@ PLAN_OPTIONS = {
         },
         kind="choice",
         page="degrees.md#sharded-gradients-and-parameters",
-        argument="sharding",
+        is_argument=True,
     ),
     "choose": Option(
         panel=DEGREES,
@@ -273,7 +273,7 @@ PLAN_OPTIONS = {
         flag="--planner",
         metavar="NAME",
         page="planning.md#the-planners",
-        argument="planner",
+        is_argument=True,
     ),
     "schedule": Option(
         panel=PLANNER,
@@ -283,7 +283,7 @@ PLAN_OPTIONS = {
         label="Schedule",
         flag="--schedule",
         metavar="NAME",
-        argument="schedule",
+        is_argument=True,
     ),
     "options": Option(
         panel=PLANNER,
@@ -305,7 +305,7 @@ PLAN_OPTIONS = {
         values={"megatron": "Megatron", "torchtitan": "torchtitan", "deepspeed": "DeepSpeed"},
         kind="choice",
         page="trainers.md",
-        argument="target",
+        is_argument=True,
     ),
     "pins": Option(
         panel=PLANNER,
@@ -327,7 +327,7 @@ PLAN_OPTIONS = {
         values={"quick": "quick", "normal": "normal", "thorough": "thorough"},
         kind="choice",
         page="planning.md#when-the-search-ends",
-        argument="effort",
+        is_argument=True,
     ),
     "time_limit": Option(
         panel=SEARCH,
@@ -339,7 +339,7 @@ PLAN_OPTIONS = {
         metavar="DURATION",
         kind="duration",
         page="planning.md#when-the-search-ends",
-        argument="time_limit",
+        is_argument=True,
     ),
     "gap": Option(
         panel=SEARCH,
@@ -351,7 +351,7 @@ PLAN_OPTIONS = {
         metavar="SHARE",
         kind="number",
         page="planning.md#when-the-search-ends",
-        argument="gap",
+        is_argument=True,
     ),
     "max_plans": Option(
         panel=SEARCH,
@@ -363,7 +363,7 @@ PLAN_OPTIONS = {
         metavar="N",
         kind="whole",
         page="planning.md#when-the-search-ends",
-        argument="max_plans",
+        is_argument=True,
     ),
     "seed": Option(
         panel=SEARCH,
@@ -374,7 +374,7 @@ PLAN_OPTIONS = {
         flag="--seed",
         metavar="N",
         kind="whole",
-        argument="seed",
+        is_argument=True,
     ),
     "workers": Option(
         panel=SEARCH,
@@ -383,7 +383,7 @@ PLAN_OPTIONS = {
         flag="--workers",
         metavar="N",
         page="planning.md#while-it-works",
-        argument="workers",
+        is_argument=True,
     ),
 }
 """Options of a plan request, by the names of their fields in a form."""

@@ -183,4 +183,4 @@ def test_open_degrees_are_those_of_plan() -> None:
         ("profile", "topology", "network", "optimizer", "time_limit", "gap", "max_plans", "hf", "tensor")
     )
     asked = {**options, "example": "llama-3-8b", "cluster": "1x4xH100", "global_batch_size": 8}
-    assert request_of(asked, open_degrees=True) == with_open_degrees(request())
+    assert with_open_degrees(request_of(asked)) == with_open_degrees(request())

@@ -9,9 +9,15 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.schemas.api.fits import FitsRequest
+from penstock.schemas.api.jobs import RunRequest
+from penstock.schemas.api.placement import PlacementRequest
+from penstock.schemas.api.topology_import import TopologyImport
 from penstock.schemas.options.fits import FITS_OPTIONS
+from penstock.schemas.options.importing import IMPORT_OPTIONS
 from penstock.schemas.options.option import PANELS, Option, put
+from penstock.schemas.options.placing import PLACE_OPTIONS
 from penstock.schemas.options.planning import PLAN_OPTIONS
+from penstock.schemas.options.running import RUN_OPTIONS
 from penstock.schemas.request import PlanRequest
 
 pytestmark = pytest.mark.tier("quick")
@@ -19,10 +25,28 @@ pytestmark = pytest.mark.tier("quick")
 OF_FIELDS = {name: option for name, option in PLAN_OPTIONS.items() if option.pointer}
 
 
+OTHERS: dict[type[BaseModel], dict[str, Option]] = {
+    model: {name: option for name, option in options.items() if option.pointer}
+    for model, options in (
+        (PlacementRequest, PLACE_OPTIONS),
+        (RunRequest, RUN_OPTIONS),
+        (TopologyImport, IMPORT_OPTIONS),
+    )
+}
+"""Options of other requests that set a field, by the request."""
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in a type, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in _models(each)]
+
+
 def _field(model: type[BaseModel], pointer: str) -> Any:
-    *way, last = pointer.split("/")[1:]
+    *way, last = [step for step in pointer.split("/")[1:] if not step.isdigit()]
     for step in way:
-        model = model.model_fields[step].annotation  # type: ignore[assignment]
+        (model,) = _models(model.model_fields[step].annotation)
     return model.model_fields[last]
 
 
@@ -51,6 +75,17 @@ def test_an_option_of_fits_describes_its_field(name: str) -> None:
         assert set(FITS_OPTIONS[name].values) == _literals(field.annotation)
 
 
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model, options in OTHERS.items() for name in options])
+def test_an_option_describes_its_field(model: type[BaseModel], name: str) -> None:
+    option = OTHERS[model][name]
+    field = _field(model, option.pointer)
+    assert option.description in (field.description, field.description.split(", and the answer")[0])
+    if option.kind == "choice" and name != "resume":
+        assert set(option.values) == _literals(field.annotation)
+    if option.default.isdigit() or option.default in option.values:
+        assert option.default == str(field.default)
+
+
 @pytest.mark.parametrize("name", OF_FIELDS)
 def test_a_default_is_the_schemas(name: str) -> None:
     option, field = OF_FIELDS[name], _field(PlanRequest, OF_FIELDS[name].pointer)
@@ -58,7 +93,7 @@ def test_a_default_is_the_schemas(name: str) -> None:
         assert re.split(r"[, ]", option.default)[0] in (field.default, "fp32")  # gradients: by the trainer
 
 
-@pytest.mark.parametrize("option", [*PLAN_OPTIONS.values(), *FITS_OPTIONS.values()])
+@pytest.mark.parametrize("option", [each for options in (PLAN_OPTIONS, FITS_OPTIONS) for each in options.values()])
 def test_words_can_be_put_together(option: Option) -> None:
     assert option.help[0].islower() or option.help.startswith(("GPUs", "Megatron"))
     assert not option.help.endswith(".")

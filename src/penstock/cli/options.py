@@ -15,20 +15,20 @@ import typer
 from penstock.cli import completion
 from penstock.cli.degree_options import axes_of, numbers_of
 from penstock.cli.durations import METAVAR, between
+from penstock.schemas.options.option import CHECKPOINTS as CHECKPOINTS
 from penstock.schemas.options.option import DEGREES as DEGREES
+from penstock.schemas.options.option import LAUNCH as LAUNCH
+from penstock.schemas.options.option import MEASUREMENT as MEASUREMENT
 from penstock.schemas.options.option import MODEL as MODEL
 from penstock.schemas.options.option import OUTPUT as OUTPUT
 from penstock.schemas.options.option import PLANNER as PLANNER
+from penstock.schemas.options.option import RUN as RUN
 from penstock.schemas.options.option import SEARCH as SEARCH
 from penstock.schemas.options.option import TRAINING as TRAINING
 from penstock.schemas.options.option import Option
 from penstock.schemas.options.planning import PLAN_OPTIONS
 
 SERVICE = "Service"
-RUN = "Run"
-CHECKPOINTS = "Checkpoints"
-MEASUREMENT = "Measurement"
-LAUNCH = "Launch"
 
 LONGEST = "11d"
 """The longest search, run or wait that an option can ask for."""
@@ -42,6 +42,7 @@ def shown(option: Option, *short: str, **more: Any) -> Any:
         metavar=option.shown_values or None,
         help=option.command_help,
         rich_help_panel=option.panel,
+        show_default=False,
         **more,
     )
 

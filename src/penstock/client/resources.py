@@ -210,7 +210,7 @@ class Runs:
         plan: PlanFile | str,
         model: str,
         *,
-        steps: int = 3,
+        steps: int = 5,
         seed: int = 0,
         check: bool = False,
         trace_steps: int = 1,

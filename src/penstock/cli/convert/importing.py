@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
@@ -13,9 +13,10 @@ import typer
 
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import STANDARD, post_document, prepare_output, print_json, write_document
-from penstock.cli.options import OUTPUT, Document
+from penstock.cli.options import OUTPUT, Document, option_values, shown
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Post, Server, connect
+from penstock.schemas.options.importing import FACTS, IMPORT_OPTIONS, KEPT, SOURCES
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -32,96 +33,40 @@ group = typer.Typer(help="Convert what other tools write into profiles, topologi
 class Sources:
     """Options for the sources: files, their formats, and a service's agents."""
 
-    PANEL: ClassVar[str] = "Sources"
+    PANEL: ClassVar[str] = SOURCES
 
-    formats: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from",
-            metavar="FORMAT",
-            help="Format of each file, or one for all, such as slurm-nodes (default: recognised). Repeatable.",
-        ),
-    ] = None
-    agents: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Service whose living agents are a source, too, such as http://planner:8642."),
-    ] = None
-    node: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODES",
-            help="Nodes that a text without node names (nvidia-smi, NCCL) is about, as a hostlist: gpu[001-004].",
-        ),
-    ] = None
-    topology_name: Annotated[
-        str | None,
-        typer.Option(
-            "--topology-name",
-            metavar="NAME",
-            help="Which topology to read of a topology.yaml that has several (default: the one it marks as default).",
-        ),
-    ] = None
+    formats: Annotated[list[str] | None, shown(IMPORT_OPTIONS["formats"])] = None
+    agents: Annotated[str | None, shown(IMPORT_OPTIONS["agents"])] = None
+    node: Annotated[str | None, shown(IMPORT_OPTIONS["node"])] = None
+    topology_name: Annotated[str | None, shown(IMPORT_OPTIONS["topology_name"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareFacts:
     """Facts about the hardware that no source contains."""
 
-    PANEL: ClassVar[str] = "What the sources do not say"
+    PANEL: ClassVar[str] = FACTS
 
-    device_kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device-kind",
-            metavar="KIND",
-            help="Kind of the devices: H100, or PRODUCT=H100 for what a source calls PRODUCT. Repeatable.",
-        ),
-    ] = None
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SPEEDxKIND",
-            help="Kind that profiles lack, costed from one that they have: GB200=2.5xH100. Repeatable.",
-        ),
-    ] = None
-    devices_per_node: Annotated[int | None, typer.Option(min=1, help="Devices of each node, such as 8.")] = None
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of each device, such as 80GiB.")] = None
-    fabric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ports|pairs|bus", help="What joins the devices of a node: ports (NVSwitch), pairs or a bus."
-        ),
-    ] = None
-    fabric_bandwidth: Annotated[
-        str | None,
-        typer.Option(metavar="BANDWIDTH", help="Bandwidth of a device into that fabric, such as 450GB/s."),
-    ] = None
-    nic: Annotated[
-        str | None,
-        typer.Option(metavar="BANDWIDTH", help="Bandwidth of all network cards of a node together: 3200Gbit/s."),
-    ] = None
-    latency: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Latency of the link from a node to its switch, such as 10us.")
-    ] = None
-    oversubscription: Annotated[
-        float,
-        typer.Option(min=1, help="Bandwidth below a switch divided by that of its link upwards, such as 2 for 2:1."),
-    ] = 1
-    nvlink_blocks: Annotated[
-        bool, typer.Option("--nvlink-blocks", help="Take each block of Slurm's block topology for an NVLink domain.")
-    ] = False
+    device_kind: Annotated[list[str] | None, shown(IMPORT_OPTIONS["device_kind"])] = None
+    kind: Annotated[list[str] | None, shown(IMPORT_OPTIONS["kind"])] = None
+    devices_per_node: Annotated[int | None, shown(IMPORT_OPTIONS["devices_per_node"], min=1)] = None
+    memory: Annotated[str | None, shown(IMPORT_OPTIONS["memory"])] = None
+    fabric: Annotated[str | None, shown(IMPORT_OPTIONS["fabric"])] = None
+    fabric_bandwidth: Annotated[str | None, shown(IMPORT_OPTIONS["fabric_bandwidth"])] = None
+    nic: Annotated[str | None, shown(IMPORT_OPTIONS["nic"])] = None
+    latency: Annotated[str | None, shown(IMPORT_OPTIONS["latency"])] = None
+    oversubscription: Annotated[float, shown(IMPORT_OPTIONS["oversubscription"], min=1)] = 1
+    nvlink_blocks: Annotated[bool, shown(IMPORT_OPTIONS["nvlink_blocks"])] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
     """Options for the nodes that the topology keeps."""
 
-    PANEL: ClassVar[str] = "Nodes"
+    PANEL: ClassVar[str] = KEPT
 
-    only: Annotated[
-        str | None, typer.Option(metavar="NODES", help="Nodes to keep, as a hostlist such as gpu[001-064].")
-    ] = None
-    only_free: Annotated[bool, typer.Option("--only-free", help="Keep only nodes on which nothing runs.")] = False
+    only: Annotated[str | None, shown(IMPORT_OPTIONS["only"])] = None
+    only_free: Annotated[bool, shown(IMPORT_OPTIONS["only_free"])] = False
 
 
 @group.command("topology")
@@ -159,24 +104,8 @@ def import_topology(
     Example: penstock import topology topology.conf nodes.txt -o cluster.json
     """
     prepare_output(output)
-    options = _options(
-        {
-            "name": name or (Path(output).stem if output != STANDARD else "imported"),
-            "devices": tuple(facts.device_kind or ()),
-            "kinds": tuple(map(_kind, facts.kind or ())),
-            "devices_per_node": facts.devices_per_node,
-            "memory_bytes": _read("--memory", facts.memory, "bytes"),
-            "fabric": facts.fabric,
-            "fabric_bytes_per_s": _read("--fabric-bandwidth", facts.fabric_bandwidth, "bytes_per_s"),
-            "nic_bytes_per_s": _read("--nic", facts.nic, "bytes_per_s"),
-            "latency_ns": _read("--latency", facts.latency, "time_ns"),
-            "oversubscription": facts.oversubscription,
-            "topology": sources.topology_name,
-            "nvlink_blocks": facts.nvlink_blocks,
-            "only": kept.only,
-            "only_free": kept.only_free,
-        }
-    )
+    title = name or (Path(output).stem if output != STANDARD else "imported")
+    options = _options(title, option_values(sources, facts, kept))
     from penstock.schemas.api.topology_import import TopologyImport
 
     question = TopologyImport(sources=tuple(_sources(files or [], sources)), options=options)
@@ -191,25 +120,36 @@ def import_topology(
         post_document(_screen(to_error), imported.topology, post)
 
 
-def _options(fields: dict[str, Any]) -> ImportOptions:
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "device_kind": lambda _, texts: tuple(texts or ()),
+    "kind": lambda _, texts: tuple(map(_kind, texts or ())),
+    "memory": lambda flag, text: _read(flag, text, "bytes"),
+    "fabric_bandwidth": lambda flag, text: _read(flag, text, "bytes_per_s"),
+    "nic": lambda flag, text: _read(flag, text, "bytes_per_s"),
+    "latency": lambda flag, text: _read(flag, text, "time_ns"),
+}
+"""The functions that read options whose text is not the field's value."""
+
+
+def _options(title: str, values: Mapping[str, Any]) -> ImportOptions:
+    """Return the options of an import. Raises typer.BadParameter, which names the option."""
     from pydantic import ValidationError
 
     from penstock.schemas.api.topology_import import ImportOptions
 
+    fields, flags = {"name": title}, {"name": "--name"}
+    for name, option in IMPORT_OPTIONS.items():
+        if option.pointer.startswith("/options/"):
+            field = option.pointer.removeprefix("/options/")
+            read = _READERS.get(name)
+            fields[field] = values[name] if read is None else read(option.flag, values[name])
+            flags[field] = option.flag
     try:
         return ImportOptions.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        names = {
-            "fabric_bytes_per_s": "fabric-bandwidth",
-            "memory_bytes": "memory",
-            "nic_bytes_per_s": "nic",
-            "devices": "device-kind",
-            "topology": "topology-name",
-        }
-        field = str(first["loc"][0])
-        hint = "--" + names.get(field, field.replace("_", "-"))
-        raise typer.BadParameter(f"{first['msg'][:1].lower()}{first['msg'][1:]}", param_hint=hint) from None
+        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise typer.BadParameter(message, param_hint=flags[str(first["loc"][0])]) from None
 
 
 def _read(option: str, text: str | None, unit: Literal["bytes", "bytes_per_s", "time_ns"]) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from penstock.cli.durations import METAVAR, between
+from penstock.cli.durations import between
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import STANDARD, prepare_output, print_json, read_document, write_document
 from penstock.cli.kernels import compilation_shown, one_thread
@@ -34,7 +34,8 @@ from penstock.cli.panels import PLAN
 from penstock.cli.plan.request_options import request_of
 from penstock.cli.questions import ask
 from penstock.cli.service.remote import Server
-from penstock.schemas.options.planning import PLAN_OPTIONS
+from penstock.schemas.options.option import put
+from penstock.schemas.options.placing import GOAL, NODES, PLACE_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 INFEASIBLE, NONE_FOUND = 3, 4
 
-NODES = "Nodes"
 WITH_REQUEST = ("free", "busy", "nodes_from", "objective", "time_limit")
 """Options that go with ``--request``; the request itself has fields for all other options."""
 
@@ -55,73 +55,29 @@ class Nodes:
 
     PANEL: ClassVar[str] = NODES
 
-    free: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NODES",
-            help="Free nodes as a hostlist (gpu[001-128]) or a free device (gpu001/3); default: all. Repeatable.",
-        ),
-    ] = None
-    busy: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODES", help="Nodes or devices that are not free, instead of --free. Repeatable."),
-    ] = None
-    nodes_from: Annotated[
-        str | None,
-        typer.Option(
-            "--nodes-from",
-            metavar="FILE",
-            help="Output of `scontrol show nodes` or `kubectl get nodes -o json`; - is standard input.",
-        ),
-    ] = None
-    nodes: Annotated[
-        str | None, typer.Option(metavar="COUNT", help="How many nodes: 16, 4-16, or 4- for 4 and more (default: any).")
-    ] = None
+    free: Annotated[list[str] | None, shown(PLACE_OPTIONS["free"])] = None
+    busy: Annotated[list[str] | None, shown(PLACE_OPTIONS["busy"])] = None
+    nodes_from: Annotated[str | None, shown(PLACE_OPTIONS["nodes_from"])] = None
+    nodes: Annotated[str | None, shown(PLACE_OPTIONS["nodes"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """Options for the objective and the budgets."""
 
-    PANEL: ClassVar[str] = "Goal"
+    PANEL: ClassVar[str] = GOAL
 
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            metavar="throughput|throughput_per_device|fastest_within_budget",
-            help="What the chosen nodes are best at (default: throughput).",
-        ),
-    ] = None
-    max_devices: Annotated[int | None, typer.Option(help="Budget of devices, such as 64 (default: none).")] = None
-    max_price: Annotated[
-        float | None,
-        typer.Option(help="Budget of money per hour, where the topology has prices, such as 98.50 (default: none)."),
-    ] = None
-    deadline: Annotated[
-        int | None,
-        typer.Option(
-            parser=between("1ns", LONGEST),
-            metavar=METAVAR,
-            help="Budget of time for one global batch: 2.5s, 800ms (default: none).",
-        ),
-    ] = None
+    objective: Annotated[str | None, shown(PLACE_OPTIONS["objective"])] = None
+    max_devices: Annotated[int | None, shown(PLACE_OPTIONS["max_devices"])] = None
+    max_price: Annotated[float | None, shown(PLACE_OPTIONS["max_price"])] = None
+    deadline: Annotated[int | None, shown(PLACE_OPTIONS["deadline"], parser=between("1ns", LONGEST))] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsOfAll(Limits):
     """Limits at which the whole search ends."""
 
-    time_limit: Annotated[
-        int | None,
-        shown(
-            replace(
-                PLAN_OPTIONS["time_limit"],
-                help="stop the whole search after this time: 30s, 5min",
-                default="no limit, but large sets of nodes get regular layouts only",
-            ),
-            parser=between("1ns", LONGEST),
-        ),
-    ] = None
+    time_limit: Annotated[int | None, shown(PLACE_OPTIONS["time_limit"], parser=between("1ns", LONGEST))] = None
 
 
 def register(app: typer.Typer) -> None:
@@ -232,6 +188,7 @@ def _keep(best: Best, output: str | None, screen: Screen) -> None:
 
 
 def _request(request: str | None, options: Mapping[str, Any]) -> PlacementRequest:
+    from penstock.planning.inputs import with_open_degrees
     from penstock.schemas.api.placement import PlacementRequest
 
     if request is not None:
@@ -243,22 +200,16 @@ def _request(request: str | None, options: Mapping[str, Any]) -> PlacementReques
         if isinstance(document.topology, str) and (options["nodes_from"] is not None):
             raise typer.BadParameter("--nodes-from needs the topology itself, not its hash")
         return _changed(document, options)
-    plain = request_of({**options, "time_limit": None}, open_degrees=True)
+    plain = with_open_degrees(request_of({**options, "time_limit": None}))
     from penstock.schemas.request import Training as TrainingFields
 
     job = {name: getattr(plain, name) for name in TrainingFields.model_fields}
     job |= {"name": "job", "profile": plain.profile, "nodes": _range(options["nodes"])}
-    budget = {
-        "devices": options["max_devices"],
-        "price_per_hour": options["max_price"],
-        "time_per_global_batch_ns": options["deadline"],
-    }
-    if any(value is not None for value in budget.values()):
-        job["budget"] = budget
-    document = PlacementRequest.parse(
-        {"topology": plain.topology, "jobs": [job], "objective": options["objective"] or "throughput"}
-    )
-    return _changed(document, options)
+    fields = {"topology": plain.topology, "jobs": [job]}
+    for name in ("max_devices", "max_price", "deadline", "objective"):
+        if options[name] is not None:
+            put(fields, PLACE_OPTIONS[name].pointer, options[name])
+    return _changed(PlacementRequest.parse(fields), options)
 
 
 def _changed(request: PlacementRequest, options: Mapping[str, Any]) -> PlacementRequest:

@@ -100,9 +100,9 @@ def plan(
     options = option_values(
         question, training, degrees, limits, choice, request=request, planner=planner, schedule=schedule
     )
-    from penstock.planning.inputs import with_effort
+    from penstock.planning.inputs import with_choices
 
-    plan_request = with_effort(request_of(options, open_degrees=True))
+    plan_request = with_choices(request_of(options))
     prepare_output(output)
     from penstock.cli.show import Screen, show_alternatives, show_answer, show_result, show_short
 
@@ -208,11 +208,11 @@ def compare(
     Example: penstock compare --example gpt2-small --cluster 2x4xV100 -b 64
     """
     from penstock.cli.show import Screen, show_comparison
-    from penstock.planning.inputs import with_effort
+    from penstock.planning.inputs import with_choices
     from penstock.schemas.api.jobs import CompareRequest
 
     options = option_values(question, training, degrees, limits, choice, request=request)
-    plan_request = with_effort(request_of(options, open_degrees=True))
+    plan_request = with_choices(request_of(options))
 
     screen = Screen.of(quiet=as_json)
     rows: list[PlanComparison] = []

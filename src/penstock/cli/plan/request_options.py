@@ -32,14 +32,12 @@ SOURCES = (("profile", "example", "hf"), ("topology", "cluster"))
 DOCUMENTS = ("profile", "topology", "pipeline_profile")
 
 
-def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> PlanRequest:
+def request_of(options: Mapping[str, Any]) -> PlanRequest:
     """Return the request of a command's options; None or absent means that an option is not given.
 
-    ``open_degrees``: whether degrees that no option gives are a choice of the planner (``inputs.with_open_degrees``).
     Raises typer.BadParameter for missing or contradictory options, InvalidDocument for invalid values.
     """
     from penstock.convert.requested_degrees import named_degrees
-    from penstock.planning.inputs import with_open_degrees
     from penstock.schemas.request import PlanRequest
 
     data, fields = _stated(options, SOURCES)
@@ -48,8 +46,7 @@ def request_of(options: Mapping[str, Any], *, open_degrees: bool = False) -> Pla
     if named := _named_degrees(options):
         plain = _parsed(PlanRequest, options, data, fields)
         fields["degrees"] = named_degrees(plain.profile, named)
-    request = _parsed(PlanRequest, options, data, fields)
-    return with_open_degrees(request) if open_degrees else request
+    return _parsed(PlanRequest, options, data, fields)
 
 
 def layout_job_of(options: Mapping[str, Any]) -> LayoutJob:

@@ -126,7 +126,7 @@ def _sweep_of(
 ) -> SweepRequest:
     """Build the request from the first value of each axis; an axis with several values is swept over."""
     from penstock.examples import catalogue
-    from penstock.planning.inputs import with_effort, with_quick_planner
+    from penstock.planning.inputs import with_choices
     from penstock.schemas.api.sweep import SweepRequest
     from penstock.schemas.topology import ClusterTopology
 
@@ -135,7 +135,7 @@ def _sweep_of(
     if options["topology"] and options["cluster"]:
         first["cluster"] = None
     named = {"planner": planners[0] if planners else None, "request": request_file, "seed": seed}
-    request = with_effort(with_quick_planner(request_of({**options, **first, **named}, open_degrees=True)))
+    request = with_choices(request_of({**options, **first, **named}), many=True)
     topologies: list[ClusterTopology] = [read_document(ClusterTopology, each) for each in options["topology"] or ()]
     topologies += [catalogue.cluster(each) for each in options["cluster"] or ()]
     over = {

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from penstock.cli import panels
 from penstock.cli.durations import METAVAR, SECOND_NS, between, seconds
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import prepare_output, read_plan
-from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, TRAINING, Directory, Job, option_values
+from penstock.cli.options import LAUNCH, LONGEST, MEASUREMENT, OUTPUT, RUN, Directory, Job, option_values, shown
 from penstock.cli.run.running import refuse_combinations
 from penstock.cli.run.training_options import (
     Checkpoints,
@@ -28,6 +29,7 @@ from penstock.cli.run.training_options import (
     from_the_root,
     run_options,
 )
+from penstock.schemas.options.running import RUN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.executor.launched.process import Outcome
@@ -56,7 +58,7 @@ def rank(
         str, typer.Argument(metavar="BUNDLE", help="Job bundle that `penstock export PLAN --to bundle` wrote.")
     ],
     job: Job,
-    steps: Annotated[int, typer.Option(min=1, help="Step at which training ends, such as 1000.", rich_help_panel=RUN)],
+    steps: Annotated[int, shown(replace(RUN_OPTIONS["steps"], default=""), min=1)],
     directory: Directory = None,
     report: Annotated[
         str | None,
@@ -103,14 +105,7 @@ def rank(
         ),
     ] = None,
     training: Training,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Seed of the initial parameters and of the data (default: the bundle's).",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None,
+    seed: Annotated[int | None, shown(replace(RUN_OPTIONS["seed"], default="the bundle's"), min=0)] = None,
     checkpoints: Checkpoints,
     measured: Measured,
     plan: Annotated[

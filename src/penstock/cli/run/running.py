@@ -16,12 +16,13 @@ from penstock.cli import panels
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import prepare_output, print_json, read_plan, write_document
 from penstock.cli.measure.measured import collective_lines, figures, measured_lines, memory_lines
-from penstock.cli.options import CHECKPOINTS, MEASUREMENT, RUN, AsJson, Directory, option_values
+from penstock.cli.options import RUN, AsJson, Directory, option_values, shown
 from penstock.cli.run.model_fit import refuse_no_reference
 from penstock.cli.run.training_options import (
     Checkpoints,
     Measured,
     Seed,
+    Steps,
     Training,
     Transport,
     Transports,
@@ -29,6 +30,7 @@ from penstock.cli.run.training_options import (
     run_options,
 )
 from penstock.cli.service.remote import Server, refuse_here
+from penstock.schemas.options.running import RUN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.cli.show import Screen
@@ -71,46 +73,17 @@ def run(
             rich_help_panel=RUN,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Step at which training ends.", rich_help_panel=RUN)] = 5,
+    steps: Steps = 5,
     directory: Directory = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="cpu|cuda|cuda:N",
-            help="Device that ranks compute on; cuda gives them this machine's GPUs in turn.",
-            rich_help_panel=RUN,
-        ),
-    ] = "cpu",
+    device: Annotated[str, shown(RUN_OPTIONS["device"])] = "cpu",
     transport: Transports = Transport.AUTO,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="How often dead ranks are restarted from the newest checkpoint, such as 3; needs --checkpoint.",
-            rich_help_panel=CHECKPOINTS,
-        ),
-    ] = 0,
+    restarts: Annotated[int, shown(RUN_OPTIONS["restarts"], min=0)] = 0,
     training: Training,
     seed: Seed = 0,
     checkpoints: Checkpoints,
     measured: Measured,
-    chrome_trace: Annotated[
-        str | None,
-        typer.Option(
-            "--chrome-trace",
-            metavar="FILE",
-            help="JSON file with the predicted and the measured timeline, for chrome://tracing or Perfetto.",
-            rich_help_panel=MEASUREMENT,
-        ),
-    ] = None,
-    measure_memory: Annotated[
-        bool,
-        typer.Option(
-            "--measure-memory",
-            help="Count the tensors of each rank and compare the peak with the prediction; training is slower.",
-            rich_help_panel=MEASUREMENT,
-        ),
-    ] = False,
+    chrome_trace: Annotated[str | None, shown(RUN_OPTIONS["chrome_trace"])] = None,
+    measure_memory: Annotated[bool, shown(RUN_OPTIONS["measure_memory"])] = False,
     as_json: AsJson = False,
     server: Server = None,
 ) -> None:

@@ -8,9 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
-from penstock.cli.options import CHECKPOINTS, LAUNCH, MEASUREMENT, TRAINING
+from penstock.cli.options import CHECKPOINTS, MEASUREMENT, TRAINING, shown
+from penstock.schemas.options.running import RUN_OPTIONS
 
 if TYPE_CHECKING:
     from penstock.schemas.api.run_options import RunOptions
@@ -41,12 +40,9 @@ class Resume(StrEnum):
     AUTO = "auto"
 
 
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of the initial parameters and of the data.", rich_help_panel=TRAINING)
-]
-Transports = Annotated[
-    Transport, typer.Option(help="What ranks send tensors over; auto chooses by device.", rich_help_panel=LAUNCH)
-]
+Steps = Annotated[int, shown(RUN_OPTIONS["steps"], min=1)]
+Seed = Annotated[int, shown(RUN_OPTIONS["seed"], min=0)]
+Transports = Annotated[Transport, shown(RUN_OPTIONS["transport"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,32 +51,12 @@ class Training:
 
     PANEL: ClassVar[str] = TRAINING
 
-    precision: Annotated[
-        Precision,
-        typer.Option(help="Precision: tf32 products on GPUs, bf16 or fp16 by autocast; fp16 also scales the loss."),
-    ] = Precision.FP32
-    clip_norm: Annotated[
-        float | None,
-        typer.Option(help="Largest norm of the whole gradient, such as 1.0 (default: gradients are not clipped)."),
-    ] = None
-    evaluate_every: Annotated[
-        int, typer.Option(min=0, help="Number of steps between evaluations, such as 100; 0 means none.")
-    ] = 0
-    allow_nonfinite_loss: Annotated[
-        bool,
-        typer.Option(
-            "--allow-nonfinite-loss",
-            help="Train on after a loss that is NaN or infinite; otherwise the run fails there.",
-        ),
-    ] = False
-    staleness: Annotated[
-        int,
-        typer.Option(min=0, max=1, help="Age in steps of the reference weights under elastic averaging: 0 or 1."),
-    ] = 0
-    advance_forward: Annotated[
-        bool,
-        typer.Option("--advance-forward", help="Find out while training how many forwards should run in advance."),
-    ] = False
+    precision: Annotated[Precision, shown(RUN_OPTIONS["precision"])] = Precision.FP32
+    clip_norm: Annotated[float | None, shown(RUN_OPTIONS["clip_norm"])] = None
+    evaluate_every: Annotated[int, shown(RUN_OPTIONS["evaluate_every"], min=0)] = 0
+    allow_nonfinite_loss: Annotated[bool, shown(RUN_OPTIONS["allow_nonfinite_loss"])] = False
+    staleness: Annotated[int, shown(RUN_OPTIONS["staleness"], min=0, max=1)] = 0
+    advance_forward: Annotated[bool, shown(RUN_OPTIONS["advance_forward"])] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,20 +65,10 @@ class Checkpoints:
 
     PANEL: ClassVar[str] = CHECKPOINTS
 
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Directory for checkpoints, which all nodes see (default: none is written)."),
-    ] = None
-    checkpoint_every: Annotated[
-        int, typer.Option(min=0, help="Steps between checkpoints, such as 50; 0 writes one at the end.")
-    ] = 0
-    keep_checkpoints: Annotated[int, typer.Option(min=1, help="Number of checkpoints that are kept.")] = 2
-    resume: Annotated[
-        Resume | None,
-        typer.Option(
-            help="Resume from the newest checkpoint; auto: from step 0 where there is none (default: from step 0)."
-        ),
-    ] = None
+    checkpoint: Annotated[str | None, shown(RUN_OPTIONS["checkpoint"])] = None
+    checkpoint_every: Annotated[int, shown(RUN_OPTIONS["checkpoint_every"], min=0)] = 0
+    keep_checkpoints: Annotated[int, shown(RUN_OPTIONS["keep_checkpoints"], min=1)] = 2
+    resume: Annotated[Resume | None, shown(RUN_OPTIONS["resume"])] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +77,15 @@ class Measured:
 
     PANEL: ClassVar[str] = MEASUREMENT
 
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare loss and gradients of the first step with those of one process.")
-    ] = False
-    trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON file for the trace: when each rank ran each instruction.")
-    ] = None
-    trace_steps: Annotated[
-        int, typer.Option("--trace-steps", min=1, help="Number of steps, the last ones, that --trace records.")
-    ] = 1
-    metrics: Annotated[
-        str | None, typer.Option(metavar="FILE", help="JSON Lines file to which rank 0 appends a line per step.")
-    ] = None
-    tensorboard: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Directory in which rank 0 writes TensorBoard's event files.")
-    ] = None
+    check: Annotated[bool, shown(RUN_OPTIONS["check"])] = False
+    trace: Annotated[str | None, shown(RUN_OPTIONS["trace"])] = None
+    trace_steps: Annotated[int, shown(RUN_OPTIONS["trace_steps"], min=1)] = 1
+    metrics: Annotated[str | None, shown(RUN_OPTIONS["metrics"])] = None
+    tensorboard: Annotated[str | None, shown(RUN_OPTIONS["tensorboard"])] = None
+
+
+PATHS = ("checkpoint", "metrics", "tensorboard")
+"""Options that are paths, which ranks open."""
 
 
 def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | None]) -> RunOptions:
@@ -135,26 +95,12 @@ def run_options(flags: Mapping[str, Any], place: Callable[[str | None], str | No
     """
     from penstock.schemas.api.run_options import RunOptions
 
-    same = (
-        "clip_norm",
-        "checkpoint_every",
-        "keep_checkpoints",
-        "evaluate_every",
-        "allow_nonfinite_loss",
-        "staleness",
-        "advance_forward",
-    )
-    resume = flags["resume"]
-    return RunOptions.parse(
-        {name: flags[name] for name in same}
-        | {
-            "precision": Precision(flags["precision"]).value,
-            "checkpoint_directory": place(flags["checkpoint"]),
-            "resume": False if resume is None else {Resume.NEWEST: True, Resume.AUTO: "auto"}[Resume(resume)],
-            "metrics_path": place(flags["metrics"]),
-            "tensorboard_directory": place(flags["tensorboard"]),
-        }
-    )
+    fields = {}
+    for name, option in RUN_OPTIONS.items():
+        if option.pointer.startswith("/options/"):
+            value = place(flags[name]) if name in PATHS else flags[name]
+            fields[option.pointer.removeprefix("/options/")] = value.value if isinstance(value, StrEnum) else value
+    return RunOptions.parse(fields | {"resume": {None: False, "newest": True, "auto": "auto"}[fields["resume"]]})
 
 
 def from_the_root(path: str | None) -> str | None:

@@ -70,7 +70,9 @@ def _profile(rng: random.Random) -> dict[str, Any]:
     ]
     other_rng = random.Random(repr(layers))  # what is drawn after it stays as it is
     if other_rng.random() < 0.5:
-        layers = [layer | {"update_workspace_bytes": other_rng.choice([0, other_rng.randint(1, 200)])} for layer in layers]
+        layers = [
+            layer | {"update_workspace_bytes": other_rng.choice([0, other_rng.randint(1, 200)])} for layer in layers
+        ]
     tensors = []
     for _ in range(count - 1):
         sizes = [(size, rng.choice([size, 0])) for size in (rng.randint(1, 9) for _ in range(rng.randint(1, 2)))]
