@@ -64,10 +64,10 @@ def test_every_dependency_of_the_project_is_bounded(audit: ModuleType):
     ],
 )
 def test_licences_are_on_the_list(audit: ModuleType, fields: dict[str, str], words: str | None):
-    found = list(audit.unlicensed([Licensed(**fields)]))
-    assert bool(found) == (words is not None)
+    faults = list(audit.unlicensed([Licensed(**fields)]))
+    assert bool(faults) == (words is not None)
     if words is not None:
-        assert words in found[0]
+        assert words in faults[0]
 
 
 def test_what_is_asked_about_is_all_that_the_project_needs(audit: ModuleType):

@@ -30,7 +30,7 @@ FROM_DOCUMENTS = (
 
 
 def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that is no group, with its words."""
+    """Yield every command that is no group, with its words."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
@@ -39,7 +39,7 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
 
 
 def first_sentence(command: Any) -> str:
-    """What ``--help`` says first, without its full stop."""
+    """Return the first sentence of ``--help``, without its full stop."""
     text: str = " ".join(command.help.partition("\n\n")[0].split())
     return text.removesuffix(".")
 
@@ -55,10 +55,10 @@ def test_the_page_has_every_command_with_an_example_that_it_takes() -> None:
         assert line == first_sentence(COMMANDS[name]), "the page says what --help says"
         words = shlex.split(example)
         assert tuple(words[: len(name)]) == name
-        known = {
+        options = {
             option for parameter in COMMANDS[name].params for option in (*parameter.opts, *parameter.secondary_opts)
         }
-        assert {word for word in words[len(name) :] if word.startswith("-")} <= known, example
+        assert {word for word in words[len(name) :] if word.startswith("-")} <= options, example
         required = [one for one in COMMANDS[name].params if one.required and one.param_type_name == "option"]
         assert all(set(one.opts) & set(words) for one in required), example
 
@@ -144,18 +144,18 @@ def test_what_nobody_expects(met: BaseException, code: int, monkeypatch: pytest.
     ],
 )
 def test_names_are_completed_in_bash(words: str, wanted: set[str]) -> None:
-    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    variables = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     command = [sys.executable, "-P", "-m", "penstock.cli.main"]
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
     assert wanted <= set(done.stdout.split()), done.stderr
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_is_code_that_the_shell_takes(shell: str) -> None:
-    asked = {"_PENSTOCK_COMPLETE": f"source_{shell}"}
+    variables = {"_PENSTOCK_COMPLETE": f"source_{shell}"}
     command = [sys.executable, "-P", "-m", "penstock.cli.main"]
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     assert "_PENSTOCK_COMPLETE" in done.stdout
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)

@@ -185,9 +185,9 @@ def test_wrong_options(
 
 def test_no_time_at_all_is_a_limit_that_has_passed(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *inputs, "--time-limit", "0", "--json"]) == 4
-    found = ResultOut.model_validate_json(capsys.readouterr().out)
-    assert (found.status, found.plan) == ("time_limit", None)
-    assert re.search("the time limit came before|limit of 0 s was over", found.sentence)
+    result = ResultOut.model_validate_json(capsys.readouterr().out)
+    assert (result.status, result.plan) == ("time_limit", None)
+    assert re.search("the time limit came before|limit of 0 s was over", result.sentence)
 
 
 def test_compare_gives_the_agreed_keys(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,8 +196,8 @@ def test_compare_gives_the_agreed_keys(inputs: list[str], capsys: pytest.Capture
     rows = json.loads(capsys.readouterr().out)
     assert {row["planner"] for row in rows} >= {"dp", "gpipe", "model-parallel", "dapple", "auto"}
     assert all(list(row) == KEYS for row in rows)
-    found = {row["planner"]: row for row in rows}
-    assert found["auto"]["iteration_ns"] == min(row["iteration_ns"] for row in rows if row["iteration_ns"])
+    by_planner = {row["planner"]: row for row in rows}
+    assert by_planner["auto"]["iteration_ns"] == min(row["iteration_ns"] for row in rows if row["iteration_ns"])
     assert all(row["iteration_ns"] >= 4_800_000 for row in rows if row["iteration_ns"])
     assert all(row["why"] for row in rows)
     assert main(["compare", *inputs, "--planner", "dp"]) == 0
@@ -364,8 +364,8 @@ def test_pins_that_stages_of_their_own_keep_have_a_plan(
 
 def test_a_planner_that_finds_nothing_proves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """One V100 does not hold the model, four do: ``dp`` finds no plan, which is 4; of one device that is proven: 3."""
-    asked = ["plan", "--example", "gpt2-xl", "-b", "8", "--micro-batch-size", "1", "--planner", "dp"]
-    assert main([*asked, "--cluster", "1x4xV100"]) == 4
+    arguments = ["plan", "--example", "gpt2-xl", "-b", "8", "--micro-batch-size", "1", "--planner", "dp"]
+    assert main([*arguments, "--cluster", "1x4xV100"]) == 4
     assert "none_found: no plan was found that fits; it is not proven that none exists" in capsys.readouterr().out
-    assert main([*asked, "--cluster", "1x1xV100"]) == 3
+    assert main([*arguments, "--cluster", "1x1xV100"]) == 3
     assert "infeasible: there is no plan: " in capsys.readouterr().out

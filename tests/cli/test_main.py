@@ -245,7 +245,7 @@ def test_an_unexpected_error_asks_to_be_reported(
 
 
 def _read_by_nobody(*command: str) -> subprocess.CompletedProcess[str]:
-    """A command whose standard output is a pipe that its reader has left."""
+    """Run a command whose standard output is a pipe that its reader has closed."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -302,13 +302,13 @@ def test_an_interrupted_search_writes_its_best_plan(
 
     monkeypatch.setattr(planning.Reporter, "progress", interrupted)
     plan = tmp_path / "plan.json"
-    asked = ["--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "16", "--planner", "auto", "--workers", "1"]
-    assert main(["plan", *asked, "-o", str(plan)]) == 130
-    said = capsys.readouterr()
-    assert said.err.endswith("penstock: interrupted\n")
-    assert said.out.splitlines()[-1] == f"the best plan so far, by even, is written to {plan}"
+    arguments = ["--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "16", "--planner", "auto", "--workers", "1"]
+    assert main(["plan", *arguments, "-o", str(plan)]) == 130
+    streams = capsys.readouterr()
+    assert streams.err.endswith("penstock: interrupted\n")
+    assert streams.out.splitlines()[-1] == f"the best plan so far, by even, is written to {plan}"
     assert main(["verify", str(plan)]) == 0
-    assert main(["plan", *asked]) == 130
+    assert main(["plan", *arguments]) == 130
     assert capsys.readouterr().out.endswith("the best plan so far, by even, is lost: -o FILE would have kept it\n")
 
 

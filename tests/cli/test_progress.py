@@ -30,9 +30,9 @@ def test_off_a_terminal_a_line_comes_every_few_seconds(clock: list[float], capsy
         clock.append(100.0 + passed)
         screen.progress(f"plan {passed}")
     screen.done()
-    said = capsys.readouterr()
-    assert said.err.splitlines() == ["penstock: 4.0 s: plan 4", "penstock: 8.0 s: plan 8"]
-    assert said.out == ""
+    streams = capsys.readouterr()
+    assert streams.err.splitlines() == ["penstock: 4.0 s: plan 4", "penstock: 8.0 s: plan 8"]
+    assert streams.out == ""
 
 
 def test_on_a_terminal_a_line_replaces_the_last(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +55,8 @@ def test_off_a_terminal_the_first_kernel_is_said_at_once(
     screen.progress("plan 7")
     clock.append(110.0)
     screen.progress("plan 8")
-    said = ["1.0 s: compiling a", "5.0 s: compiling d", "10.0 s: plan 8"]
-    assert capsys.readouterr().err.splitlines() == [f"penstock: {line}" for line in said]
+    lines = ["1.0 s: compiling a", "5.0 s: compiling d", "10.0 s: plan 8"]
+    assert capsys.readouterr().err.splitlines() == [f"penstock: {line}" for line in lines]
 
 
 def test_on_a_terminal_the_line_has_the_kernel_while_it_is_compiled(
@@ -86,8 +86,8 @@ def test_a_search_that_needs_a_kernel_says_that_it_is_compiled(
         kernel = run_path(str(path), run_name="penstock.solvers.bounding")["twice"]
     bound = incumbent.request_bound
     monkeypatch.setattr(incumbent, "request_bound", lambda problem: bound(problem) if kernel(1) == 2 else None)
-    asked = ["--example", "gpt2-small", "--cluster", "1x2xV100", "--micro-batch-size", "4", "--max-plans", "3"]
-    assert main([*command, *asked, "--planner", "dp", "-b", "8"]) == 0
+    arguments = ["--example", "gpt2-small", "--cluster", "1x2xV100", "--micro-batch-size", "4", "--max-plans", "3"]
+    assert main([*command, *arguments, "--planner", "dp", "-b", "8"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "compiling" in line]
     assert [line.partition(" s: ")[2] for line in lines] == ["compiling bounding.twice"]
 
@@ -107,7 +107,7 @@ def test_commands_say_how_far_they_are(
     command: list[str], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(show, "PROGRESS_S", 0.0)
-    asked = ["--example", "gpt2-small", "--cluster", "1x2xV100", "--micro-batch-size", "4", "--max-plans", "3"]
-    assert main([*command, *asked]) == 0
+    arguments = ["--example", "gpt2-small", "--cluster", "1x2xV100", "--micro-batch-size", "4", "--max-plans", "3"]
+    assert main([*command, *arguments]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock: ")]
     assert all(any(word in line for line in lines) for word in words), lines

@@ -33,8 +33,8 @@ def test_it_is_asked_unless_an_option_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["--example", "gpt2-small", "--cluster", "1x1xV100", "-b", "8", "--micro-batch-size", "8"]
-    planned = ["plan", *asked, "--planner", "dp"]
+    options = ["--example", "gpt2-small", "--cluster", "1x1xV100", "-b", "8", "--micro-batch-size", "8"]
+    planned = ["plan", *options, "--planner", "dp"]
     monkeypatch.setenv(VARIABLE, AWAY)
     assert main(planned) == 1
     assert AWAY in capsys.readouterr().err

@@ -29,8 +29,8 @@ def _method(planner: str, schedule: str, update_rule: str = "synchronous") -> di
 
 
 def _row(planner: str, method: dict[str, str], samples_per_s: float, memory: int, **more: Any) -> SweepRow:
-    asked = {"planner": planner, "schedule": "auto", "method": method}
-    return SweepRow(**(SAME | asked | {"samples_per_s": samples_per_s, "peak_memory_bytes": memory} | more))
+    request = {"planner": planner, "schedule": "auto", "method": method}
+    return SweepRow(**(SAME | request | {"samples_per_s": samples_per_s, "peak_memory_bytes": memory} | more))
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_sweep_over_rules_names_them(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_thousandth_of_memory_is_no_reason_to_be_on_the_front() -> None:
-    """Of plans on equally many devices the fast one beats those that save 0.1 % of memory, not one that saves 20 %."""
+    """Of plans on as many devices a fast one beats plans that save 0.1 % of memory, but not one that saves 20 %."""
     rows = [
         _row("a", _method("a", "x"), 100.0, 1_000_000),
         _row("b", _method("b", "x"), 80.0, 999_000),
@@ -88,7 +88,7 @@ def test_ids_of_jobs_stay_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], mo
     )
 
     class Jobs:
-        def page(self, **_asked: object) -> Any:
+        def page(self, **_parameters: object) -> Any:
             return type("Page", (), {"items": (job,), "next_cursor": None})()
 
     class Client:
@@ -97,7 +97,7 @@ def test_ids_of_jobs_stay_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], mo
         def __enter__(self) -> Client:
             return self
 
-        def __exit__(self, *_given: object) -> None:
+        def __exit__(self, *_arguments: object) -> None:
             pass
 
     monkeypatch.setattr(jobs, "connect", lambda _server: Client())

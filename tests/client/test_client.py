@@ -112,7 +112,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def play(send: Send, *answers: Callable[[httpx.Request], httpx.Response], patience_s: float = 20) -> httpx.Response:
-    """What comes of a request that a server answers so, one after the other and the last one for ever."""
+    """Send a request to a server that gives these answers in turn, the last one for ever, and return the outcome."""
     left = list(answers)
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -172,7 +172,7 @@ def test_patience_ends(clock: list[float], trouble: Any, patience_s: float, paus
 
 
 def connected(answer: Callable[[httpx.Request], httpx.Response]) -> Client:
-    """A client of a server that answers so."""
+    """Return a client of a server that answers every request by ``answer``."""
     client = Client("http://x")
     http = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x")
     client.jobs = Jobs(Connection(http, "http://x", 20))
@@ -180,20 +180,20 @@ def connected(answer: Callable[[httpx.Request], httpx.Response]) -> Client:
 
 
 def test_a_list_goes_over_all_pages():
-    asked: list[str] = []
+    queries: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.query.decode())
-        number = len(asked)
+        queries.append(request.url.query.decode())
+        number = len(queries)
         job = {"id": f"job{number}", "state": "queued", "request_hash": "sha256:" + "0" * 64, "created_at": "now"}
         return httpx.Response(200, json={"items": [job], "next_cursor": f"c{number}" if number < 3 else None})
 
     assert [job.id for job in connected(answer).jobs.list(tag="night")] == ["job1", "job2", "job3"]
-    assert asked == ["tag=night", "tag=night&cursor=c1", "tag=night&cursor=c2"]
+    assert queries == ["tag=night", "tag=night&cursor=c1", "tag=night&cursor=c2"]
 
 
 def sse(*numbers: int) -> bytes:
-    """Events of these numbers, with a comment between them."""
+    """Return events with these numbers, with a comment between them."""
     data = ('{"sequence": %d, "kind": "log", "at": "now", "data": {}}' % number for number in numbers)  # noqa: UP031
     return b": still here\n\n".join(f"event: log\ndata: {each}\n\n".encode() for each in data)
 
@@ -262,7 +262,7 @@ class Recorder:
 
 
 class Document:
-    """Something to post."""
+    """A document to post."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -1,4 +1,4 @@
-"""The files that start Penstock elsewhere: known to their schemas, true to the settings and images that there are."""
+"""The files that start Penstock elsewhere: valid by their schemas, and true to the existing settings and images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TARGETS = set(re.findall(r"^FROM .* AS (service|worker|agent)$", (DOCKER / "Dock
 
 
 def refuse_unknown(variables: set[str]) -> None:
-    """Each is a variable of the service or of an agent."""
+    """Check that each is a variable of the service or of an agent."""
     service = {f"PENSTOCK_{name.upper()}" for name in Settings.model_fields}
     agent = {PREFIX + name.upper() for name in AgentSettings.model_fields}
     assert {one for one in variables if one.startswith("PENSTOCK_")} <= service | agent
@@ -45,8 +45,8 @@ def containers_of(resource: dict[str, Any]) -> list[dict[str, Any]]:
 def test_compose_keeps_to_its_specification() -> None:
     schema = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
     newer = {"name"}
-    given = {key: value for key, value in COMPOSE.items() if key not in newer}
-    jsonschema.Draft201909Validator(schema).validate(given)
+    specified_part = {key: value for key, value in COMPOSE.items() if key not in newer}
+    jsonschema.Draft201909Validator(schema).validate(specified_part)
 
 
 def test_compose_starts_images_that_there_are_with_settings_that_there_are() -> None:
@@ -104,9 +104,9 @@ def test_every_port_has_a_policy_that_opens_it() -> None:
 
 def test_the_kustomization_names_what_lies_there() -> None:
     folder = DOCKER / "kubernetes"
-    found = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert set(found["resources"]) == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
-    assert {one["name"] for one in found["images"]} == {f"penstock-{target}" for target in TARGETS}
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert set(kustomization["resources"]) == {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert {one["name"] for one in kustomization["images"]} == {f"penstock-{target}" for target in TARGETS}
 
 
 @pytest.mark.tier("ci")
@@ -118,15 +118,17 @@ def test_kustomize_makes_what_pods_refer_to(tmp_path: Path) -> None:
     (folder / "postgresql.env").write_text("POSTGRES_PASSWORD=secret\n")
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    made = list(yaml.safe_load_all(done.stdout))
-    for one in made:
+    objects = list(yaml.safe_load_all(done.stdout))
+    for one in objects:
         kubernetes_validate.validate(one, KUBERNETES, strict=True)
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == "penstock"
-    there = {one["metadata"]["name"] for one in made if one["kind"] in ("Secret", "ConfigMap")}
-    sources = [v["valueFrom"] for one in made for c in containers_of(one) for v in c.get("env", []) if "valueFrom" in v]
+    there = {one["metadata"]["name"] for one in objects if one["kind"] in ("Secret", "ConfigMap")}
+    sources = [
+        v["valueFrom"] for one in objects for c in containers_of(one) for v in c.get("env", []) if "valueFrom" in v
+    ]
     wanted = {source[key]["name"] for source in sources for key in ("secretKeyRef", "configMapKeyRef") if key in source}
     assert wanted - there == {"penstock-agent"}
-    claims = {one["metadata"]["name"] for one in made if one["kind"] == "PersistentVolumeClaim"}
+    claims = {one["metadata"]["name"] for one in objects if one["kind"] == "PersistentVolumeClaim"}
     assert claims == {"penstock-training"}
 
 

@@ -121,9 +121,9 @@ def test_topologies_parse_under_their_own_name(path: Path) -> None:
 )
 def test_clusters_have_the_devices_their_names_say(name: str, nodes: int, devices: int, kind: str) -> None:
     cluster = catalogue.cluster(name).expanded()
-    found = [device for node in cluster.nodes for device in node.devices]
-    assert (len(cluster.nodes), len(found)) == (nodes, devices)
-    assert {device.kind for device in found} == {kind}
+    all_devices = [device for node in cluster.nodes for device in node.devices]
+    assert (len(cluster.nodes), len(all_devices)) == (nodes, devices)
+    assert {device.kind for device in all_devices} == {kind}
 
 
 def test_the_mixed_cluster_is_the_one_that_its_page_shows() -> None:
@@ -156,9 +156,9 @@ def test_shipped_profiles_plan_for_kinds_that_they_lack_by_the_ratio_of_bf16_pro
     assert (scaled.name, scaled.scale_from) == ("B200", "H100")
     assert scaled.speed == pytest.approx(2250 * 0.51 / (989 * 0.45), rel=1e-3)
     assert catalogue.cluster("8x8xH100").kinds == ()
-    said = " ".join(catalogue.cluster("8x8xB200").assumptions)
-    assert "H100 at 2.578 times the speed" in said
-    assert "40%" in said
+    notes = " ".join(catalogue.cluster("8x8xB200").assumptions)
+    assert "H100 at 2.578 times the speed" in notes
+    assert "40%" in notes
 
 
 def test_a_kind_has_its_costs_from_its_own_then_the_kind_that_it_is_like_then_from_further_away() -> None:
@@ -191,8 +191,8 @@ def test_collectives_of_b200_against_what_openxla_measured(
         if (row.operation, row.devices_per_node, row.nodes) == (operation, members, 1)
     ]
     sizes, times = [row.size_bytes for row in rows], [row.time_ns for row in rows]
-    found = times[0] + (times[1] - times[0]) * (size_bytes - sizes[0]) / (sizes[1] - sizes[0])
-    assert found / 1000 == pytest.approx(measured_us, rel=0.3)
+    interpolated_ns = times[0] + (times[1] - times[0]) * (size_bytes - sizes[0]) / (sizes[1] - sizes[0])
+    assert interpolated_ns / 1000 == pytest.approx(measured_us, rel=0.3)
 
 
 def test_collectives_of_other_kinds_are_left_to_the_formulas() -> None:

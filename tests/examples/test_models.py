@@ -78,8 +78,8 @@ def test_shipped_profiles_have_the_layers_of_the_models(name: str) -> None:
     width = 1 if profile.parameter_dtype == "fp32" else 2
     tied = {layer: size for _name, layers, size in chain.shared_parameters() for layer in layers[1:]}
     for i in {0, 1, len(chain.specs) // 2, len(chain.specs) - 1}:
-        own = parameter_bytes(chain.build_layer(i, device="meta")) - tied.get(i, 0)
-        assert profile.layers[i].parameter_bytes * width == own
+        layer_bytes = parameter_bytes(chain.build_layer(i, device="meta")) - tied.get(i, 0)
+        assert profile.layers[i].parameter_bytes * width == layer_bytes
     assert [tie.bytes * width for tie in profile.shared_parameters] == [tie[-1] for tie in chain.shared_parameters()]
 
 

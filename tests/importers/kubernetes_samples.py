@@ -9,8 +9,8 @@ Object = dict[str, Any]
 
 
 def node(name: str, *, gpus: int = 8, labels: dict[str, str] | None = None, **changes: Any) -> Object:
-    """A node of H100s with GPU feature discovery. ``changes``: of ``spec`` and ``status``."""
-    found = {
+    """Return a node of H100s with GPU feature discovery. ``changes``: changes of ``spec`` and ``status``."""
+    discovered_labels = {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         "nvidia.com/gpu.memory": "81559",
         "nvidia.com/gpu.count": str(gpus),
@@ -23,21 +23,21 @@ def node(name: str, *, gpus: int = 8, labels: dict[str, str] | None = None, **ch
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "uid": "0-0", "labels": (found if gpus else {}) | (labels or {})},
+        "metadata": {"name": name, "uid": "0-0", "labels": (discovered_labels if gpus else {}) | (labels or {})},
         "spec": changes.get("spec", {"podCIDR": "10.0.0.0/24"}),
         "status": status | changes.get("status", {}),
     }
 
 
 def pod(name: str, on: str | None, gpus: int, phase: str = "Running") -> Object:
-    """A pod that holds devices of a node."""
+    """Return a pod that holds devices of a node."""
     box = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(gpus), "cpu": "4"}}}
     spec: Object = {"containers": [box, {"name": "side"}]} | ({"nodeName": on} if on else {})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
 
 
 def kueue_topology(name: str, *labels: str) -> Object:
-    """Kueue's object that names a site's labels, outermost first."""
+    """Return Kueue's object that names a site's labels, outermost first."""
     levels = [{"nodeLabel": label} for label in labels]
     return {
         "apiVersion": "kueue.x-k8s.io/v1beta2",
@@ -48,7 +48,7 @@ def kueue_topology(name: str, *labels: str) -> Object:
 
 
 def hypernode(name: str, tier: int, *members: Object, tier_name: str | None = None) -> Object:
-    """Volcano's object."""
+    """Return Volcano's object for a group of nodes or of other HyperNodes."""
     spec = {"tier": tier, "members": list(members)} | ({"tierName": tier_name} if tier_name else {})
     return {
         "apiVersion": "topology.volcano.sh/v1alpha1",
@@ -59,7 +59,7 @@ def hypernode(name: str, tier: int, *members: Object, tier_name: str | None = No
 
 
 def member(kind: str, **selector: Any) -> Object:
-    """A HyperNode's member: ``exact``, ``regex`` or ``labels``."""
+    """Return a HyperNode's member: ``exact``, ``regex`` or ``labels``."""
     forms = {
         "exact": lambda name: {"exactMatch": {"name": name}},
         "regex": lambda pattern: {"regexMatch": {"pattern": pattern}},
@@ -72,7 +72,7 @@ def member(kind: str, **selector: Any) -> Object:
 
 
 def listed(*objects: Any) -> str:
-    """What `kubectl get … -o json` prints."""
+    """Return the output of `kubectl get … -o json`."""
     return json.dumps({"apiVersion": "v1", "items": list(objects), "kind": "List", "metadata": {}}, indent=4)
 
 

@@ -1,4 +1,4 @@
-"""What tools on a node print of it and of its fabric, for tests of their readers."""
+"""Output of tools on a node about the node and its fabric, for tests of the readers."""
 
 from __future__ import annotations
 

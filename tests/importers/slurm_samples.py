@@ -1,4 +1,4 @@
-"""What Slurm prints and is configured with, for tests of the readers."""
+"""Output and configuration files of Slurm, for tests of the readers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ def record(
     state: str = "IDLE",
     gres: str = "gpu:h100:8(S:0-1)",
     tres: str | None = "gres/gpu=8,gres/gpu:h100=8",
-    taken: str = "",
+    allocated_tres: str = "",
     more: str = "",
 ) -> str:
-    """One node as Slurm 24.05 prints it, less what no reader looks at."""
-    tracked = "" if tres is None else f"   CfgTRES=cpu=128,mem=2000000M,billing=128,{tres}\n   AllocTRES={taken}\n"
+    """Return one node as Slurm 24.05 prints it, without the fields that no reader uses."""
+    tracked = (
+        "" if tres is None else f"   CfgTRES=cpu=128,mem=2000000M,billing=128,{tres}\n   AllocTRES={allocated_tres}\n"
+    )
     return (
         f"NodeName={name} Arch=x86_64 CoresPerSocket=32 \n"
         "   CPUAlloc=0 CPUEfctv=128 CPUTot=128 CPULoad=0.05\n"
@@ -43,7 +45,7 @@ def as_json(*nodes: dict[str, Any]) -> str:
 REASON = "   Reason=gpu 3 fell off: State=IDLE x=1 [root@2026-01-05T10:00:00]\n   Comment=call 17\n"
 CLUSTER = (
     record("n1")
-    + record("n2", "MIXED+PLANNED", taken="cpu=64,mem=1G,gres/gpu=3,gres/gpu:h100=3")
+    + record("n2", "MIXED+PLANNED", allocated_tres="cpu=64,mem=1G,gres/gpu=3,gres/gpu:h100=3")
     + record("n3", "IDLE+DRAIN", more=REASON)
     + record("login", gres="(null)", tres="billing=1")
 )

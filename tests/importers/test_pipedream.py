@@ -58,7 +58,7 @@ def test_input_nodes_are_dropped_whatever_the_indent(indent: str) -> None:
     nodes = [node(1, "Input0", 17, 0, 4000, 0), node(2, "a"), node(3, "b")]
     profile = read(text(nodes, [(1, 2), (1, 3), (2, 3)], indent))
     assert crossing(profile) == [{"a": 50}]
-    assert any("Input0" in said for said in profile.assumptions)
+    assert any("Input0" in note for note in profile.assumptions)
 
 
 def test_parameterless_sources_become_model_inputs() -> None:
@@ -71,7 +71,7 @@ def test_parameterless_sources_become_model_inputs() -> None:
     ]
     profile = read(text(nodes, [(1, 2), (1, 3), (3, 4), (2, 4), (4, 5), (2, 5)]))
     assert crossing(profile) == [{"embeddings": 50}, {"layer_0": 50}]
-    assert any("input_ids, attention_mask" in said for said in profile.assumptions)
+    assert any("input_ids, attention_mask" in note for note in profile.assumptions)
 
 
 def test_a_first_layer_without_parameters_but_with_backward_is_kept() -> None:
@@ -110,7 +110,7 @@ def test_one_output_written_once_per_reader_is_one_tensor() -> None:
         {"cell_3": 15, "cell_4": 20},
     ]
     assert [layer.stash_bytes for layer in profile.measurements[0].layers] == [10, 20, 30, 40, 2]
-    assert any("one tensor that all of them read" in said for said in profile.assumptions)
+    assert any("one tensor that all of them read" in note for note in profile.assumptions)
 
 
 def test_outputs_of_several_sizes_stay_apart() -> None:
@@ -144,7 +144,7 @@ def test_an_item_of_a_list_is_the_tensor_that_its_writer_made() -> None:
         {"Add": 30},
     ]
     assert [layer.stash_bytes for layer in profile.measurements[0].layers] == [72, 0, 0, 60, 60, 60]
-    assert any("makes no tensor of its own" in said for said in profile.assumptions)
+    assert any("makes no tensor of its own" in note for note in profile.assumptions)
 
 
 @pytest.mark.parametrize("wrong", ["__getitem__(2)", "__getitem__(x)", "__getitem__(0)(1)"])
@@ -164,8 +164,8 @@ def test_a_stage_of_all_layers_takes_the_sum_of_its_layers(replicas: int) -> Non
     nodes = [node(i, f"cell_{i}", out="[100; 100]", params=0) for i in (1, 2)]
     nodes += [node(3, "cell_3", params=0), node(4, "head", params=0)]
     profile = read(text(nodes, [(1, 2), (1, 3), (2, 3), (2, 4), (3, 4)]))
-    asked = PlanRequest(profile=profile, topology=catalogue.cluster("2xV100"), global_batch_size=8)
-    problem = to_problem(asked)
+    request = PlanRequest(profile=profile, topology=catalogue.cluster("2xV100"), global_batch_size=8)
+    problem = to_problem(request)
     plan = single_pipeline((Stage(0, 3, tuple(range(replicas))),), 4)
     timeline = simulate(problem, plan, early_backward(problem, plan, warmup=(1,)))
     assert timeline.time_per_global_batch_ns == 4 * 4 * 3_000_000 // replicas
@@ -188,7 +188,7 @@ def test_missing_times_and_a_stage_id_are_tolerated() -> None:
     )
     profile = read(source.replace("node1 -- a", "node1 -- a").replace("parameter_size=0 ", "parameter_size=4 "))
     assert profile.measurements[0].layers[0].forward_ns == 0
-    assert any("forward_compute_time" in said for said in profile.assumptions)
+    assert any("forward_compute_time" in note for note in profile.assumptions)
 
 
 def test_the_order_does_not_depend_on_the_lines() -> None:
@@ -215,7 +215,7 @@ def test_forty_eight_layers_keep_their_cuts_and_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("", "no node"),
         ("\n\n", "no node"),
@@ -237,10 +237,10 @@ def test_forty_eight_layers_keep_their_cuts_and_parameters() -> None:
         (node(1, "Input"), "model inputs only"),
     ],
 )
-def test_bad_text_is_refused_with_its_line(source: str, said: str) -> None:
+def test_bad_text_is_refused_with_its_line(source: str, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read(source)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -1,4 +1,4 @@
-"""What a solve in a process of its own may do, for ``test_limits``."""
+"""Entry points of solves in a separate process, for ``test_limits``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.schemas.request import PlanRequest
 from penstock.solvers.compiled.progress import tell
 
 
-def compile_for_ever(request: PlanRequest, found: Callable[[Plan], None], *_: Any) -> NoReturn:
+def compile_for_ever(request: PlanRequest, on_plan: Callable[[Plan], None], *_: Any) -> NoReturn:
     """Find a plan, then stay in the compiler."""
     plan = solve_here(request).plan
     assert plan is not None
-    found(plan)
+    on_plan(plan)
     tell("a.kernel")
     while True:
         pass
@@ -32,17 +32,17 @@ def compile_alone(*_: Any) -> NoReturn:
         pass
 
 
-def find_unsound(request: PlanRequest, found: Callable[[Plan], None], *more: Any) -> ResultOut:
-    """Find plans whose times are not those of the judge."""
+def find_unsound(request: PlanRequest, on_plan: Callable[[Plan], None], *more: Any) -> ResultOut:
+    """Find plans whose times differ from the simulator's."""
 
-    def understated(*given: Any) -> Plan:
-        plan = to_plan(*given)
+    def understated(*arguments: Any) -> Plan:
+        plan = to_plan(*arguments)
         assert plan.prediction is not None
         half = {"time_per_global_batch_ns": plan.prediction.time_per_global_batch_ns // 2}
         return plan.model_copy(update={"prediction": plan.prediction.model_copy(update=half)})
 
     solving.to_plan = understated
-    return solving.solve_verified(request, found, *more)
+    return solving.solve_verified(request, on_plan, *more)
 
 
 def refuse(*_: Any) -> ResultOut:
@@ -51,5 +51,5 @@ def refuse(*_: Any) -> ResultOut:
 
 
 def crash(*_: Any) -> ResultOut:
-    """Meet an error of its own."""
+    """Raise an error of the solver itself."""
     raise ZeroDivisionError("in the solver")

@@ -36,8 +36,8 @@ def request(**more: Any) -> PlanRequest:
 
 @pytest.mark.tier("nightly")
 def test_compare_leaves_degrees_open_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
-    own = ("--layout", "tensor=4,micro-batch=1", "--layout", "pipeline=4,replicas=1")
-    assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *own, "--json"]) == 0
+    layouts = ("--layout", "tensor=4,micro-batch=1", "--layout", "pipeline=4,replicas=1")
+    assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *layouts, "--json"]) == 0
     rows = [PlanComparison.model_validate(each) for each in json.loads(capsys.readouterr().out)]
     first, second, best = rows
     answer = penstock.plan(
@@ -57,13 +57,13 @@ def test_compare_leaves_degrees_open_and_shows_them(capsys: pytest.CaptureFixtur
 
 @pytest.mark.tier("ci")
 def test_compare_prints_the_own_layout_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
-    own = ("--layout", "tensor=4", "--layout", "tensor=2,micro-batch=4")
-    assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *own]) == 0
-    said = capsys.readouterr().out
-    assert "TP 4 × 1 stage" in said
-    assert "yours: TP4 PP1 DP1, micro-batch 1: " in said
-    assert "; best " in said
-    assert "yours: TP2 PP1 DP2, micro-batch 4: does not fit: a GPU lacks " in said
+    layouts = ("--layout", "tensor=4", "--layout", "tensor=2,micro-batch=4")
+    assert main(["compare", *QUESTION, "--planner", "even", "--schedule", "early-backward", *layouts]) == 0
+    output = capsys.readouterr().out
+    assert "TP 4 × 1 stage" in output
+    assert "yours: TP4 PP1 DP1, micro-batch 1: " in output
+    assert "; best " in output
+    assert "yours: TP2 PP1 DP2, micro-batch 4: does not fit: a GPU lacks " in output
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_what_is_no_layout_is_refused(text: str, error: type[Exception], words: 
 
 def test_every_part_of_a_layout_counts() -> None:
     words = "tensor=2,pipeline=2,replicas=1,micro-batch=2,chunks=2,sharding=optimizer,recompute=full"
-    found = written_layout(request(), words)
+    result = written_layout(request(), words)
     same = penstock.even_layout(
         request(), tensor=2, pipeline=2, micro_batch_size=2, virtual_stages=2, sharding="optimizer", recompute="full"
     )
-    assert found.layout == same
-    assert found.words == "TP2 PP2 DP1, VP2, micro-batch 2, optimizer sharded, recomputed"
+    assert result.layout == same
+    assert result.words == "TP2 PP2 DP1, VP2, micro-batch 2, optimizer sharded, recomputed"
 
 
 # ---- sweep -----------------------------------------------------------------------------------------------------------
@@ -105,9 +105,9 @@ def test_every_part_of_a_layout_counts() -> None:
 
 @pytest.mark.tier("nightly")
 def test_sweep_asks_a_quick_planner_at_open_degrees(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("sweep", "--example", "llama-3-8b", "--framework", "megatron", "--cluster", "1x4xH100", "-b", "8")
+    arguments = ("sweep", "--example", "llama-3-8b", "--framework", "megatron", "--cluster", "1x4xH100", "-b", "8")
     lengths = ("--sequence-length", "2048", "--sequence-length", "4096")
-    assert main([*asked, *lengths, "--executor", "local:1", "--json"]) == 0
+    assert main([*arguments, *lengths, "--executor", "local:1", "--json"]) == 0
     rows = [SweepRow.model_validate(each) for each in json.loads(capsys.readouterr().out)["rows"]]
     assert [row.sequence_length for row in rows] == [2048, 4096]
     for row in rows:
@@ -133,8 +133,8 @@ def test_sweep_asks_a_quick_planner_at_open_degrees(capsys: pytest.CaptureFixtur
     ids=str,
 )
 def test_what_was_asked_for_stays(more: dict[str, Any]) -> None:
-    asked = with_open_degrees(PlanRequest.parse(request().model_dump() | more))
-    assert with_quick_planner(asked) is asked
+    plan_request = with_open_degrees(PlanRequest.parse(request().model_dump() | more))
+    assert with_quick_planner(plan_request) is plan_request
     assert with_quick_planner(request()).planner == "auto"
     assert with_quick_planner(with_open_degrees(request())).planner == "even"
 
@@ -143,8 +143,8 @@ def test_what_was_asked_for_stays(more: dict[str, Any]) -> None:
 def test_a_front_is_of_one_sequence_length() -> None:
     def row(length: int, speed: float) -> SweepRow:
         figures = {"samples_per_s": speed, "peak_memory_bytes": 1, "devices": 1, "sequence_length": length}
-        asked = {"topology": "t", "global_batch_size": 8, "planner": "p", "schedule": "auto", "update_rules": ()}
-        return SweepRow.model_validate({**asked, "state": "succeeded", **figures})
+        case = {"topology": "t", "global_batch_size": 8, "planner": "p", "schedule": "auto", "update_rules": ()}
+        return SweepRow.model_validate({**case, "state": "succeeded", **figures})
 
     rows = (row(4096, 2.0), row(8192, 0.5), row(4096, 1.0), row(8192, 1.0))
     assert [each.pareto for each in with_front(rows)] == [True, False, False, True]
@@ -182,5 +182,5 @@ def test_open_degrees_are_those_of_plan() -> None:
     options = dict.fromkeys(
         ("profile", "topology", "network", "optimizer", "time_limit", "gap", "max_plans", "hf", "tensor")
     )
-    asked = {**options, "example": "llama-3-8b", "cluster": "1x4xH100", "global_batch_size": 8}
-    assert with_open_degrees(request_of(asked)) == with_open_degrees(request())
+    all_options = {**options, "example": "llama-3-8b", "cluster": "1x4xH100", "global_batch_size": 8}
+    assert with_open_degrees(request_of(all_options)) == with_open_degrees(request())

@@ -21,7 +21,7 @@ def request(**termination: Any) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    ("said", "effort"),
+    ("fields", "effort"),
     [
         ({}, "normal"),
         ({"gap": 0.1}, "normal"),
@@ -34,10 +34,10 @@ def request(**termination: Any) -> PlanRequest:
     ],
     ids=str,
 )
-def test_normal_is_asked_for_where_nothing_says_when_to_stop(said: dict[str, Any], effort: str | None) -> None:
-    asked = with_effort(request(**said))
-    assert asked.termination.effort == effort
-    assert asked.termination.model_dump(exclude={"effort"}) == request(**said).termination.model_dump(
+def test_normal_is_asked_for_where_nothing_says_when_to_stop(fields: dict[str, Any], effort: str | None) -> None:
+    result = with_effort(request(**fields))
+    assert result.termination.effort == effort
+    assert result.termination.model_dump(exclude={"effort"}) == request(**fields).termination.model_dump(
         exclude={"effort"}
     )
 
@@ -53,7 +53,7 @@ def test_contradicting_limits_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "flags", "arguments"),
+    ("termination", "flags", "arguments"),
     [
         ({"effort": "quick"}, "--effort quick", "    effort='quick',"),
         (
@@ -63,13 +63,13 @@ def test_contradicting_limits_are_refused() -> None:
         ),
     ],
 )
-def test_pages_say_how_to_ask_the_same(said: dict[str, Any], flags: str, arguments: str) -> None:
+def test_pages_say_how_to_ask_the_same(termination: dict[str, Any], flags: str, arguments: str) -> None:
     shipped = PlanRequest.parse(
         {
             "profile": catalogue.profile("bert-48"),
             "topology": catalogue.cluster("dapple-config-a"),
             "global_batch_size": 16,
-            "termination": said,
+            "termination": termination,
         }
     )
     assert flags in command(shipped)

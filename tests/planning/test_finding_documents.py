@@ -34,14 +34,14 @@ def test_a_name_with_a_dot_is_a_name() -> None:
 
 
 def test_a_configuration_is_the_profile_of_its_shape(tmp_path: Path) -> None:
-    found = find_profile(_written(tmp_path))
-    assert found.framework == "torch"
-    assert found.shape is not None
-    assert found.shape.sequence_length == 8192
+    profile = find_profile(_written(tmp_path))
+    assert profile.framework == "torch"
+    assert profile.shape is not None
+    assert profile.shape.sequence_length == 8192
     shipped = catalogue.profile("llama-3-8b")
-    assert found.layers[1].parameter_bytes == shipped.layers[1].parameter_bytes
-    assert [each.degrees for each in found.variants or ()] == [each.degrees for each in shipped.variants or ()]
-    assert set(found.device_kinds) == set(shipped.device_kinds)
+    assert profile.layers[1].parameter_bytes == shipped.layers[1].parameter_bytes
+    assert [each.degrees for each in profile.variants or ()] == [each.degrees for each in shipped.variants or ()]
+    assert set(profile.device_kinds) == set(shipped.device_kinds)
     short = find_profile(_written(tmp_path), framework="megatron", sequence_length=1024)
     assert (short.framework, short.shape and short.shape.sequence_length) == ("megatron", 1024)
 
@@ -94,9 +94,11 @@ def test_a_plan_says_how_tokens_were_routed() -> None:
     even, same, uneven = planned(), planned(routing_imbalance=1.0), planned(routing_imbalance=1.5)
     assert same.plan == even.plan
     assert uneven.seconds_per_global_batch > even.seconds_per_global_batch
-    said = "no token is dropped, and the busiest GPU's experts get 1.5 times the mean; all-to-all is hidden by nothing"
-    assert said in uneven.plan.assumptions
-    assert said not in even.plan.assumptions
+    assumption = (
+        "no token is dropped, and the busiest GPU's experts get 1.5 times the mean; all-to-all is hidden by nothing"
+    )
+    assert assumption in uneven.plan.assumptions
+    assert assumption not in even.plan.assumptions
     with pytest.raises(UnsupportedRequest, match=r"routing imbalance 0\.9 is not possible"):
         planned(routing_imbalance=0.9)
     with pytest.raises(InvalidDocument, match=r"has fixed costs; capacity factor 1\.0 needs"):

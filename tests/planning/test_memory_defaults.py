@@ -28,7 +28,7 @@ def half() -> ModelProfile:
 
 
 def held_by_a_rank() -> int:
-    """Bytes of the buffers of gradients of a rank with all layers: of parameters as the job makes them."""
+    """Return the bytes of the gradient buffers of a rank with all layers, for parameters as the job makes them."""
     parameters = [one for spec in load_job(JOB).layers() for one in spec.build().parameters()]
     return sum(flat.buffer.nbytes for flat in Summed(parameters).flats())
 
@@ -58,14 +58,14 @@ def test_replicas_reduce_fp32(half: ModelProfile) -> None:
 
 def test_what_a_request_says_stays(half: ModelProfile) -> None:
     topology = catalogue.cluster("1x2xH100")
-    asked = PlanRequest(profile=half, topology=topology, global_batch_size=16, memory={"gradient": "parameter"})
-    assert with_open_degrees(asked).memory.gradient == "parameter"
+    plan_request = PlanRequest(profile=half, topology=topology, global_batch_size=16, memory={"gradient": "parameter"})
+    assert with_open_degrees(plan_request).memory.gradient == "parameter"
     answer = penstock.plan(
         half, topology, global_batch_size=16, micro_batch_sizes=[4], planner="dp", memory={"gradient": "parameter"}
     )
     assert counted(answer.file) * 2 == held_by_a_rank()
-    said = "gradients in the parameters' bf16, as requested, not in Penstock's fp32: 16 bytes per parameter"
-    assert said in answer.plan.assumptions
+    assumption = "gradients in the parameters' bf16, as requested, not in Penstock's fp32: 16 bytes per parameter"
+    assert assumption in answer.plan.assumptions
 
 
 def test_full_width_and_other_trainers_are_left_alone(half: ModelProfile) -> None:

@@ -23,7 +23,7 @@ from penstock.solvers.model.degrees import Choice, Degrees
 
 Json = dict[str, Any]
 BLOCKS = 4
-KNOWN: tuple[dict[str, int], ...] = (
+COSTED_DEGREES: tuple[dict[str, int], ...] = (
     {"tensor": 2},
     {"tensor": 2, "context": 2},
     {"expert": 4},
@@ -35,7 +35,7 @@ CLUSTER["uniform"] |= {"nic": {"bandwidth_bytes_per_s": 10**9}}  # type: ignore[
 
 
 def profile() -> ModelProfile:
-    return ModelProfile.parse(profile_with(random.Random(0), KNOWN))
+    return ModelProfile.parse(profile_with(random.Random(0), COSTED_DEGREES))
 
 
 def request(**fields: Any) -> PlanRequest:
@@ -43,13 +43,13 @@ def request(**fields: Any) -> PlanRequest:
 
 
 def planned(**fields: Any) -> PlanFile:
-    given = {"global_batch_size": 16, "planner": "even", **fields}
-    return penstock.plan(profile(), request().topology, **given).file
+    options = {"global_batch_size": 16, "planner": "even", **fields}
+    return penstock.plan(profile(), request().topology, **options).file
 
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
-    ("named", "found"),
+    ("named", "expected"),
     [
         ({"tensor": "auto"}, "auto"),
         ({"tensor": "auto", "expert": "auto"}, "auto"),
@@ -61,8 +61,8 @@ def planned(**fields: Any) -> PlanFile:
         ({"expert": "auto", "context": (2,)}, [{"tensor": 2, "context": 2}]),
     ],
 )
-def test_what_is_not_named_is_free(named: dict[str, Any], found: Any) -> None:
-    assert named_degrees(profile(), named) == found
+def test_what_is_not_named_is_free(named: dict[str, Any], expected: Any) -> None:
+    assert named_degrees(profile(), named) == expected
 
 
 @pytest.mark.tier("quick")
@@ -78,22 +78,24 @@ def test_what_the_profile_does_not_know_is_refused(named: dict[str, Any], words:
         to_problem(request(degrees=named_degrees(profile(), named)))
 
 
-@pytest.mark.parametrize("degrees", KNOWN, ids=str)
+@pytest.mark.parametrize("degrees", COSTED_DEGREES, ids=str)
 def test_plans_count_samples_and_name_all_gpus(degrees: dict[str, int]) -> None:
-    """A plan and what it predicts, read again, are those of the problem that counts rows."""
+    """A plan and its prediction, read again, match the contracted problem, which counts rows."""
     file = planned(degrees=degrees)
     plan, choice = file.plan, Choice(Degrees(**degrees), file.plan.sharding)
     cells = contract(to_problem(file.request), choice)
     allocation, _schedule = from_plan(plan, cells)
     assert plan.global_batch_size == 16 == cells.global_batch_size * choice.degrees.meshes
     assert plan.micro_batch_size == 16 // plan.num_micro_batches
-    for stage, own in zip(plan.pipelines[0].stages, allocation.pipelines[0].stages, strict=True):
-        assert len(stage.devices) == choice.degrees.cell * own.replicas
+    for stage, allocation_stage in zip(plan.pipelines[0].stages, allocation.pipelines[0].stages, strict=True):
+        assert len(stage.devices) == choice.degrees.cell * allocation_stage.replicas
     assert penstock.judge(file).faults == ()
-    said = "run equally many samples" in " ".join(plan.assumptions)
-    assert said == (choice.degrees.meshes > 1)
+    is_stated = "run equally many samples" in " ".join(plan.assumptions)
+    assert is_stated == (choice.degrees.meshes > 1)
     claims = {each.model for each in plan.certificates if "equally many samples on" in each.model}
-    assert claims == ({each.model for each in plan.certificates if each.scope != SCHEDULE_SCOPE} if said else set())
+    assert claims == (
+        {each.model for each in plan.certificates if each.scope != SCHEDULE_SCOPE} if is_stated else set()
+    )
     with pytest.raises(InvalidPlan):
         from_plan(plan.model_copy(update={"micro_batch_size": plan.micro_batch_size + 1}), cells)
 
@@ -108,22 +110,22 @@ def test_uneven_batches_are_refused_with_their_numbers() -> None:
 
 @pytest.mark.tier("quick")
 def test_layouts_name_every_degree() -> None:
-    asked = request(memory={"optimizer": "sgd"})
-    found = written_layout(asked, "tensor=2,expert=4,pipeline=2,replicas=2,micro-batch=2")
-    assert found.words == "TP2 PP2 EP4 DP2, micro-batch 2"
-    plan = found.layout.file.plan
+    plan_request = request(memory={"optimizer": "sgd"})
+    result = written_layout(plan_request, "tensor=2,expert=4,pipeline=2,replicas=2,micro-batch=2")
+    assert result.words == "TP2 PP2 EP4 DP2, micro-batch 2"
+    plan = result.layout.file.plan
     assert (plan.num_micro_batches, plan.micro_batch_size) == (4, 4)
     assert [len(stage.devices) for stage in plan.pipelines[0].stages] == [4, 4]
     with pytest.raises(InvalidDocument, match="is no part of a layout"):
-        written_layout(asked, "experts=4")
+        written_layout(plan_request, "experts=4")
 
 
 def test_why_not_other_experts() -> None:
     file = planned(degrees="auto", sharding="none")
     other = next(each for each in ({"expert": 4}, {"context": 2}) if not _has(file, each))
     ((name, value),) = other.items()
-    (found,) = penstock.explain(file, what_if=(), why_not=[f"{name}={value}"]).why_not
-    assert f"{name} {value}" in found.choice
+    (answer,) = penstock.explain(file, what_if=(), why_not=[f"{name}={value}"]).why_not
+    assert f"{name} {value}" in answer.choice
     with pytest.raises(UnsupportedRequest, match="no costs at expert 2"):
         penstock.explain(file, what_if=(), why_not=["expert=2,expert-tensor=1"])
 
@@ -134,7 +136,7 @@ def _has(file: PlanFile, degrees: dict[str, int]) -> bool:
 
 
 def profile_with(rng: random.Random, degrees: Sequence[dict[str, int]]) -> Json:
-    """An embedding, some blocks and a head: about a cell's part of everything at each of the degrees."""
+    """Return an embedding, some blocks and a head, with about a GPU's part of all costs at each of the degrees."""
     names = ["embedding", *(f"block.{n}" for n in range(BLOCKS)), "head"]
     times = {"forward_ns": 8_000, "backward_ns": 16_000, "stash_bytes": 4_000}
     return {
@@ -152,15 +154,15 @@ def profile_with(rng: random.Random, degrees: Sequence[dict[str, int]]) -> Json:
 def _variant(rng: random.Random, degrees: dict[str, int]) -> Json:
     mesh = degrees.get("tensor", 1) * degrees.get("context", 1)
     cost = {"forward_ns": 8_000 // mesh, "backward_ns": 16_000 // mesh, "stash_bytes": 4_000 // mesh}
-    held = {"parameter_bytes": 80_000 // degrees.get("tensor", 1), "update_ns": 10}
+    weights = {"parameter_bytes": 80_000 // degrees.get("tensor", 1), "update_ns": 10}
     return {
         "degrees": degrees,
         "boundary": "sharded",
-        "layers": [held, held | {"expert_bytes": rng.randrange(30_000)}, held],
+        "layers": [weights, weights | {"expert_bytes": rng.randrange(30_000)}, weights],
         "measurements": [{"device_kind": "cpu", "micro_batch_size": 1, "layers": [cost] * 3}],
     }
 
 
 def test_python_leaves_open_what_is_listed() -> None:
-    found = planned(degrees={"tensor": (1, 2), "expert": 4}).request.degrees
-    assert [str(each) for each in found] == ["expert 4", "tensor 2, expert 4"]  # type: ignore[union-attr]
+    choices = planned(degrees={"tensor": (1, 2), "expert": 4}).request.degrees
+    assert [str(each) for each in choices] == ["expert 4", "tensor 2, expert 4"]  # type: ignore[union-attr]

@@ -37,8 +37,8 @@ def request(**over: Any) -> SweepRequest:
 
 
 def test_cases_are_the_product_and_what_is_not_varied_stays():
-    found = cases(request(planners=["dp", "gpipe"], update_rules=["synchronous", "weight_stashing"]))
-    shown = [(one.request.planner, one.request.update_rules, one.request.global_batch_size) for one in found]
+    combinations = cases(request(planners=["dp", "gpipe"], update_rules=["synchronous", "weight_stashing"]))
+    shown = [(one.request.planner, one.request.update_rules, one.request.global_batch_size) for one in combinations]
     assert shown == [
         ("dp", ("synchronous",), 16),
         ("dp", ("weight_stashing",), 16),
@@ -66,7 +66,7 @@ def test_too_many_cases_are_counted_and_a_contradiction_is_named():
 
 @pytest.fixture(scope="module")
 def pids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where misbehaving solvers say which processes they are."""
+    """The file to which misbehaving solvers write the ids of their processes."""
     path = tmp_path_factory.mktemp("solvers") / "pids"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIDS_FILE", str(path))
@@ -75,7 +75,7 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class Cluster:
-    """A Dask scheduler and its workers, each a process of its own; the scheduler writes where it listens."""
+    """A Dask scheduler and its workers, each in a separate process; the scheduler writes its address to a file."""
 
     def __init__(self, file: Path) -> None:
         self._started: list[subprocess.Popen[bytes]] = []
@@ -129,16 +129,16 @@ def ask(executor: Executor, seed: int, **more: Any) -> Any:
 
 
 def begun(pids: Path) -> bool:
-    """Whether a solver hangs."""
+    """Return whether a solver hangs."""
     return pids.exists() and len(pids.read_text().split()) == 2
 
 
 def solvers(pids: Path) -> list[psutil.Process]:
-    """The solver that has begun, and what it has started."""
+    """Return the solver that has begun, and the process that it has started."""
     wait_for(lambda: begun(pids))
-    found = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
     pids.unlink()
-    return found
+    return processes
 
 
 @pytest.mark.cases(1)
@@ -210,13 +210,13 @@ sweep(SweepRequest.parse(json.loads(sys.argv[1])), limits=SolveLimits(entry="sol
 
 @pytest.mark.tier("nightly")
 def test_a_sweep_that_is_broken_off_leaves_no_solver(pids: Path):
-    asked = json.dumps({"request": tiny_request() | {"seed": HANG}})
-    command = [sys.executable, "-c", HANGING_SWEEP, asked]
+    sweep_json = json.dumps({"request": tiny_request() | {"seed": HANG}})
+    command = [sys.executable, "-c", HANGING_SWEEP, sweep_json]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         running = solvers(pids)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE_S)
-    assert "KeyboardInterrupt" in said
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert "KeyboardInterrupt" in errors
     assert psutil.wait_procs(running, PATIENCE_S)[1] == []
 
 

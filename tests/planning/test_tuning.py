@@ -23,7 +23,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def planned(profile: str, sizes: list[int], stages: int = 2) -> PlanFile:
-    """AvgPipe's plan of two stages, or of another number."""
+    """Return AvgPipe's plan of two stages, or of another number."""
     return plan(
         profile,
         "2xV100",
@@ -36,10 +36,10 @@ def planned(profile: str, sizes: list[int], stages: int = 2) -> PlanFile:
 
 
 def test_every_setting_that_fits_is_a_plan_that_verifies(profile: str) -> None:
-    found = settings(planned(profile, [4, 8]), 2)
-    assert [(one.num_micro_batches, one.num_pipelines) for one in found] == [(2, 1), (2, 2), (4, 1), (4, 2)]
-    assert sum(one.by_profile for one in found) == 1
-    for one in found:
+    candidates = settings(planned(profile, [4, 8]), 2)
+    assert [(one.num_micro_batches, one.num_pipelines) for one in candidates] == [(2, 1), (2, 2), (4, 1), (4, 2)]
+    assert sum(one.by_profile for one in candidates) == 1
+    for one in candidates:
         judgement = judge(one.file)
         assert judgement.faults == ()
         assert judgement.timeline.time_per_global_batch_ns == one.judged_ns
@@ -47,15 +47,15 @@ def test_every_setting_that_fits_is_a_plan_that_verifies(profile: str) -> None:
 
 
 def test_the_fastest_is_by_global_batch_not_by_iteration(profile: str) -> None:
-    found = settings(planned(profile, [4, 8]), 2)
+    candidates = settings(planned(profile, [4, 8]), 2)
     iteration_ns = {(2, 1): 100, (2, 2): 190, (4, 1): 120, (4, 2): 191}
 
     def run(file: PlanFile) -> int:
         return iteration_ns[file.plan.num_micro_batches, len(file.plan.pipelines)]
 
-    tried = list(traverse(found, run))
+    tried = list(traverse(candidates, run))
     assert [one.measured_ns for one in tried] == [100, 95, 120, 96]
-    assert fastest(tried).setting == found[1]
+    assert fastest(tried).setting == candidates[1]
 
 
 def test_other_plans_have_no_degrees(profile: str) -> None:

@@ -1,4 +1,4 @@
-"""Why not other degrees: their plan, the parts of both times, and the factors, judged again from changed documents."""
+"""Answers to why-not: the plan at other degrees, the parts of both times, factors simulated by changed profiles."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.schemas.topology import ClusterTopology
 
 GPUS, BATCH = 4, 8
 NEAR = Fraction(101, 100)
-"""How far from the stated factor the order has turned, or has not yet."""
+"""The distance from a stated factor at which the order of two plans has turned, or has not turned yet."""
 
 
 @cache
 def cluster() -> ClusterTopology:
-    """Four H100 without latency, so that collectives of as many times the bytes take as many times as long."""
+    """Return four H100 without latency, so that collectives of as many times the bytes take as many times as long."""
     data = catalogue.cluster(f"1x{GPUS}xH100").expanded().model_dump(mode="json")
     for node in data["nodes"]:
         node["fabric"]["latency_ns"] = 0
@@ -33,7 +33,7 @@ def cluster() -> ClusterTopology:
 
 @cache
 def plan_at(tensor: int | None = None, sharding: str | None = None) -> PlanFile:
-    """The best plan of planner ``even``, at one choice or at any with whole parameters and gradients; context 1."""
+    """Return the best plan of planner ``even``, at one choice or at any with whole weights and gradients; context 1."""
     degrees: dict[str, Any] = {"degrees": "auto", "sharding": ["none", "optimizer"]}
     if tensor is not None:
         degrees = {"degrees": {"tensor": tensor}, "sharding": sharding}
@@ -41,8 +41,8 @@ def plan_at(tensor: int | None = None, sharding: str | None = None) -> PlanFile:
     return penstock.plan("llama-3-8b", cluster(), global_batch_size=BATCH, **how).file
 
 
-def explained(*asked: str, **how: Any) -> tuple[WhyNot, ...]:
-    return penstock.explain(plan_at(), what_if=(), why_not=asked, **how).why_not
+def explained(*choices: str, **how: Any) -> tuple[WhyNot, ...]:
+    return penstock.explain(plan_at(), what_if=(), why_not=choices, **how).why_not
 
 
 def words(plan: PlanFile) -> tuple[int, str]:
@@ -76,22 +76,22 @@ def test_the_other_plan_is_the_best_at_what_is_named() -> None:
 
 @pytest.mark.tier("nightly")
 def test_next_is_the_best_of_the_other_degrees() -> None:
-    own = words(plan_at())[0]
-    others = {(t, s): time_of(plan_at(t, s)) for t in (1, 2, 4) if t != own for s in ("none", "optimizer")}
-    (found,) = explained("next")
-    assert found.time_ns == min(others.values())
-    assert others[choice_of(found)] == found.time_ns
-    assert explained("default")[0] == found.model_copy(update={"asked": "next"})
-    assert explained("default", planner="even")[0].time_ns == found.time_ns
+    our_tensor = words(plan_at())[0]
+    others = {(t, s): time_of(plan_at(t, s)) for t in (1, 2, 4) if t != our_tensor for s in ("none", "optimizer")}
+    (answer,) = explained("next")
+    assert answer.time_ns == min(others.values())
+    assert others[choice_of(answer)] == answer.time_ns
+    assert explained("default")[0] == answer.model_copy(update={"asked": "next"})
+    assert explained("default", planner="even")[0].time_ns == answer.time_ns
 
 
 def test_what_the_request_does_not_allow_is_compared_where_it_is_named() -> None:
-    (found,) = explained("sharding=parameters")
+    (answer,) = explained("sharding=parameters")
     at = {tensor: time_of(plan_at(tensor, "parameters")) for tensor in (1, 2, 4)}
-    assert found.time_ns == min(at.values())
-    assert found.choice.endswith(", parameters sharded")
-    assert sum(each.theirs_ns for each in found.differences) == found.time_ns
-    assert sum(each.ours_ns for each in found.differences) == time_of(plan_at())
+    assert answer.time_ns == min(at.values())
+    assert answer.choice.endswith(", parameters sharded")
+    assert sum(each.theirs_ns for each in answer.differences) == answer.time_ns
+    assert sum(each.ours_ns for each in answer.differences) == time_of(plan_at())
 
 
 def test_default_says_nothing_where_the_request_leaves_nothing_open() -> None:
@@ -102,9 +102,9 @@ def test_default_says_nothing_where_the_request_leaves_nothing_open() -> None:
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("asked", ["tensor=1", "next", "sharding=none"])
-def test_parts_add_up_to_both_times(asked: str) -> None:
-    (other,) = explained(asked)
+@pytest.mark.parametrize("choice", ["tensor=1", "next", "sharding=none"])
+def test_parts_add_up_to_both_times(choice: str) -> None:
+    (other,) = explained(choice)
     assert sum(each.theirs_ns for each in other.differences) == other.time_ns
     assert sum(each.ours_ns for each in other.differences) == time_of(plan_at())
     parts = {each.name: each for each in other.differences}
@@ -130,7 +130,7 @@ def test_a_choice_that_does_not_fit_says_what_is_missing() -> None:
 
 
 def judged_ns(file: PlanFile, profile: ModelProfile) -> int:
-    """The plan's time by a profile that was changed as a document."""
+    """Return the plan's time by a profile that was changed as a document."""
     request = file.request.model_copy(update={"profile": profile})
     timeline = penstock.judge(PlanFile(plan=file.plan, request=request)).timeline
     assert timeline is not None
@@ -182,7 +182,7 @@ def communicating(factor: Fraction) -> Callable[[Any], Any]:
 
 
 def by_hand() -> Iterator[tuple[str, str | None, float, int, int]]:
-    """For each factor of some comparisons: the differences of the times 1 % short of it and 1 % beyond it."""
+    """Yield, for each factor of some comparisons, the differences of the times 1 % short of it and 1 % beyond it."""
     ours = plan_at()
     for other in explained("tensor=1", "next", "tensor=4,sharding=none"):
         theirs = plan_at(*choice_of(other))
@@ -191,16 +191,16 @@ def by_hand() -> Iterator[tuple[str, str | None, float, int, int]]:
             if turn.factor is None:
                 continue
             step = NEAR if turn.factor > 1 else 1 / NEAR
-            found = []
+            differences = []
             for factor in (Fraction(turn.factor) / step, Fraction(turn.factor) * step):
                 if turn.number == "collectives":
                     profile = with_layers(ours, None, communicating(factor))
                 else:
                     assert turn.choice is not None
                     profile = with_layers(ours, int(turn.choice.split(",")[0].split()[1]), computing(factor))
-                found.append(judged_ns(theirs, profile) - judged_ns(ours, profile))
+                differences.append(judged_ns(theirs, profile) - judged_ns(ours, profile))
             sign = 1 if before > 0 else -1
-            yield turn.number, turn.choice, turn.factor, sign * found[0], sign * found[1]
+            yield turn.number, turn.choice, turn.factor, sign * differences[0], sign * differences[1]
 
 
 @pytest.mark.tier("nightly")
@@ -217,7 +217,7 @@ def test_the_order_turns_at_the_stated_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "said"),
+    ("choice", "error", "message"),
     [
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 32 attention heads; nearest: tensor 1, 2, 4"),
         ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
@@ -227,17 +227,17 @@ def test_the_order_turns_at_the_stated_factor() -> None:
         ("sharding=some", InvalidDocument, "names no choice of degrees"),
     ],
 )
-def test_what_names_no_other_choice_is_refused(asked: str, error: type[PenstockError], said: str) -> None:
+def test_what_names_no_other_choice_is_refused(choice: str, error: type[PenstockError], message: str) -> None:
     with pytest.raises(error) as caught:
-        explained(asked)
-    assert said in str(caught.value)
+        explained(choice)
+    assert message in str(caught.value)
 
 
 def test_the_plan_s_own_choice_is_refused() -> None:
     tensor, sharding = words(plan_at())
-    for asked in (f"tensor={tensor}", f"sharding={sharding}", f"tensor={tensor},sharding={sharding}"):
+    for choice in (f"tensor={tensor}", f"sharding={sharding}", f"tensor={tensor},sharding={sharding}"):
         with pytest.raises(InvalidDocument, match=f"is what the plan has: it is at tensor {tensor}"):
-            explained(asked)
+            explained(choice)
     with pytest.raises(InvalidDocument, match="allows no choice but the plan's own, tensor 2, nothing sharded"):
         penstock.explain(plan_at(2, "none"), what_if=(), why_not=["next"])
     with pytest.raises(InvalidDocument, match="17 choices exceed the limit of 16"):

@@ -29,9 +29,9 @@ def plan(tmp_path: Path) -> str:
 
 def test_help_lists_every_form_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--help"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, text in EXPORTS.items():
-        assert any(line.split(None, 1) == [name, text] for line in said.splitlines())
+        assert any(line.split(None, 1) == [name, text] for line in output.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "code", "message"),
     [
         pytest.param(["--to", "jobst"], 64, "did you mean 'jobset'?", id="form"),
         pytest.param([], 64, "Missing option '--to'", id="no export format"),
@@ -105,9 +105,9 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
         pytest.param(["--to", "hostfile", "--server", "http://127.0.0.1:9"], 64, "not a file", id="a file there"),
     ],
 )
-def test_refusals(plan: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, said: str) -> None:
+def test_refusals(plan: str, capsys: pytest.CaptureFixture[str], more: list[str], code: int, message: str) -> None:
     assert main(["export", plan, *more]) == code
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_plan_for_nodes_that_are_gone(plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,8 +152,8 @@ def test_the_page_has_every_form_and_every_setting() -> None:
 
 @pytest.mark.tier("quick")
 def test_every_setting_has_an_effect_somewhere() -> None:
-    taken = set().union(*(form.takes for form in (*TARGETS.values(), *FORMS.values())))
-    assert taken == set(LaunchSettings.model_fields)
+    names = set().union(*(form.takes for form in (*TARGETS.values(), *FORMS.values())))
+    assert names == set(LaunchSettings.model_fields)
 
 
 MODEL = """\

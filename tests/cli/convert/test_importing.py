@@ -33,17 +33,17 @@ def run(*arguments: str) -> int:
 def test_a_file_becomes_a_topology_with_all_that_was_assumed(
     tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = tmp_path / "site.yaml"
-    assert run(tree, *DEVICES, "--only", "n[0-2]", "--kind", "GB200=2.5xH100", "-o", str(made)) == 0
-    topology = ClusterTopology.read(made)
+    target = tmp_path / "site.yaml"
+    assert run(tree, *DEVICES, "--only", "n[0-2]", "--kind", "GB200=2.5xH100", "-o", str(target)) == 0
+    topology = ClusterTopology.read(target)
     assert [(kind.name, kind.speed, kind.scale_from) for kind in topology.kinds] == [("GB200", 2.5, "H100")]
     assert (topology.name, len(topology.nodes)) == ("site", 3)
     shown = capsys.readouterr().out
     assert "3 nodes with 24 H100, 3 switches, 5 links" in shown
-    for said in topology.assumptions:
-        assert f"- {said}" in shown
+    for assumption in topology.assumptions:
+        assert f"- {assumption}" in shown
     assert "- n3: it was not asked for" in shown
-    assert len(made.read_text().splitlines()) < 30  # a line for each node and link
+    assert len(target.read_text().splitlines()) < 30  # a line for each node and link
 
 
 def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,12 +57,12 @@ def test_standard_input_and_output(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tree, *DEVICES, "--json", "--name", "site") == 0
-    found = TopologyImported.model_validate(json.loads(capsys.readouterr().out))
-    assert (found.topology.name, found.free, found.hash) == ("site", None, None)
+    answer = TopologyImported.model_validate(json.loads(capsys.readouterr().out))
+    assert (answer.topology.name, answer.free, answer.hash) == ("site", None, None)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ([], 64, "there is nothing to read"),
         (["nowhere.conf"], 65, "cannot read 'nowhere.conf': No such file or directory"),
@@ -80,22 +80,22 @@ def test_json_is_the_whole_answer(tree: str, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_bad_input_is_told_and_nothing_is_written(
-    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+    tree: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str
 ) -> None:
-    made = tmp_path / "made.json"
-    assert run(*(tree if word == "TREE" else word for word in arguments), "-o", str(made)) == code
-    assert said in " ".join(capsys.readouterr().err.split())
-    assert not made.exists()
+    target = tmp_path / "made.json"
+    assert run(*(tree if word == "TREE" else word for word in arguments), "-o", str(target)) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not target.exists()
 
 
 @pytest.mark.tier("quick")
 def test_the_python_function(tree: str) -> None:
-    found = penstock.import_topology(tree, devices="A100", devices_per_node=4, memory_bytes="40 GiB")
-    assert found.topology.nodes[0].devices[0].memory_bytes == 40 * 2**30
+    answer = penstock.import_topology(tree, devices="A100", devices_per_node=4, memory_bytes="40 GiB")
+    assert answer.topology.nodes[0].devices[0].memory_bytes == 40 * 2**30
     again = penstock.import_topology(
         ImportSource(text=TREE), format="slurm-conf", devices=["A100"], devices_per_node=4, memory_bytes="40 GiB"
     )
-    assert again.topology == found.topology
+    assert again.topology == answer.topology
     with pytest.raises(InvalidDocument, match="fabric"):
         penstock.import_topology(tree, fabric="mesh")
     with pytest.raises(InvalidDocument, match="formats"):

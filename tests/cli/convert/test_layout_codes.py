@@ -26,7 +26,7 @@ def test_layouts(
 ) -> None:
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps({"layers": layers, "num_micro_batches": 4}))
-    asked = [
+    arguments = [
         "import",
         "layout",
         str(layout),
@@ -39,9 +39,9 @@ def test_layouts(
         "-b",
         "8",
     ]
-    assert main([*asked, "--alone"]) == code
-    said = capsys.readouterr()
-    assert words in said.out + said.err
+    assert main([*arguments, "--alone"]) == code
+    streams = capsys.readouterr()
+    assert words in streams.out + streams.err
 
 
 def test_an_unknown_trainer_is_said_before_what_its_layout_lacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,19 +53,19 @@ def test_a_layout_that_does_not_fit_is_3(tmp_path: Path, capsys: pytest.CaptureF
     last = len(catalogue.profile("gpt2-xl").layers) - 1
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps({"layers": [[0, last - 1], [last, last]], "num_micro_batches": 1}))
-    asked = ["--from", "ranges", "--example", "gpt2-xl", "--cluster", "1x2xV100", "-b", "8", "--alone"]
-    assert main(["import", "layout", str(layout), *asked]) == 3
+    arguments = ["--from", "ranges", "--example", "gpt2-xl", "--cluster", "1x2xV100", "-b", "8", "--alone"]
+    assert main(["import", "layout", str(layout), *arguments]) == 3
     assert "does not fit" in capsys.readouterr().out
 
 
 def test_a_layout_that_cannot_be_simulated_is_65(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.layouts.drawn.unreachable", lambda *_given: "no path from node0/0 to node0/1")
+    monkeypatch.setattr("penstock.layouts.drawn.unreachable", lambda *_arguments: "no path from node0/0 to node0/1")
     layout = tmp_path / "layout.json"
     layout.write_text(json.dumps({"layers": [[0, 6], [7, LAST]], "num_micro_batches": 4}))
-    asked = ["--from", "ranges", "--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "8", "--alone"]
-    assert main(["import", "layout", str(layout), *asked]) == 65
+    arguments = ["--from", "ranges", "--example", "gpt2-small", "--cluster", "1x2xV100", "-b", "8", "--alone"]
+    assert main(["import", "layout", str(layout), *arguments]) == 65
     assert "cannot be simulated: no path" in capsys.readouterr().err
 
 
@@ -86,18 +86,18 @@ def test_a_better_layout_is_said_in_the_files_own_flags(tmp_path: Path, capsys: 
     """Two GPUs for each layer of a small model are a waste; with a limit, all of the trainer's plans are searched."""
     script, best, flags = tmp_path / "small.sh", tmp_path / "best.json", tmp_path / "best.sh"
     script.write_text(SMALL)
-    asked = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x4xA100"]
-    assert main([*asked, "--max-plans", "3", "--best", str(best)]) == 0
-    said = capsys.readouterr().out
+    arguments = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x4xA100"]
+    assert main([*arguments, "--max-plans", "3", "--best", str(best)]) == 0
+    output = capsys.readouterr().out
     for choice in ("plain layout of megatron", "within what megatron can express at any degrees", "without limits"):
-        assert f"best {choice}" in said
-    assert "in small.sh for the best " in said
-    assert "--tensor-model-parallel-size 1: small.sh, line 3, has 2" in said
+        assert f"best {choice}" in output
+    assert "in small.sh for the best " in output
+    assert "--tensor-model-parallel-size 1: small.sh, line 3, has 2" in output
     assert main(["export", str(best), "--to", "megatron", "--against", str(script), "-o", str(flags)]) == 0
-    changed = said.partition("in small.sh for the best ")[2].splitlines()[1:-1]
+    changed = output.partition("in small.sh for the best ")[2].splitlines()[1:-1]
     assert changed
     assert all(line.strip() in flags.read_text() for line in changed)
-    assert main([*asked, "--alone"]) == 0
+    assert main([*arguments, "--alone"]) == 0
     assert "in small.sh" not in capsys.readouterr().out
 
 
@@ -107,13 +107,13 @@ def test_all_that_a_script_leaves_open_is_asked_at_once(tmp_path: Path, capsys: 
     sizes = "--hidden-size $H --num-attention-heads 32 --seq-length 4096 --vocab-size 32000"
     degrees = "--pipeline-model-parallel-size $1 --tensor-model-parallel-size ${TP}"
     script.write_text(f"pretrain_gpt.py --num-layers 32 {sizes} {degrees} --micro-batch-size 1 --global-batch-size $B")
-    asked = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "--alone"]
-    assert main(asked) == 65
+    arguments = ["import", "layout", str(script), "--from", "megatron", "--cluster", "1x8xH100", "--alone"]
+    assert main(arguments) == 65
     assert "--given 1=… --given TP=… --given B=… --given H=…;" in capsys.readouterr().err
-    assert main([*asked, "-b", "16", "--example", "llama-3-8b"]) == 65
+    assert main([*arguments, "-b", "16", "--example", "llama-3-8b"]) == 65
     assert "--given 1=… --given TP=…;" in capsys.readouterr().err
-    given = [word for name in ("1=2", "TP=2", "B=16", "H=4096") for word in ("--given", name)]
-    assert main([*asked, *given]) in (0, 3)
+    values = [word for name in ("1=2", "TP=2", "B=16", "H=4096") for word in ("--given", name)]
+    assert main([*arguments, *values]) in (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_bad_input_is_said_with_file_line_flag_and_values(
     flags: str, cluster: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.sh").write_text(flags)
-    asked = ["--from", "megatron", "--example", "llama-3-8b", "--cluster", cluster, "--alone"]
-    assert main(["import", "layout", str(tmp_path / "train.sh"), *asked]) == 65
-    said = capsys.readouterr().err
-    assert [each for each in words if each not in said] == [], said
+    arguments = ["--from", "megatron", "--example", "llama-3-8b", "--cluster", cluster, "--alone"]
+    assert main(["import", "layout", str(tmp_path / "train.sh"), *arguments]) == 65
+    message = capsys.readouterr().err
+    assert [each for each in words if each not in message] == [], message

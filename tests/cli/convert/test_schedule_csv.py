@@ -62,10 +62,10 @@ def test_an_imported_schedule_is_a_plan_like_any_other(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = imported(plan, ONE_F_ONE_B, tmp_path)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
-    assert "the imported order takes" in said
-    assert "the plan's own order (gpipe)" in said
+    assert "the imported order takes" in output
+    assert "the plan's own order (gpipe)" in output
     before, after = PlanFile.read(plan).plan, PlanFile.read(out).plan
     assert after.planner == after.schedule.name == "torch-csv"
     assert after.pipelines == before.pipelines
@@ -86,9 +86,9 @@ def test_a_schedule_of_other_micro_batches(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("0F0,0F1,0I1,0W1,0I0,0W0\n1F0,1F1,1I1,1I0,1W0,1W1\n"))
     assert main(["import", "schedule", "-", "--plan", plan]) == 0
-    made = PlanFile.model_validate_json(capsys.readouterr().out).plan
-    assert (made.num_micro_batches, made.micro_batch_size) == (2, 3)
-    assert made.pipelines[0].micro_batches == (0, 1)
+    result = PlanFile.model_validate_json(capsys.readouterr().out).plan
+    assert (result.num_micro_batches, result.micro_batch_size) == (2, 3)
+    assert result.pipelines[0].micro_batches == (0, 1)
 
 
 @pytest.mark.cases(2)
@@ -131,10 +131,10 @@ def test_a_bad_schedule_is_refused_by_line_and_column(
     plan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str]
 ) -> None:
     code, out = imported(plan, text, tmp_path)
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert code == 65
-    assert all(word in said for word in words), said
-    assert "Traceback" not in said
+    assert all(word in message for word in words), message
+    assert "Traceback" not in message
     assert not out.exists()
 
 
@@ -164,5 +164,5 @@ def test_a_plan_whose_order_cannot_run_says_where(
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(document))
     assert main(["verify", str(changed)]) == 1
-    said = "".join(capsys.readouterr())
-    assert all(word in said for word in words), said
+    output = "".join(capsys.readouterr())
+    assert all(word in output for word in words), output

@@ -1,4 +1,4 @@
-"""What a finished run says about itself."""
+"""The lines that a finished run prints."""
 
 from __future__ import annotations
 

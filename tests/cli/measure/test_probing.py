@@ -18,9 +18,9 @@ def test_peers_make_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with ExitStack() as stack:
         addresses = [stack.enter_context(peer(host(name))) for name in ("a", "b")]
         assert main(["probe", *addresses, "--measure-for", "0.2", "-o", str(target)]) == 0
-    found = ClusterTopology.read(target)
-    assert [node.name for node in found.nodes] == ["a", "b"]
-    assert found.links_from == "measured"
+    topology = ClusterTopology.read(target)
+    assert [node.name for node in topology.nodes] == ["a", "b"]
+    assert topology.links_from == "measured"
     assert "a → b" in capsys.readouterr().err
 
 
@@ -30,9 +30,9 @@ def test_peers_measure_collectives_too(tmp_path: Path, capsys: pytest.CaptureFix
     with ExitStack() as stack:
         addresses = [stack.enter_context(peer(host(name))) for name in ("a", "b")]
         assert main(["probe", *addresses, "--measure-for", "0.1", "--collectives", "-o", str(target)]) == 0
-    found = ClusterTopology.read(target).collectives
-    assert found is not None
-    assert {(row.devices_per_node, row.nodes) for row in found} == {(1, 2)}
+    rows = ClusterTopology.read(target).collectives
+    assert rows is not None
+    assert {(row.devices_per_node, row.nodes) for row in rows} == {(1, 2)}
     assert "15 times of collectives" in capsys.readouterr().err
 
 

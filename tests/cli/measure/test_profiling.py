@@ -19,12 +19,12 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab
 
 def test_the_other_framework_of_a_known_transformer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "p.json"
-    said = ["--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "--micro-batch-size", "2"]
-    assert main(["profile", *said, "-o", str(target)]) == 0
-    found = ModelProfile.read(target)
-    assert (found.framework, found.device_kinds) == ("megatron", ("H100",))
-    assert [known.micro_batch_size for known in found.measurements] == [2]
-    assert [each.degrees.tensor for each in found.variants or () if each.degrees.context == 1] == [2, 4, 8]
+    arguments = ["--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "--micro-batch-size", "2"]
+    assert main(["profile", *arguments, "-o", str(target)]) == 0
+    profile = ModelProfile.read(target)
+    assert (profile.framework, profile.device_kinds) == ("megatron", ("H100",))
+    assert [measurement.micro_batch_size for measurement in profile.measurements] == [2]
+    assert [each.degrees.tensor for each in profile.variants or () if each.degrees.context == 1] == [2, 4, 8]
     assert "llama-3-8b: 34 layers, 33 cuts" in capsys.readouterr().out
 
 
@@ -32,26 +32,26 @@ def test_a_configuration_of_a_hugging_face_model(tmp_path: Path) -> None:
     config, target = tmp_path / "config.json", tmp_path / "p.json"
     config.write_text(json.dumps(GPT2))
     assert main(["profile", "--hf", str(config), "--sequence-length", "512", "-o", str(target)]) == 0
-    found = ModelProfile.read(target)
-    assert found.framework == "torch"
-    assert found.shape is not None
-    assert found.shape.sequence_length == 512
-    (tie,) = found.shared_parameters
+    profile = ModelProfile.read(target)
+    assert profile.framework == "torch"
+    assert profile.shape is not None
+    assert profile.shape.sequence_length == 512
+    (tie,) = profile.shared_parameters
     assert tie.layers == (0, 13)
 
 
 def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned from, as a computed profile is."""
     target, plan = tmp_path / "p.json", tmp_path / "plan.json"
-    said = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2", "--tensor", "1"]
-    assert main(["profile", *said, "-o", str(target)]) == 0
+    arguments = ["--job", "examples.llama:tiny", "--analytic", "H100", "--tensor", "2", "--tensor", "1"]
+    assert main(["profile", *arguments, "-o", str(target)]) == 0
     assert [each.degrees.tensor for each in ModelProfile.read(target).variants or ()] == [2]
-    said = ["--profile", str(target), "--cluster", "1x4xH100", "-b", "16", "--tensor", "2", "--planner", "even"]
-    assert main(["plan", *said, "-o", str(plan)]) == 0
+    arguments = ["--profile", str(target), "--cluster", "1x4xH100", "-b", "16", "--tensor", "2", "--planner", "even"]
+    assert main(["plan", *arguments, "-o", str(plan)]) == 0
     assert json.loads(plan.read_text())["plan"]["degrees"]["tensor"] == 2
     capsys.readouterr()
-    said = ["--job", "paper_models.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
-    assert main(["profile", *said, "-o", str(target)]) == 65
+    arguments = ["--job", "paper_models.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
+    assert main(["profile", *arguments, "-o", str(target)]) == 65
     assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
 
 
@@ -81,15 +81,15 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
     config, target = tmp_path / "config.json", tmp_path / "p.json"
     small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     config.write_text(json.dumps({"model_type": "llama", "vocab_size": 256, **small}))
-    said = ["--traced", "--sequence-length", "32", "--kind", "H100", "--tensor", "2", "--context", "2"]
-    assert main(["profile", "--hf", str(config), *said, "-o", str(target)]) == 0
-    found = ModelProfile.read(target)
-    assert found.shape is not None
-    assert (found.framework, found.parameter_dtype, found.shape.sequence_length) == ("torch", "bf16", 32)
-    degrees = [(each.degrees.tensor, each.degrees.context, each.boundary) for each in found.variants or ()]
+    arguments = ["--traced", "--sequence-length", "32", "--kind", "H100", "--tensor", "2", "--context", "2"]
+    assert main(["profile", "--hf", str(config), *arguments, "-o", str(target)]) == 0
+    profile = ModelProfile.read(target)
+    assert profile.shape is not None
+    assert (profile.framework, profile.parameter_dtype, profile.shape.sequence_length) == ("torch", "bf16", 32)
+    degrees = [(each.degrees.tensor, each.degrees.context, each.boundary) for each in profile.variants or ()]
     assert degrees == [(2, 1, "whole"), (1, 2, "sharded"), (2, 2, "whole")]
-    assert "a block without experts keeps" in found.assumptions[-1]
-    assert [known.micro_batch_size for known in found.measurements] == [1, 2, 4, 8]
+    assert "a block without experts keeps" in profile.assumptions[-1]
+    assert [measurement.micro_batch_size for measurement in profile.measurements] == [1, 2, 4, 8]
 
 
 @pytest.mark.cases(5)
@@ -115,17 +115,17 @@ def test_one_model_is_asked_for(arguments: list[str], words: str, capsys: pytest
 
 
 def test_an_unknown_framework_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = ["--example", "llama-3-8b", "--framework", "jax", "-o", str(tmp_path / "p.json")]
-    assert main(["profile", *said]) == 65
+    arguments = ["--example", "llama-3-8b", "--framework", "jax", "-o", str(tmp_path / "p.json")]
+    assert main(["profile", *arguments]) == 65
     assert "the framework 'jax' is none of megatron, torch" in capsys.readouterr().err
 
 
 def test_context_degrees_are_those_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "p.json"
-    said = ["profile", "--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
+    arguments = ["profile", "--example", "llama-3-8b", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
 
     def contexts(*more: str) -> set[int]:
-        assert main([*said, *more]) == 0
+        assert main([*arguments, *more]) == 0
         return {each.degrees.context for each in ModelProfile.read(target).variants or ()}
 
     assert contexts() == {1, 2}
@@ -141,20 +141,20 @@ def test_context_degrees_are_those_asked_for(tmp_path: Path, capsys: pytest.Capt
         (["--context-kind", "p2p"], "the kind of context parallelism 'p2p' is none of ring, all-gather, all-to-all"),
         (["--context", "many"], "'many' is neither auto nor numbers such as 1,2,4,8"),
     ):
-        assert main([*said, *more]) in (64, 65)
+        assert main([*arguments, *more]) in (64, 65)
         assert words in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.tier("nightly")
 def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "p.json"
-    said = ["profile", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
+    arguments = ["profile", "--framework", "megatron", "--kind", "H100", "-o", str(target)]
 
     def forward_ns(*more: str) -> int:
-        assert main([*said, "--example", "qwen3-30b-a3b", *more]) == 0
+        assert main([*arguments, "--example", "qwen3-30b-a3b", *more]) == 0
         variants = ModelProfile.read(target).variants or ()
-        (own,) = [each for each in variants if each.degrees.expert == 8 and each.degrees.tensor == 1]
-        return sum(layer.forward_ns for layer in own.measurements[0].layers)
+        (variant,) = [each for each in variants if each.degrees.expert == 8 and each.degrees.tensor == 1]
+        return sum(layer.forward_ns for layer in variant.measurements[0].layers)
 
     even = forward_ns("--expert", "8")
     assert even < forward_ns("--expert", "8", "--routing-imbalance", "1.5")
@@ -170,7 +170,7 @@ def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.
         ([*dense, "--capacity-factor", "1"], "llama-3-8b has no experts, to which capacity factor 1 would apply"),
         (["--job", "x.py", "--capacity-factor", "0"], "not with --job"),
     ):
-        assert main([*said, *more]) in (64, 65)
+        assert main([*arguments, *more]) in (64, 65)
         assert words in " ".join(capsys.readouterr().err.split())
 
 
@@ -178,8 +178,8 @@ def test_the_level_of_computed_times(tmp_path: Path, capsys: pytest.CaptureFixtu
     target, times = tmp_path / "p.json", []
     for model in (["--example", "gpt2-small"], ["--job", "examples.llama:tiny", "--dtype", "bf16"]):
         for level in ("runs", "kernels"):
-            said = [*model, "--kind", "H100", "--micro-batch-size", "8", "--level", level]
-            assert main(["profile", *said, "-o", str(target)]) == 0
+            arguments = [*model, "--kind", "H100", "--micro-batch-size", "8", "--level", level]
+            assert main(["profile", *arguments, "-o", str(target)]) == 0
             times.append(sum(layer.forward_ns for layer in ModelProfile.read(target).measurements[0].layers))
     assert times[1] < times[0]
     assert times[3] < times[2]

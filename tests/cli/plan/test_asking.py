@@ -12,21 +12,21 @@ from penstock.schemas.plan import PlanFile
 from penstock.schemas.profile import ModelProfile
 
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257, "n_positions": 1024}
-ASKED = ["--cluster", "1x4xA100", "-b", "16", "--planner", "gpipe"]
+OPTIONS = ["--cluster", "1x4xA100", "-b", "16", "--planner", "gpipe"]
 
 
 def _profile(path: Path) -> ModelProfile:
-    found = PlanFile.read(path).request.profile
-    assert isinstance(found, ModelProfile)
-    return found
+    profile = PlanFile.read(path).request.profile
+    assert isinstance(profile, ModelProfile)
+    return profile
 
 
 def test_a_plan_for_a_hugging_face_model(tmp_path: Path) -> None:
     config, plan = tmp_path / "config.json", tmp_path / "plan.json"
     config.write_text(json.dumps(GPT2))
-    assert main(["plan", "--hf", str(config), "--framework", "megatron", *ASKED, "-o", str(plan)]) == 0
-    found = _profile(plan)
-    assert (found.name, found.framework, len(found.layers)) == ("gpt2", "megatron", 14)
+    assert main(["plan", "--hf", str(config), "--framework", "megatron", *OPTIONS, "-o", str(plan)]) == 0
+    profile = _profile(plan)
+    assert (profile.name, profile.framework, len(profile.layers)) == ("gpt2", "megatron", 14)
 
 
 def test_a_plan_says_how_a_configuration_of_another_family_is_read(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_plan_says_how_a_configuration_of_another_family_is_read(tmp_path: Pat
     }
     sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 1024}
     config.write_text(json.dumps({**llama, **sizes, "vocab_size": 1024}))
-    assert main(["plan", "--hf", str(config), *ASKED, "-o", str(plan)]) == 0
+    assert main(["plan", "--hf", str(config), *OPTIONS, "-o", str(plan)]) == 0
     assumptions = PlanFile.read(plan).plan.assumptions
     assert "the family 'house' is read as 'llama', by the architecture that config.json names" in assumptions
     assert "the quantization in config.json is left out: training is in bf16" in assumptions
@@ -46,7 +46,7 @@ def test_a_plan_says_how_a_configuration_of_another_family_is_read(tmp_path: Pat
 
 def test_a_plan_for_a_shipped_transformer_at_another_length(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    assert main(["plan", "--example", "gpt2-small", "--sequence-length", "512", *ASKED, "-o", str(plan)]) == 0
+    assert main(["plan", "--example", "gpt2-small", "--sequence-length", "512", *OPTIONS, "-o", str(plan)]) == 0
     shape = _profile(plan).shape
     assert shape is not None
     assert shape.sequence_length == 512
@@ -54,7 +54,7 @@ def test_a_plan_for_a_shipped_transformer_at_another_length(tmp_path: Path) -> N
 
 def test_one_option_takes_all_degrees_that_have_short_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plans = tmp_path / "short.json", tmp_path / "long.json"
-    words = ["plan", "--example", "gpt2-small", *ASKED]
+    words = ["plan", "--example", "gpt2-small", *OPTIONS]
     assert main([*words, "--tensor", "1,2", "--context", "1", "--sharding", "none", "-o", str(plans[0])]) == 0
     assert main([*words, "--degrees", "tensor=1,2:context=1:sharding=none", "-o", str(plans[1])]) == 0
     short, long = (PlanFile.read(path).request for path in plans)
@@ -70,7 +70,7 @@ def test_one_option_takes_all_degrees_that_have_short_ones(tmp_path: Path, capsy
 def test_what_is_no_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"vocab_size": 50257}))
-    assert main(["plan", "--hf", str(config), *ASKED]) == 65
+    assert main(["plan", "--hf", str(config), *OPTIONS]) == 65
     assert "has no 'model_type'" in capsys.readouterr().err
-    assert main(["plan", "--hf", str(config), "--example", "gpt2-small", *ASKED]) == 64
+    assert main(["plan", "--hf", str(config), "--example", "gpt2-small", *OPTIONS]) == 64
     assert "either --example or --hf, not both" in capsys.readouterr().err

@@ -32,11 +32,11 @@ QUESTION = (
 def test_degrees_are_chosen_where_the_profile_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     assert main([*QUESTION, "-o", str(path)]) == 0
-    file, said = PlanFile.read(path), capsys.readouterr().out
+    file, output = PlanFile.read(path), capsys.readouterr().out
     assert (file.request.degrees, file.request.sharding) == ("auto", "auto")
     assert file.plan.degrees is not None
-    assert headline(file.plan) in said
-    assert "tokens/s/GPU · MFU" in said
+    assert headline(file.plan) in output
+    assert "tokens/s/GPU · MFU" in output
     covers = file.plan.certificates[0].covers
     assert set(covers.degrees or ()) == {
         f"{degrees}, {sharded}"
@@ -87,9 +87,9 @@ def test_other_requests_stay_at_degrees_of_one(fields: dict[str, Any]) -> None:
     more = {key: value for key, value in fields.items() if key != "profile"}
     profile, topology = catalogue.profile(name), catalogue.cluster("1x4xH100")
     request = PlanRequest(profile=profile, topology=topology, global_batch_size=8, **more)
-    found = with_open_degrees(request)
-    assert (found.degrees, found.sharding) == (None, None)
-    assert found.model_copy(update={"memory": request.memory}) == request
+    result = with_open_degrees(request)
+    assert (result.degrees, result.sharding) == (None, None)
+    assert result.model_copy(update={"memory": request.memory}) == request
 
 
 def test_degrees_of_one_alone_are_no_choice(tmp_path: Path) -> None:

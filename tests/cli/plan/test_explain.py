@@ -79,7 +79,7 @@ def test_of_a_large_plan_changes_are_tried_when_they_are_asked_for(
 def test_on_many_gpus_what_plans_again_is_tried_when_it_is_asked_for(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if two GPUs were many; what single changes of stages give is known at once all the same."""
+    """Two GPUs count as many here, and the effect of single changes of stages is still known at once."""
     path = written(data, tmp_path)
     small = penstock.explain(path)
     monkeypatch.setattr(explaining, "MAX_GPUS", 1)
@@ -93,18 +93,18 @@ def test_on_many_gpus_what_plans_again_is_tried_when_it_is_asked_for(
 def test_each_of_the_usual_changes_is_made_once(
     data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[str] = []
+    texts: list[str] = []
 
     def counted(problem: Problem, plan: JudgedPlan, text: str) -> changes.Change:
-        made.append(text)
+        texts.append(text)
         return change(problem, plan, text)
 
     change = changes.change
     monkeypatch.setattr(changes, "change", counted)
-    found = penstock.explain(written(data, tmp_path))
-    named = [row.name for row in found.what_ifs[1:]]
-    assert named == [text for text in made if text in named]
-    assert len(set(made)) == len(made)
+    explanation = penstock.explain(written(data, tmp_path))
+    named = [row.name for row in explanation.what_ifs[1:]]
+    assert named == [text for text in texts if text in named]
+    assert len(set(texts)) == len(texts)
 
 
 def test_json_is_what_the_python_api_gives(
@@ -113,18 +113,22 @@ def test_json_is_what_the_python_api_gives(
     """F0 of 16 ms on stage 0, four micro-batches of 48 ms on stage 1, B3 of 32 ms on stage 0; or as much elsewhere."""
     path = written(data, tmp_path)
     assert main(["explain", path, "--what-if", "speed=2", "--json"]) == 0
-    found = Explanation.model_validate_json(capsys.readouterr().out)
+    explanation = Explanation.model_validate_json(capsys.readouterr().out)
     assert (
-        found
+        explanation
         == penstock.explain(PlanFile.read(path), what_if=["speed=2"])
         == penstock.explain(path, what_if=["speed=2"])
     )
-    assert found.path.length_ns == found.time_ns == sum(segment.length_ns for segment in found.path.segments)
-    assert sum(share.length_ns for share in found.path.shares if share.what == "operation") == 5 * 48_000_000
-    assert [row.name for row in found.what_ifs] == ["", "speed=2"]
-    for idle in found.idle:
+    assert (
+        explanation.path.length_ns
+        == explanation.time_ns
+        == sum(segment.length_ns for segment in explanation.path.segments)
+    )
+    assert sum(share.length_ns for share in explanation.path.shares if share.what == "operation") == 5 * 48_000_000
+    assert [row.name for row in explanation.what_ifs] == ["", "speed=2"]
+    for idle in explanation.idle:
         parts = idle.model_dump(exclude={"devices", "num_gpus", "whole_ns", "global_batches"})
-        assert sum(parts.values()) == idle.whole_ns == found.time_ns
+        assert sum(parts.values()) == idle.whole_ns == explanation.time_ns
 
 
 @pytest.mark.parametrize("cuts", ["1", "block1", " 1 "])
@@ -134,12 +138,12 @@ def test_why_not_this_layout(
     """Three layers on the second device take half as long again as two: 72 ms a micro-batch."""
     path = written(data, tmp_path)
     assert main(["explain", path, "--cuts", cuts, "--json"]) == 0
-    found = Explanation.model_validate_json(capsys.readouterr().out).layout
-    assert found is not None
-    assert found.fits
-    assert found.theirs is not None
-    assert found.theirs.time_ns > 4 * 72_000_000
-    assert found.theirs.time_ns - found.ours.time_ns == sum(d.theirs_ns - d.ours_ns for d in found.differences)
+    layout = Explanation.model_validate_json(capsys.readouterr().out).layout
+    assert layout is not None
+    assert layout.fits
+    assert layout.theirs is not None
+    assert layout.theirs.time_ns > 4 * 72_000_000
+    assert layout.theirs.time_ns - layout.ours.time_ns == sum(d.theirs_ns - d.ours_ns for d in layout.differences)
     assert main(["explain", path, "--cuts", cuts]) == 0
     out = capsys.readouterr().out
     assert "longer: +" in out
@@ -150,10 +154,10 @@ def test_a_layout_of_named_devices(data: dict[str, Any], tmp_path: Path, capsys:
     path = written(data, tmp_path)
     options = ["--cuts", "2", "--devices", "node1/0;node0/0", "--schedule", "gpipe", "--micro-batches", "2"]
     assert main(["explain", path, *options, "--json"]) == 0
-    found = Explanation.model_validate_json(capsys.readouterr().out).layout
-    assert found is not None
-    assert found.theirs is not None
-    assert "M = 2, gpipe" in found.theirs.stages
+    layout = Explanation.model_validate_json(capsys.readouterr().out).layout
+    assert layout is not None
+    assert layout.theirs is not None
+    assert "M = 2, gpipe" in layout.theirs.stages
 
 
 @pytest.mark.parametrize(

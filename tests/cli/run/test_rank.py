@@ -83,7 +83,7 @@ def test_a_bundle_that_is_none(
 
 
 def outcome(job: JobBundle) -> Outcome:
-    """How rank 0 ends after two steps of which the last was traced."""
+    """Return the outcome of rank 0 after two steps, the last of which was traced."""
     report = LaunchReport.parse(
         {
             "plan_hash": job.plan_hash,

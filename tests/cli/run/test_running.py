@@ -67,8 +67,8 @@ def test_what_goes_together_is_not_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_is_cut_at_its_halts(options: dict[str, Any], first: int, steps: int, lengths: list[int]) -> None:
-    made = RunOptions.parse({"checkpoint_directory": "x", **options})
-    assert made.segments(first, steps) == lengths
+    run_options = RunOptions.parse({"checkpoint_directory": "x", **options})
+    assert run_options.segments(first, steps) == lengths
 
 
 def _planned_for(kind: str) -> PlanFile:
@@ -87,19 +87,19 @@ def _planned_for(kind: str) -> PlanFile:
     ],
 )
 def test_a_plan_for_gpus_on_the_cpu_is_said_aloud(kind: str, device: str, words: str | None) -> None:
-    said = other_devices(_planned_for(kind), device)
-    assert (said is None) == (words is None)
-    assert words is None or (said is not None and words in said)
+    warning = other_devices(_planned_for(kind), device)
+    assert (warning is None) == (words is None)
+    assert words is None or (warning is not None and words in warning)
 
 
 @pytest.mark.parametrize(
-    ("held", "precision", "warned"),
+    ("dtype", "precision", "warned"),
     [("bf16", "bf16", True), ("fp16", "bf16", True), ("bf16", "fp32", False), ("fp32", "bf16", False)],
 )
-def test_autocast_over_parameters_in_16_bits_is_said_aloud(held: str, precision: str, warned: bool) -> None:
+def test_autocast_over_parameters_in_16_bits_is_said_aloud(dtype: str, precision: str, warned: bool) -> None:
     data = tiny_plan_file()
-    data["request"]["profile"]["parameter_dtype"] = held
-    said = other_numbers(PlanFile.parse(data), precision)
-    assert (said is not None) == warned
-    if said is not None:
-        assert f"parameters in {held}, and --precision {precision} is autocast" in said
+    data["request"]["profile"]["parameter_dtype"] = dtype
+    warning = other_numbers(PlanFile.parse(data), precision)
+    assert (warning is not None) == warned
+    if warning is not None:
+        assert f"parameters in {dtype}, and --precision {precision} is autocast" in warning

@@ -15,15 +15,15 @@ from penstock.cli.main import main
 
 
 def checks(capsys: pytest.CaptureFixture[str], *arguments: str, expect: int = 0) -> dict[str, dict[str, str]]:
-    """The rows of ``doctor --json`` by name."""
+    """Return the rows of ``doctor --json`` by name."""
     assert main(["doctor", "--json", *arguments]) == expect
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
 def test_a_machine_in_good_health(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    found = checks(capsys, "--database", str(tmp_path / "new.sqlite"))
-    assert {row["verdict"] for row in found.values()} <= {"ok", "note"}
-    assert found.keys() >= {"Python", "extra [service]", "processors", "kernels", "database", "port"}
+    rows = checks(capsys, "--database", str(tmp_path / "new.sqlite"))
+    assert {row["verdict"] for row in rows.values()} <= {"ok", "note"}
+    assert rows.keys() >= {"Python", "extra [service]", "processors", "kernels", "database", "port"}
     assert not (tmp_path / "new.sqlite").exists(), "it only looks"
 
 
@@ -48,9 +48,9 @@ def test_the_table_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "x.sqlite").write_text("no database" * 100)
-    found = checks(capsys, "--database", str(tmp_path / "x.sqlite"), expect=1)
-    assert found["database"]["verdict"] == "FAILED"
-    assert "file is not a database" in found["database"]["found"]
+    rows = checks(capsys, "--database", str(tmp_path / "x.sqlite"), expect=1)
+    assert rows["database"]["verdict"] == "FAILED"
+    assert "file is not a database" in rows["database"]["found"]
 
 
 def test_keys_that_nobody_is_asked_for_are_noted(
@@ -65,10 +65,10 @@ def test_keys_that_nobody_is_asked_for_are_noted(
         words = ["keys", "create", "--name", name, "--scope", "read", "--expires", expires, "--database", database]
         assert main([*words, "--json"]) == 0
         ids.append(json.loads(capsys.readouterr().out)["id"])
-    found = checks(capsys, "--database", database)["keys"]
-    assert found["verdict"] == "note"
-    assert "security is off: 2 keys of this database are not asked for" in found["found"]
-    assert "PENSTOCK_SECURITY=keys" in found["remedy"]
+    row = checks(capsys, "--database", database)["keys"]
+    assert row["verdict"] == "note"
+    assert "security is off: 2 keys of this database are not asked for" in row["found"]
+    assert "PENSTOCK_SECURITY=keys" in row["remedy"]
     assert main(["keys", "revoke", ids[0], "--database", database]) == 0
     capsys.readouterr()
     assert "1 key of this database is not asked for" in checks(capsys, "--database", database)["keys"]["found"]
@@ -78,13 +78,13 @@ def test_keys_that_nobody_is_asked_for_are_noted(
 
 def test_settings_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "penstock.toml").write_text("solts = 3\n")
-    found = checks(capsys, "--settings", str(tmp_path / "penstock.toml"), expect=1)
-    assert "did you mean 'slots'?" in found["settings"]["found"]
+    rows = checks(capsys, "--settings", str(tmp_path / "penstock.toml"), expect=1)
+    assert "did you mean 'slots'?" in rows["settings"]["found"]
 
 
 def test_a_service_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    given = ["--database", str(tmp_path / "x.sqlite"), "--server", "http://127.0.0.1:9"]
-    assert checks(capsys, *given, expect=1)["service"]["verdict"] == "FAILED"
+    arguments = ["--database", str(tmp_path / "x.sqlite"), "--server", "http://127.0.0.1:9"]
+    assert checks(capsys, *arguments, expect=1)["service"]["verdict"] == "FAILED"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="install Debian's systemd")

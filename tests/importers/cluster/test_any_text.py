@@ -1,4 +1,4 @@
-"""Whatever text a reader is given, it answers with facts or with InvalidDocument: true texts, cut, doubled, changed."""
+"""Readers answer any text with facts or InvalidDocument: true texts, also when they are cut, doubled or changed."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def test_facts_or_invalid_document(name: str, changes: list[tuple[float, float, 
 
 @pytest.mark.parametrize("part", ["\n", " ", "- \n", "{", "NodeName=a\n", "SwitchName=a ", '"kind": ', "BlockName="])
 def test_formats_are_told_apart_in_linear_time(part: str) -> None:
-    """A megabyte that backtracking would look through from each of its lines anew."""
+    """A megabyte that backtracking would search again from each of its lines."""
     with pytest.raises(InvalidDocument):
         import_topology([ImportSource(text=part * (1_000_000 // len(part)))])

@@ -49,9 +49,9 @@ def test_content_tells_the_format(name: str, text: str) -> None:
 def test_every_format_has_a_reader_and_an_example() -> None:
     assert tuple(FORMATS) == get_args(Format)
     assert {name for name, _ in EXAMPLES} == set(FORMATS)
-    for name, known in FORMATS.items():
-        assert callable(known.reader(name))
-        assert known.what
+    for name, entry in FORMATS.items():
+        assert callable(entry.reader(name))
+        assert entry.what
 
 
 @pytest.mark.parametrize(

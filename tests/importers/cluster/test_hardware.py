@@ -47,10 +47,10 @@ GIB, GB = 2**30, 10**9
     ],
 )
 def test_spellings_of_products(product: str, kind: str, form: str, memory_bytes: int | None) -> None:
-    found = hardware.recognise(product)
-    assert found is not None
-    assert (found.hardware.kind, found.hardware.form) == (kind, form)
-    assert (found.memory.value if found.memory else None) == memory_bytes
+    match = hardware.recognise(product)
+    assert match is not None
+    assert (match.hardware.kind, match.hardware.form) == (kind, form)
+    assert (match.memory.value if match.memory else None) == memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_the_table_does_not_know_is_not_guessed(product: str) -> None:
     ],
 )
 def test_agents_and_profiles_call_devices_so_as_well(product: str) -> None:
-    found = hardware.recognise(product)
-    assert found is not None
-    assert device_kind(product) == found.hardware.kind
+    match = hardware.recognise(product)
+    assert match is not None
+    assert device_kind(product) == match.hardware.kind
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,19 @@ def test_every_figure_says_where_it_is_from_and_is_possible() -> None:
         assert len({form.form for form in forms}) == len(forms)
         for form in forms:
             assert form.kind == kind
-            told = [*form.memory, form.context, form.fabric_bytes_per_s, form.fabric_latency_ns, form.nic_latency_ns]
-            told += [form.nvlink.bytes_per_s] if form.nvlink else []
-            told += [form.nic_bytes_per_s] if form.nic_bytes_per_s else []
-            assert all(figure.value > 0 and figure.source for figure in told)
+            figures = [*form.memory, form.context, form.fabric_bytes_per_s, form.fabric_latency_ns, form.nic_latency_ns]
+            figures += [form.nvlink.bytes_per_s] if form.nvlink else []
+            figures += [form.nic_bytes_per_s] if form.nic_bytes_per_s else []
+            assert all(figure.value > 0 and figure.source for figure in figures)
             assert all(figure.source != hardware.ASSUMED for figure in (*form.memory, form.fabric_bytes_per_s))
             if form.fabric == "ports" and form.nvlink:
                 assert form.fabric_bytes_per_s.value == form.nvlink.total_bytes_per_s
 
 
 def test_what_collectives_reach_is_possible() -> None:
-    known = [form.collectives for forms in hardware.table().values() for form in forms if form.collectives]
-    assert len(known) == 4
-    for each in known:
+    collectives = [form.collectives for forms in hardware.table().values() for form in forms if form.collectives]
+    assert len(collectives) == 4
+    for each in collectives:
         assert each.source
         assert each.most_members >= 2
         assert all(0 < reach.share <= 1 and reach.each_ns > 0 for reach in each.reach.values())

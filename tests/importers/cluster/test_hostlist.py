@@ -99,7 +99,7 @@ def test_ten_thousand_names_in_any_order_fold_to_one_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "says"),
+    ("text", "column", "message"),
     [
         pytest.param("ok,a[1-2", 5, "not closed", id="open"),
         pytest.param("[", 1, "not closed", id="open-alone"),
@@ -119,12 +119,12 @@ def test_ten_thousand_names_in_any_order_fold_to_one_member() -> None:
         pytest.param("a\0b", 1, "printable", id="binary"),
     ],
 )
-def test_faults_name_the_column(text: str, column: int, says: str) -> None:
+def test_faults_name_the_column(text: str, column: int, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         expand(text)
     (fault,) = caught.value.faults
     assert fault.pointer == f"column {column}"
-    assert says in fault.detail
+    assert message in fault.detail
     assert len(str(caught.value)) < 500
 
 
@@ -136,9 +136,9 @@ def test_all_faults_at_once() -> None:
 
 @pytest.mark.parametrize(("text", "faults"), [("a[1-2],b", []), ("a[1-2],b,c", [9]), ("a[1-2],b[1-2],c", [7])])
 def test_all_members_together_have_a_limit(text: str, faults: list[int]) -> None:
-    found: list[int] = []
-    names = expand_or_report(text, lambda offset, detail: found.append(offset), most=3)
-    assert found == faults
+    offsets: list[int] = []
+    names = expand_or_report(text, lambda offset, detail: offsets.append(offset), most=3)
+    assert offsets == faults
     assert len(names) <= 3
 
 

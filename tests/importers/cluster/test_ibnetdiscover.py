@@ -12,7 +12,7 @@ from penstock.schemas.errors import InvalidDocument
 
 
 def test_each_cable_is_one_link_with_the_data_rate_of_its_lanes() -> None:
-    """HDR: 50 Gbit/s of data on each lane; FDR: 14.0625 Gbit/s of signals, of which 64 of 66 bits are data; by hand."""
+    """By hand: HDR has 50 Gbit/s of data on each lane; FDR has 14.0625 Gbit/s of signals, 64 of 66 bits are data."""
     facts = read_ibnetdiscover(FABRIC)
     fdr = int(4 * 14.0625e9 * 64 / 66 / 8)
     assert [(link.a, link.b, link.bandwidth_bytes_per_s) for link in facts.links] == [
@@ -33,7 +33,7 @@ def test_hosts_have_the_adapters_that_their_descriptions_name() -> None:
         "host01": [("mlx5_0", 37_500_000_000), ("mlx5_1", 12_500_000_000)],
         "host02": [("HCA-1", 12_500_000_000)],
     }
-    assert any("Aggregation Node" in said for said in facts.assumptions)
+    assert any("Aggregation Node" in note for note in facts.assumptions)
 
 
 def test_switches_that_share_a_description_go_by_their_identifiers() -> None:
@@ -46,11 +46,11 @@ def test_switches_that_share_a_description_go_by_their_identifiers() -> None:
 def test_a_cable_without_a_rate_is_said() -> None:
     facts = read_ibnetdiscover(FABRIC.replace("4xFDR", "4x???").replace("2xHDR s=4 w=2 v=4", ""))
     assert [link.bandwidth_bytes_per_s for link in facts.links] == [25_000_000_000, 12_500_000_000, None, None]
-    assert any("2 cables without a rate" in said for said in facts.assumptions)
+    assert any("2 cables without a rate" in note for note in facts.assumptions)
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "at", "message"),
     [
         pytest.param("", "the whole text", "empty", id="empty"),
         pytest.param("# Topology file\n", "the whole text", "no Switch and no Ca", id="comments-only"),
@@ -69,12 +69,12 @@ def test_a_cable_without_a_rate_is_said() -> None:
         ),
     ],
 )
-def test_one_fault_with_its_place(text: str, at: str, says: str) -> None:
+def test_one_fault_with_its_place(text: str, at: str, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_ibnetdiscover(text)
     (fault,) = caught.value.faults
     assert fault.pointer == at
-    assert says in fault.detail
+    assert message in fault.detail
 
 
 def test_a_cable_whose_ends_contradict_each_other() -> None:

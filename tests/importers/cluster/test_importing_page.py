@@ -37,7 +37,7 @@ def test_the_reader_of_the_page_on_adding_one() -> None:
     exec(code, names)
     read = names["read_racks"]
     facts = replace(read("r1: n1 n2\nr2: n3\n"), format="slurm-conf")  # one that is in the table of formats
-    found = merge([facts], [None], ImportOptions(devices=("H100",), devices_per_node=8))
-    assert [node.name for node in found.topology.nodes] == ["n1", "n2", "n3"]
+    result = merge([facts], [None], ImportOptions(devices=("H100",), devices_per_node=8))
+    assert [node.name for node in result.topology.nodes] == ["n1", "n2", "n3"]
     with pytest.raises(InvalidDocument, match="line 2: 'r2' has no colon"):
         read("r1: n1\nr2\n")

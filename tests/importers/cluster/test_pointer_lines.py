@@ -1,4 +1,4 @@
-"""Pointers of JSON and YAML texts are told with their lines."""
+"""Pointers of JSON and YAML texts come with their lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_value_of_a_printed_json_stands_on_its_line(document: dict[str, An
     at: dict[str, int] = {}
 
     def walk(value: Any, pointer: str, line: int) -> int:
-        """Takes the line of a value's beginning, gives that of its end; a line holds one value, or a bracket."""
+        """Record the first line of a value and each part, and return its last line. A line has one value or bracket."""
         at[pointer] = line
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         end = line

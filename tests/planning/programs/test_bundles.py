@@ -21,7 +21,7 @@ from penstock.schemas.request import PlanRequest
 
 
 def planned(**more: Any) -> PlanFile:
-    """A plan of the tiny request."""
+    """Return a plan of the tiny request."""
     request = PlanRequest.parse(tiny_request() | more)
     result = solve(request)
     assert result.plan is not None
@@ -39,9 +39,9 @@ def periodic() -> PlanFile:
 
 
 def test_a_bundle_survives_its_file(flushed: PlanFile) -> None:
-    made = make_bundle(flushed, seed=7)
-    read = JobBundle.parse_json(made.canonical_json())
-    assert read == made
+    bundle = make_bundle(flushed, seed=7)
+    read = JobBundle.parse_json(bundle.canonical_json())
+    assert read == bundle
     assert (read.seed, read.plan_hash, read.programs_are) == (7, flushed.plan.content_hash(), "whole")
     assert [Program.from_json(part.programs[0]) for part in read.ranks] == programs(flushed, transport="nccl")
     for part in read.ranks:

@@ -1,4 +1,4 @@
-"""What a plan takes a rank's device to be goes with the rank's program."""
+"""The kind of device that a plan assumes for a rank goes with the rank's program."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def averaging() -> PlanFile:
 
 
 def warm_ups(programs: list[Program]) -> list[int]:
-    """Forwards of each rank before its first backward."""
+    """Return the number of forwards of each rank before its first backward."""
     return [[one.kind for one in p.instructions() if one.kind in "FB"].index("B") for p in programs]
 
 

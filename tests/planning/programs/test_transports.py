@@ -39,7 +39,7 @@ TWO_GPUS = ("GPU-1", "GPU-2")
 
 
 def planned(kind: str = "V100", **more: Any) -> PlanFile:
-    """A plan of the tiny request on devices of one kind."""
+    """Return a plan of the tiny request on devices of one kind."""
     data = json.loads(json.dumps(tiny_request() | {"planner": "gpipe"} | more).replace('"V100"', json.dumps(kind)))
     request = PlanRequest.parse(data)
     plan = solve(request).plan
@@ -48,7 +48,7 @@ def planned(kind: str = "V100", **more: Any) -> PlanFile:
 
 
 def out_of_order(kind: str = "V100") -> PlanFile:
-    """A plan whose usual order of receives does not suit NCCL."""
+    """Return a plan whose usual order of receives does not suit NCCL."""
     file = planned(kind, global_batch_size=4)
     plan = file.plan.model_dump(mode="json", exclude={"prediction"})
     plan["schedule"] = {"name": "gpipe", "rows": BACKWARDS}
@@ -56,7 +56,7 @@ def out_of_order(kind: str = "V100") -> PlanFile:
 
 
 def coded() -> PlanFile:
-    """A plan that encodes what crosses its cuts."""
+    """Return a plan that encodes what crosses its cuts."""
     speeds = [{"device_kind": "V100", "encode_bytes_per_s": 10**11, "decode_bytes_per_s": 10**11}]
     topology = tiny_request()["topology"]
     slow = topology | {"uniform": topology["uniform"] | {"nic": {"bandwidth_bytes_per_s": 10**8}}}
@@ -70,10 +70,10 @@ def averaging() -> PlanFile:
 
 
 def carried_by(programs: Sequence[Sequence[dict[str, Any]]], gpus: Sequence[str | None], wanted: str = AUTO) -> str:
-    """What ranks on these devices send over; ``programs``: of each rank, as JSON."""
+    """Return the transport of ranks on these devices; ``programs``: the programs of each rank, as JSON."""
     places = []
-    for own, gpu in zip(programs, gpus, strict=True):
-        places.append(Place(wanted, gpu, common_transports(map(Program.from_json, own))))
+    for rank_programs, gpu in zip(programs, gpus, strict=True):
+        places.append(Place(wanted, gpu, common_transports(map(Program.from_json, rank_programs))))
     return choose(places)
 
 
@@ -143,7 +143,7 @@ def test_other_transports_are_refused(transports: Any) -> None:
 
 def test_a_run_of_the_service_is_checked_for_nccl_where_the_plan_has_gpus() -> None:
     lowered = lower(out_of_order())
-    check_programs([Program.from_json(own[0]) for own in lowered.programs], transport="nccl")
+    check_programs([Program.from_json(rank_programs[0]) for rank_programs in lowered.programs], transport="nccl")
     assert carried_by(lowered.programs, TWO_GPUS) == "nccl"
     assert carried_by(lowered.programs, ("GPU-1", "GPU-1")) == "gloo-staged"
     assert carried_by(lowered.programs, (None, None)) == "gloo"
@@ -153,14 +153,15 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
     """An agent's user names no transport, so none that could be named is refused."""
     lowered = lower(coded())
     ranks = tuple(
-        RankPrograms(rank=rank, device=f"a/{rank}", programs=own) for rank, own in enumerate(lowered.programs)
+        RankPrograms(rank=rank, device=f"a/{rank}", programs=rank_programs)
+        for rank, rank_programs in enumerate(lowered.programs)
     )
     assignment = Assignment(
         run="r",
         generation=1,
         phase="start",
         plan_hash=lowered.plan_hash,
-        digest=digest_of(program for own in lowered.programs for program in own),
+        digest=digest_of(program for rank_programs in lowered.programs for program in rank_programs),
         model="toy",
         world_size=len(ranks),
         steps=1,
@@ -199,28 +200,28 @@ def test_agents_stage_what_was_lowered_for_gloo() -> None:
 def test_penstock_run_lowers_for_its_devices(
     make: Any, flags: list[str], expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Work] = []
+    works: list[Work] = []
 
     def run_unattended(work: Any, *args: Any, **more: Any) -> None:
-        found.append(work(None))
+        works.append(work(None))
         raise UnsupportedRequest("far enough")
 
     monkeypatch.setattr(unattended, "run_unattended", run_unattended)
     make().write(tmp_path / "plan.json")
     assert main(["run", str(tmp_path / "plan.json"), "--job", "mine:job", *flags]) == 65
-    assert found[0].transports == expected
+    assert works[0].transports == expected
 
 
 def test_penstock_run_says_why_nccl_cannot_carry_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     coded().write(tmp_path / "plan.json")
     assert main(["run", str(tmp_path / "plan.json"), "--job", "mine:job", "--transport", "nccl"]) == 65
-    said = capsys.readouterr().err
-    assert "layers 0 to " in said
-    assert "leave the transport at auto" in said
+    message = capsys.readouterr().err
+    assert "layers 0 to " in message
+    assert "leave the transport at auto" in message
 
 
 def launched(bundle: JobBundle, **orders: Any) -> Process:
-    """A process of a launch, which nothing has met yet."""
+    """Return a process of a launch that has not connected to any other process."""
     launch = Launch(
         launcher="by hand",
         process=0,
@@ -231,8 +232,8 @@ def launched(bundle: JobBundle, **orders: Any) -> Process:
         port=1,
         opens_store=False,
     )
-    given = Orders(model="mine:job", directory=".", steps=1, seed=0, wait_s=0.01, **orders)
-    return Process(bundle, "", launch, given, show=lambda event: None, on_first=lambda: None)
+    all_orders = Orders(model="mine:job", directory=".", steps=1, seed=0, wait_s=0.01, **orders)
+    return Process(bundle, "", launch, all_orders, show=lambda event: None, on_first=lambda: None)
 
 
 def test_penstock_rank_keeps_to_what_its_bundle_was_lowered_for() -> None:

@@ -55,7 +55,7 @@ def test_selectors_choose_among_the_nodes_of_the_text(selector: dict[str, Any], 
     nodes = [node(name, labels={"rack": rack}) for name, rack in racks.items()]
     facts = read_hypernodes(listed(*nodes, node("c"), hypernode("s", 1, member("Node", **selector))))
     assert tree(facts) == {"s": chosen}
-    assert any("chooses nothing" in said for said in facts.assumptions) == (not chosen)
+    assert any("chooses nothing" in note for note in facts.assumptions) == (not chosen)
 
 
 def test_a_node_stays_in_the_innermost_hypernode() -> None:

@@ -16,7 +16,7 @@ TIER = "fabric.topograph.run/tier-"
 
 
 def tree(facts: SourceFacts, *, nvlink: bool = False) -> dict[str, tuple[str, ...]]:
-    """What hangs below each switch."""
+    """Return the switches and nodes below each switch."""
     return {one.name: one.switches + one.nodes for one in facts.switches if one.is_nvlink == nvlink}
 
 
@@ -37,7 +37,7 @@ def test_devices_come_from_capacity_and_feature_discovery() -> None:
     assert str(facts.nodes["cpu-0"].place) == "cluster, items/1"
     assert facts.nodes["gpu-0"].usable
     assert facts.nodes["gpu-0"].busy_devices is None
-    assert any("kubectl get nodes,pods -A" in said for said in facts.assumptions)
+    assert any("kubectl get nodes,pods -A" in note for note in facts.assumptions)
 
 
 @pytest.mark.parametrize("form", ["one node", "NodeList", "yaml list", "yaml documents"])
@@ -67,17 +67,17 @@ def test_forms_of_the_text(form: str) -> None:
 )
 def test_partitions_are_said(labels: dict[str, str], capacity: Object, count: int) -> None:
     status = {"capacity": capacity, "allocatable": capacity}
-    (found,) = read_k8s_nodes(listed(node("n", gpus=0, labels=labels, status=status))).nodes.values()
-    assert found.devices is not None
-    assert (len(found.devices), {device.is_partition for device in found.devices}) == (count, {True})
+    (facts,) = read_k8s_nodes(listed(node("n", gpus=0, labels=labels, status=status))).nodes.values()
+    assert facts.devices is not None
+    assert (len(facts.devices), {device.is_partition for device in facts.devices}) == (count, {True})
 
 
 def test_devices_of_amd() -> None:
     labels = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM", "amd.com/gpu.vram": "192G"}
     status = {"capacity": {"amd.com/gpu": "8"}, "allocatable": {"amd.com/gpu": "8"}}
-    (found,) = read_k8s_nodes(listed(node("n", gpus=0, labels=labels, status=status))).nodes.values()
-    assert found.devices is not None
-    assert {(one.product, one.memory_bytes) for one in found.devices} == {("AMD_Instinct_MI300X_OAM", 192 * 2**30)}
+    (facts,) = read_k8s_nodes(listed(node("n", gpus=0, labels=labels, status=status))).nodes.values()
+    assert facts.devices is not None
+    assert {(one.product, one.memory_bytes) for one in facts.devices} == {("AMD_Instinct_MI300X_OAM", 192 * 2**30)}
 
 
 TAINT = "node.kubernetes.io/unreachable"
@@ -96,17 +96,17 @@ TAINT = "node.kubernetes.io/unreachable"
     ],
 )
 def test_nodes_that_cannot_be_used_say_why(changed: Object, why: str) -> None:
-    found = read_k8s_nodes(listed(node("good"), node("bad", **changed))).nodes
-    assert found["good"].usable
-    assert not found["bad"].usable
-    assert why in found["bad"].why_not_usable
+    nodes = read_k8s_nodes(listed(node("good"), node("bad", **changed))).nodes
+    assert nodes["good"].usable
+    assert not nodes["bad"].usable
+    assert why in nodes["bad"].why_not_usable
 
 
 def test_taints_that_jobs_may_tolerate_are_told() -> None:
     taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}, {"key": "team", "value": "a", "effect": "NoSchedule"}]
     facts = read_k8s_nodes(listed(node("a", spec={"taints": taints})))
     assert facts.nodes["a"].usable
-    assert [said for said in facts.assumptions if "tolerate" in said] == [
+    assert [note for note in facts.assumptions if "tolerate" in note] == [
         "jobs are taken to tolerate team:NoSchedule, a taint of a"
     ]
 
@@ -119,8 +119,8 @@ def test_pods_say_what_is_taken() -> None:
 
 def test_one_product_with_two_memories_is_told() -> None:
     small = node("small", labels={"nvidia.com/gpu.memory": "40960"})
-    said = read_k8s_nodes(listed(node("a"), node("b"), small)).assumptions
-    assert "NVIDIA-H100-80GB-HBM3 has 40.0 GiB on small, 79.6 GiB on a, b: kinds are mixed" in "\n".join(said)
+    notes = read_k8s_nodes(listed(node("a"), node("b"), small)).assumptions
+    assert "NVIDIA-H100-80GB-HBM3 has 40.0 GiB on small, 79.6 GiB on a, b: kinds are mixed" in "\n".join(notes)
 
 
 def test_labels_of_topograph_make_a_tree() -> None:
@@ -166,7 +166,7 @@ def test_racks_are_keyed_by_their_full_path(block: str, rack: str) -> None:
         "block-0": ("block-0/rack-0", "block-0/rack-1"),
         "block-1": ("block-1/rack-0", "block-1/rack-1"),
     } | {f"block-{b}/rack-{r}": (f"n{b}{r}",) for b in (0, 1) for r in (0, 1)}
-    assert any("rack-0 under block-0, block-1, and 1 more such" in said for said in facts.assumptions)
+    assert any("rack-0 under block-0, block-1, and 1 more such" in note for note in facts.assumptions)
 
 
 def test_accelerator_domains_nest_and_come_before_cliques() -> None:
@@ -198,7 +198,7 @@ def test_nodes_without_some_labels_hang_where_these_end() -> None:
     labels = [{f"{TIER}0": "l", f"{TIER}1": "s"}, {f"{TIER}1": "s"}, {}]
     facts = read_k8s_nodes(listed(*(node(f"n{i}", labels=of_node) for i, of_node in enumerate(labels))))
     assert tree(facts) == {"s": ("l", "n1"), "l": ("n0",)}
-    assert any("missing on n1:" in said for said in facts.assumptions)
+    assert any("missing on n1:" in note for note in facts.assumptions)
 
 
 def test_labels_that_nodes_without_devices_lack_or_that_are_empty_are_not_told() -> None:
@@ -206,7 +206,7 @@ def test_labels_that_nodes_without_devices_lack_or_that_are_empty_are_not_told()
     facts = read_k8s_nodes(listed(node("n0", labels=labels), node("n1", labels=labels), node("login", gpus=0)))
     assert tree(facts) == {"l": ("n0", "n1")}
     assert tree(facts, nvlink=True) == {"rack-7": ("n0", "n1")}
-    assert not any("missing" in said for said in facts.assumptions)
+    assert not any("missing" in note for note in facts.assumptions)
 
 
 def test_karpenter_tells_a_devices_name_and_memory() -> None:
@@ -222,7 +222,7 @@ def test_hypernodes_of_the_same_text_are_the_switches() -> None:
     objects = [node("a1", labels={f"{TIER}0": "l"}), node("b1"), hypernode("s0", 1, member("Node", regex="^a"))]
     facts = read_k8s_nodes(listed(*objects))
     assert tree(facts) == {"s0": ("a1",)}
-    assert any("topology labels of nodes are not read" in said for said in facts.assumptions)
+    assert any("topology labels of nodes are not read" in note for note in facts.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_hypernodes_of_the_same_text_are_the_switches() -> None:
     ],
 )
 def test_bad_texts(text: str, faults: list[tuple[str, str]]) -> None:
-    found = refused(text)
-    assert len(found) == len(faults)
-    for (pointer, detail), (wanted_pointer, wanted) in zip(found, faults, strict=True):
+    refusals = refused(text)
+    assert len(refusals) == len(faults)
+    for (pointer, detail), (wanted_pointer, wanted) in zip(refusals, faults, strict=True):
         assert pointer.startswith(wanted_pointer.split(",")[0])
         assert wanted in detail

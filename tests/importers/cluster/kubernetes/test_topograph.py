@@ -24,7 +24,7 @@ def test_layers_are_closest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"labels": {"accelerator.topograph.run/domain": "nvl"}},
         {"labels": {"nvidia.com/gpu.clique": "nvl"}},
@@ -32,8 +32,8 @@ def test_layers_are_closest_first() -> None:
         {"nvlink_domain": "nvl"},
     ],
 )
-def test_nvlink_domains_of_all_releases(said: dict[str, Any]) -> None:
-    facts = read_topograph(graph(instance("a", "l", **said), instance("b", "l", **said), instance("c", "l")))
+def test_nvlink_domains_of_all_releases(fields: dict[str, Any]) -> None:
+    facts = read_topograph(graph(instance("a", "l", **fields), instance("b", "l", **fields), instance("c", "l")))
     (domain,) = (one for one in facts.switches if one.is_nvlink)
     assert (domain.name, domain.nodes) == ("nvl", ("a", "b"))
 
@@ -73,6 +73,6 @@ def test_a_domain_that_is_called_as_a_switch_keeps_a_name_of_its_own() -> None:
 def test_bad_texts(text: str, faults: dict[str, str]) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_topograph(text)
-    found = {fault.pointer.split(", line ")[0]: fault.detail for fault in caught.value.faults}
-    assert found.keys() == faults.keys()
-    assert all(wanted in found[pointer] for pointer, wanted in faults.items())
+    details = {fault.pointer.split(", line ")[0]: fault.detail for fault in caught.value.faults}
+    assert details.keys() == faults.keys()
+    assert all(wanted in details[pointer] for pointer, wanted in faults.items())

@@ -42,10 +42,10 @@ SwitchName=top Switches=leaf[1-2]
 
 def imported(*texts: str | ImportSource, **options: Any) -> TopologyImported:
     sources = [text if isinstance(text, ImportSource) else ImportSource(text=text) for text in texts]
-    found = import_topology(sources, ImportOptions(**options))
-    assert ClusterTopology.parse_json(found.topology.canonical_json()) == found.topology
-    assert found.assumptions == found.topology.assumptions
-    return found
+    result = import_topology(sources, ImportOptions(**options))
+    assert ClusterTopology.parse_json(result.topology.canonical_json()) == result.topology
+    assert result.assumptions == result.topology.assumptions
+    return result
 
 
 def refused(*texts: str | ImportSource, **options: Any) -> InvalidDocument:
@@ -58,21 +58,23 @@ def nodes(*names: str, **changes: Any) -> str:
     return "".join(record(name, **changes) for name in names)
 
 
-def links(found: TopologyImported) -> dict[tuple[str, str], float]:
-    """Gbit/s by ends."""
-    return {(link.a, link.b): link.bandwidth_bytes_per_s / GBIT for link in found.topology.links}
+def links(result: TopologyImported) -> dict[tuple[str, str], float]:
+    """Return the bandwidth of each link in Gbit/s, by its ends."""
+    return {(link.a, link.b): link.bandwidth_bytes_per_s / GBIT for link in result.topology.links}
 
 
-def lanes(found: TopologyImported) -> set[int | None]:
-    return {link.lanes for link in found.topology.links}
+def lanes(result: TopologyImported) -> set[int | None]:
+    return {link.lanes for link in result.topology.links}
 
 
-def out(found: TopologyImported) -> dict[str, str]:
-    return {group.nodes: group.why for group in found.left_out}
+def out(result: TopologyImported) -> dict[str, str]:
+    return {group.nodes: group.why for group in result.left_out}
 
 
-def facts(*said: NodeFacts, switches: tuple[SwitchFacts, ...] = (), wires: tuple[LinkFacts, ...] = ()) -> SourceFacts:
-    return SourceFacts("scontrol-nodes", "by hand", {each.name: each for each in said}, switches, wires)
+def facts(
+    *node_facts: NodeFacts, switches: tuple[SwitchFacts, ...] = (), wires: tuple[LinkFacts, ...] = ()
+) -> SourceFacts:
+    return SourceFacts("scontrol-nodes", "by hand", {each.name: each for each in node_facts}, switches, wires)
 
 
 def merged(*sources: SourceFacts, **options: Any) -> TopologyImported:
@@ -83,8 +85,8 @@ AT = Place("by hand", 1)
 
 
 def test_slurm_tree_and_nodes() -> None:
-    found = imported(TREE, nodes("n1", "n2", "n4") + record("n3", "IDLE+DRAIN"), name="site")
-    topology = found.topology
+    result = imported(TREE, nodes("n1", "n2", "n4") + record("n3", "IDLE+DRAIN"), name="site")
+    topology = result.topology
     assert topology.name == "site"
     assert [each.name for each in topology.nodes] == ["n1", "n2", "n4"]
     first = topology.nodes[0]
@@ -92,24 +94,24 @@ def test_slurm_tree_and_nodes() -> None:
     assert {(device.kind, device.memory_bytes, device.context_bytes) for device in first.devices} == {
         ("H100", MEMORY, CONTEXT)
     }
-    (taken,) = {device.communicators for device in first.devices}
-    assert taken is not None
-    assert (taken.edge_bytes, taken.group_bytes) == (17 * 2**20, 398 * 2**20)
-    said = [sentence for sentence in topology.assumptions if "each communicator takes" in sentence]
-    assert len(said) == 1
-    assert "measured" in said[0]
+    (communicators,) = {device.communicators for device in first.devices}
+    assert communicators is not None
+    assert (communicators.edge_bytes, communicators.group_bytes) == (17 * 2**20, 398 * 2**20)
+    notes = [sentence for sentence in topology.assumptions if "each communicator takes" in sentence]
+    assert len(notes) == 1
+    assert "measured" in notes[0]
     assert first.fabric is not None
     assert (first.fabric.form, first.fabric.bandwidth_bytes_per_s) == ("ports", 450 * GB)
-    assert links(found) == {
+    assert links(result) == {
         ("n1", "leaf1"): 3200,
         ("n2", "leaf1"): 3200,
         ("n4", "leaf2"): 3200,
         ("leaf1", "top"): 6400,
         ("leaf2", "top"): 3200,
     }
-    assert out(found) == {"n3": "it is drained"}
-    assert found.free == "n[1-2,4]"
-    assert [(each.format, each.nodes, each.switches) for each in found.found] == [
+    assert out(result) == {"n3": "it is drained"}
+    assert result.free == "n[1-2,4]"
+    assert [(each.format, each.nodes, each.switches) for each in result.found] == [
         ("slurm-conf", 4, 3),
         ("scontrol-nodes", 4, 0),
     ]
@@ -124,14 +126,14 @@ def test_all_that_is_missing_is_asked_for_at_once() -> None:
     error = refused(TREE, devices=("Foo",), devices_per_node=2)
     assert [fault.pointer for fault in error.faults] == ["n[1-4]"] * 4
     assert error.remedy == "--memory 80GiB --fabric ports --fabric-bandwidth 450GB/s --nic 400Gbit/s"
-    said = {"memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": 8 * GB, "nic_bytes_per_s": GB}
-    found = imported(TREE, devices=("Foo",), devices_per_node=2, latency_ns=7, **said)
-    first = found.topology.nodes[0]
+    options = {"memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": 8 * GB, "nic_bytes_per_s": GB}
+    result = imported(TREE, devices=("Foo",), devices_per_node=2, latency_ns=7, **options)
+    first = result.topology.nodes[0]
     assert first.devices[0].kind == "Foo"
     assert first.fabric is not None
     assert (first.fabric.form, first.fabric.bandwidth_bytes_per_s) == ("bus", 8 * GB)
-    assert links(found)["n1", "leaf1"] == 8
-    assert found.topology.links[0].latency_ns == 7
+    assert links(result)["n1", "leaf1"] == 8
+    assert result.topology.links[0].latency_ns == 7
 
 
 def test_two_sizes_of_one_product_are_asked_for() -> None:
@@ -139,8 +141,8 @@ def test_two_sizes_of_one_product_are_asked_for() -> None:
     assert [fault.detail for fault in error.faults] == [
         "the memory of A100 (79.15 GiB or 39.5 GiB) is unknown; give --memory 80GiB (options.memory_bytes)"
     ]
-    found = imported(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"), memory_bytes=40 * GIB)
-    assert found.topology.nodes[0].devices[0].memory_bytes == 40 * GIB
+    result = imported(nodes("n1", gres="gpu:a100:8", tres="gres/gpu=8"), memory_bytes=40 * GIB)
+    assert result.topology.nodes[0].devices[0].memory_bytes == 40 * GIB
 
 
 def test_the_user_may_say_more_of_a_product_than_its_name_and_nothing_else() -> None:
@@ -150,16 +152,16 @@ def test_the_user_may_say_more_of_a_product_than_its_name_and_nothing_else() -> 
         assert node.fabric is not None
         assert (node.devices[0].memory_bytes, node.fabric.form) == (memory, form)
     sized = nodes("n1", gres="gpu:a100_80g:8", tres="gres/gpu=8")
-    found = imported(sized, devices=("A100-SXM4-40GB",))
-    assert found.topology.nodes[0].devices[0].memory_bytes == int(79.15 * GIB)
-    assert any("has no effect" in said for said in found.assumptions)
+    result = imported(sized, devices=("A100-SXM4-40GB",))
+    assert result.topology.nodes[0].devices[0].memory_bytes == int(79.15 * GIB)
+    assert any("has no effect" in note for note in result.assumptions)
 
 
 def test_what_the_table_assumes_is_told() -> None:
-    said = imported(TREE, nodes("n1", "n2", "n3", "n4")).assumptions
-    assert "a transfer between devices of a node begins 5 µs late: assumed" in said
+    notes = imported(TREE, nodes("n1", "n2", "n3", "n4")).assumptions
+    assert "a transfer between devices of a node begins 5 µs late: assumed" in notes
     assert any(
-        sentence.startswith("driver and libraries take 0.4458 GiB of each H100: measured, ") for sentence in said
+        sentence.startswith("driver and libraries take 0.4458 GiB of each H100: measured, ") for sentence in notes
     )
 
 
@@ -171,9 +173,9 @@ def test_a_sites_own_name_of_a_product_is_asked_for() -> None:
 
 
 def test_options_that_sources_leave_nothing_to_are_told() -> None:
-    found = imported(nodes("n1"), devices=("A100", "big=H200"))
-    assert found.topology.nodes[0].devices[0].kind == "H100"
-    assert sum("has no effect" in said for said in found.assumptions) == 2
+    result = imported(nodes("n1"), devices=("A100", "big=H200"))
+    assert result.topology.nodes[0].devices[0].kind == "H100"
+    assert sum("has no effect" in note for note in result.assumptions) == 2
 
 
 @pytest.mark.parametrize("devices", [("=H100",), ("big=",), ("H100", "A100")])
@@ -182,19 +184,19 @@ def test_devices_that_say_nothing_are_refused(devices: tuple[str, ...]) -> None:
 
 
 def test_oversubscription_narrows_the_links_upwards() -> None:
-    found = imported(TREE, nodes("n1", "n2", "n3", "n4"), oversubscription=4)
-    assert links(found)["leaf1", "top"] == 1600
-    assert links(found)["n1", "leaf1"] == 3200
-    assert any("divided by 4" in said for said in found.assumptions)
+    result = imported(TREE, nodes("n1", "n2", "n3", "n4"), oversubscription=4)
+    assert links(result)["leaf1", "top"] == 1600
+    assert links(result)["n1", "leaf1"] == 3200
+    assert any("divided by 4" in note for note in result.assumptions)
 
 
 # ---- joining ---------------------------------------------------------------------------------------------------------
 
 
 def test_first_labels_join_where_they_mean_one_node() -> None:
-    found = imported(TREE, nodes("n1.site.org", "n2.site.org", "n3", "n4"))
-    assert [each.name for each in found.topology.nodes] == ["n1", "n2", "n3", "n4"]
-    assert "'n1.site.org' is taken for the node 'n1' of another source, and so are 1 more" in found.assumptions[0]
+    result = imported(TREE, nodes("n1.site.org", "n2.site.org", "n3", "n4"))
+    assert [each.name for each in result.topology.nodes] == ["n1", "n2", "n3", "n4"]
+    assert "'n1.site.org' is taken for the node 'n1' of another source, and so are 1 more" in result.assumptions[0]
     assert [each.name for each in imported(TREE, nodes("n1.site.org"), only="n1.site.org").topology.nodes] == ["n1"]
     error = refused(TREE, nodes("n1.a", "n1.b"))
     assert [(fault.pointer, fault.detail) for fault in error.faults] == [
@@ -234,10 +236,10 @@ def test_a_text_without_names_is_of_all_nodes_that_are_like_it() -> None:
     ]
     dump = system("".join(slots))
     four, eight = nodes("n1", "n2", gres="gpu:h100:4", tres="gres/gpu=4"), nodes("n3")
-    found = imported(four + eight, dump)
-    assert any(said == "n[1-2] are each as source 2 (nccl-xml) describes one node" for said in found.assumptions)
-    assert links(found)["n1/0", "switch"] == 400  # a card beside each device
-    assert links(found)["n3", "switch"] == 3200
+    result = imported(four + eight, dump)
+    assert any(note == "n[1-2] are each as source 2 (nccl-xml) describes one node" for note in result.assumptions)
+    assert links(result)["n1/0", "switch"] == 400  # a card beside each device
+    assert links(result)["n3", "switch"] == 3200
     named = imported(four, ImportSource(text=dump, nodes="n2"))
     assert {end for end, _ in links(named)} == {"n1", *(f"n2/{i}" for i in range(4))}
     assert "none of the other sources" in refused(eight, dump).faults[0].detail
@@ -248,9 +250,9 @@ def test_a_text_without_names_is_of_all_nodes_that_are_like_it() -> None:
 
 
 def test_a_text_without_names_is_of_no_node_whose_devices_nobody_tells_where_others_are_told() -> None:
-    found = imported(TREE, nodes("n1", "n2"), log(*(queried(i) for i in range(8))))
-    assert "n[1-2] are each as source 3 (nvidia-query) describes one node" in found.assumptions
-    assert out(found) == {"n[3-4]": "no source says which devices it has"}
+    result = imported(TREE, nodes("n1", "n2"), log(*(queried(i) for i in range(8))))
+    assert "n[1-2] are each as source 3 (nvidia-query) describes one node" in result.assumptions
+    assert out(result) == {"n[3-4]": "no source says which devices it has"}
     everywhere = imported(TREE, log(*(queried(i) for i in range(8))))
     assert len(everywhere.topology.nodes) == 4
 
@@ -264,47 +266,47 @@ def test_nvlink_by_one_source_and_pcie_alone_by_another_contradict() -> None:
 
 
 def test_one_node_alone_needs_no_network() -> None:
-    found = imported(log(*(queried(i) for i in range(4))))
-    assert [each.name for each in found.topology.nodes] == ["node0"]
-    assert (found.topology.switches, found.topology.links, found.free) == ((), (), None)
-    assert found.topology.nodes[0].devices[0].memory_bytes == MEMORY
+    result = imported(log(*(queried(i) for i in range(4))))
+    assert [each.name for each in result.topology.nodes] == ["node0"]
+    assert (result.topology.switches, result.topology.links, result.free) == ((), (), None)
+    assert result.topology.nodes[0].devices[0].memory_bytes == MEMORY
 
 
 def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -> None:
-    found = imported(
+    result = imported(
         TREE + "SwitchName=far Nodes=x1\n",
         nodes("n1", "n2")
         + record("n3", gres="(null)", tres="billing=1")
         + record("n4", gres="gpu:a100_1g.5gb:7", tres="gres/gpu=7")
         + record("lost"),
     )
-    assert [each.name for each in found.topology.nodes] == ["n1", "n2"]
-    assert out(found) == {
+    assert [each.name for each in result.topology.nodes] == ["n1", "n2"]
+    assert out(result) == {
         "lost": "it hangs on no switch of source 1 (slurm-conf)",
         "n3": "it has no device",
         "n4": "its devices are partitions (MIG, vGPU, or shared in time); plans are for whole devices",
         "x1": "no source says which devices it has",
     }
-    assert found.topology.switches == ("leaf1",)
+    assert result.topology.switches == ("leaf1",)
 
 
 def test_where_no_node_has_a_device_an_option_says_what_trains() -> None:
     idle, runs = (record(name, state, "(null)", "billing=1") for name, state in (("n1", "IDLE"), ("n2", "MIXED")))
     assert refused(idle + runs).remedy == "--devices-per-node 2 --device-kind cpu, if it is processors that train"
     options = {"devices": ("cpu",), "memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": GB}
-    found = imported(idle + runs, devices_per_node=2, nic_bytes_per_s=GB, **options)
-    assert [device.id for node in found.topology.nodes for device in node.devices] == ["n1/0", "n1/1", "n2/0", "n2/1"]
-    assert found.free == "n1"
-    assert "sources count no device; a node has 2, as --devices-per-node says" in found.assumptions
+    result = imported(idle + runs, devices_per_node=2, nic_bytes_per_s=GB, **options)
+    assert [device.id for node in result.topology.nodes for device in node.devices] == ["n1/0", "n1/1", "n2/0", "n2/1"]
+    assert result.free == "n1"
+    assert "sources count no device; a node has 2, as --devices-per-node says" in result.assumptions
     mixed = imported(idle + nodes("n3"), devices_per_node=2)
     assert out(mixed) == {"n1": "it has no device"}
 
 
 def test_only_some_nodes() -> None:
-    busy = record("n3", "ALLOCATED", taken="gres/gpu=8,gres/gpu:h100=8")
-    found = imported(TREE, nodes("n1", "n2", "n4") + busy, only="n[1-3]", only_free=True)
-    assert [each.name for each in found.topology.nodes] == ["n1", "n2"]
-    assert out(found) == {"n3": "something runs there", "n4": "it was not asked for"}
+    busy = record("n3", "ALLOCATED", allocated_tres="gres/gpu=8,gres/gpu:h100=8")
+    result = imported(TREE, nodes("n1", "n2", "n4") + busy, only="n[1-3]", only_free=True)
+    assert [each.name for each in result.topology.nodes] == ["n1", "n2"]
+    assert out(result) == {"n3": "something runs there", "n4": "it was not asked for"}
     error = refused(TREE, only="n[1-9]")
     assert error.faults[0].pointer == "/options/only"
     assert "n[5-9]" in error.detail
@@ -320,10 +322,10 @@ def test_where_nothing_is_left_the_reasons_are_told() -> None:
 
 
 def test_cables_have_their_own_bandwidth_and_come_before_switches() -> None:
-    found = imported("SwitchName=x Nodes=host[01-02]", FABRIC, nodes("host01", "host02", "host03"))
-    assert links(found) == {("host01", "leaf01"): 200, ("host02", "leaf01"): 100}
-    assert "no cable of source 2" in out(found)["host03"]
-    assert any("the switches of source 1 (slurm-conf) are not used" in said for said in found.assumptions)
+    result = imported("SwitchName=x Nodes=host[01-02]", FABRIC, nodes("host01", "host02", "host03"))
+    assert links(result) == {("host01", "leaf01"): 200, ("host02", "leaf01"): 100}
+    assert "no cable of source 2" in out(result)["host03"]
+    assert any("the switches of source 1 (slurm-conf) are not used" in note for note in result.assumptions)
 
 
 @pytest.mark.tier("quick")
@@ -331,43 +333,43 @@ def test_spines_that_join_the_same_leaves_are_one() -> None:
     switches = tuple(SwitchFacts(name, AT) for name in ("l1", "l2", "s1", "s2", "dead", "end"))
     ends = [("l1", "s1"), ("l1", "s2"), ("s1", "l2"), ("l2", "s2"), ("n1", "l1"), ("n1", "l1"), ("l2", "n2")]
     wires = tuple(LinkFacts(a, b, AT, 25 * GB) for a, b in [*ends, ("s1", "dead"), ("dead", "end")])
-    found = merged(facts(switches=switches, wires=wires), nodes_of("n1", "n2"))
-    assert links(found) == {("n1", "l1"): 400, ("n2", "l2"): 200, ("l1", "s1"): 400, ("l2", "s1"): 400}
-    assert [link.lanes for link in found.topology.links if link.a == "n1"] == [2]
-    assert {link.lanes for link in found.topology.links if link.a != "n1"} == {None}
-    assert "switches of by hand that join the same places are counted as one: s[1-2] as s1" in found.assumptions
+    result = merged(facts(switches=switches, wires=wires), nodes_of("n1", "n2"))
+    assert links(result) == {("n1", "l1"): 400, ("n2", "l2"): 200, ("l1", "s1"): 400, ("l2", "s1"): 400}
+    assert [link.lanes for link in result.topology.links if link.a == "n1"] == [2]
+    assert {link.lanes for link in result.topology.links if link.a != "n1"} == {None}
+    assert "switches of by hand that join the same places are counted as one: s[1-2] as s1" in result.assumptions
 
 
 def test_a_rings_links_share_the_cards() -> None:
-    found = imported("RingName=r Nodes=n[1-3]", nodes("n1", "n2", "n3"))
-    assert sorted(links(found).values()) == [1600, 1600, 1600]
-    assert found.topology.switches == ()
+    result = imported("RingName=r Nodes=n[1-3]", nodes("n1", "n2", "n3"))
+    assert sorted(links(result).values()) == [1600, 1600, 1600]
+    assert result.topology.switches == ()
 
 
 def test_blocks_are_joined_by_an_assumed_switch() -> None:
-    found = imported(
+    result = imported(
         "BlockName=b1 Nodes=n[1-2]\nBlockName=b2 Nodes=n[3-4]\nBlockSizes=2\n", nodes("n1", "n2", "n3", "n4")
     )
-    assert links(found)["b1", "core"] == 6400
-    assert any("does not say what joins the blocks b[1-2]" in said for said in found.assumptions)
+    assert links(result)["b1", "core"] == 6400
+    assert any("does not say what joins the blocks b[1-2]" in note for note in result.assumptions)
 
 
 def test_blocks_are_nvlink_domains_where_the_user_says_so() -> None:
     blocks = "BlockName=b1 Nodes=g[1-2]\nBlockName=b2 Nodes=g[3-4]\nBlockSizes=2,4\n"
-    found = imported(blocks, devices=("GB200",), devices_per_node=4, nvlink_blocks=True)
-    assert links(found)["g1", "b1"] == 4 * 900 * 8
-    (above,) = set(found.topology.switches) - {"b1", "b2"}
-    assert links(found)["g1", above] == 1600
+    result = imported(blocks, devices=("GB200",), devices_per_node=4, nvlink_blocks=True)
+    assert links(result)["g1", "b1"] == 4 * 900 * 8
+    (above,) = set(result.topology.switches) - {"b1", "b2"}
+    assert links(result)["g1", above] == 1600
     assert "no source has blocks" in refused(TREE, devices=("H100",), devices_per_node=8, nvlink_blocks=True).detail
 
 
 def test_names_that_a_switch_shares_with_a_node_or_a_domain_are_told_apart() -> None:
-    found = imported("SwitchName=n1 Nodes=n[1-2]\n", nodes("n1", "n2"))
-    assert set(links(found)) == {("n1", "n1-switch"), ("n2", "n1-switch")}
+    result = imported("SwitchName=n1 Nodes=n[1-2]\n", nodes("n1", "n2"))
+    assert set(links(result)) == {("n1", "n1-switch"), ("n2", "n1-switch")}
     labels = {"nvidia.com/gpu.clique": "leaf1"}
-    found = imported(TREE, listed(*(node(f"n{i}", labels=labels) for i in (1, 2, 3))))
-    assert found.topology.switches == ("leaf1-nvlink", "top", "leaf1", "leaf2")
-    assert out(found) == {"n4": "no source says which devices it has"}
+    result = imported(TREE, listed(*(node(f"n{i}", labels=labels) for i in (1, 2, 3))))
+    assert result.topology.switches == ("leaf1-nvlink", "top", "leaf1", "leaf2")
+    assert out(result) == {"n4": "no source says which devices it has"}
 
 
 def test_nvlink_domains_are_switches_beside_the_network() -> None:
@@ -378,18 +380,18 @@ def test_nvlink_domains_are_switches_beside_the_network() -> None:
             "nvidia.com/gpu.clique": f"u.{i // 2}",
         }
 
-    found = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(5)), pod("p", "g0", 4)))
-    assert found.topology.switches == ("u.0", "u.1", "switch")
-    assert links(found)["g0", "u.0"] == 4 * 900 * 8
-    assert links(found)["g0", "switch"] == 1600
-    assert ("g4", "u.2") not in links(found)
-    assert found.free == "g[1-4]"
+    result = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(5)), pod("p", "g0", 4)))
+    assert result.topology.switches == ("u.0", "u.1", "switch")
+    assert links(result)["g0", "u.0"] == 4 * 900 * 8
+    assert links(result)["g0", "switch"] == 1600
+    assert ("g4", "u.2") not in links(result)
+    assert result.free == "g[1-4]"
     alone = imported(listed(*(node(f"g{i}", gpus=4, labels=labels(i)) for i in range(2))))
     assert alone.topology.switches == ("u.0",)
     domain = facts(switches=(SwitchFacts("d", AT, ("n1", "n2"), is_nvlink=True),))
     with_cards = merged(domain, nodes_of("n1", "n2", devices=(DeviceFacts(0, "L4"),)), nic_bytes_per_s=GB)
     assert with_cards.topology.switches == ("switch",)
-    assert any("NVLink bandwidth of the domain d" in said for said in with_cards.assumptions)
+    assert any("NVLink bandwidth of the domain d" in note for note in with_cards.assumptions)
 
 
 @pytest.mark.tier("quick")
@@ -408,9 +410,9 @@ def test_cycles_and_two_parents_are_refused() -> None:
         merged(facts(switches=domains), nodes_of("n1"))
 
 
-def nodes_of(*names: str, **said: Any) -> SourceFacts:
+def nodes_of(*names: str, **fields: Any) -> SourceFacts:
     devices = tuple(DeviceFacts(i, "H100 SXM5") for i in range(4))
-    return facts(*(NodeFacts(name, AT, **{"devices": devices, **said}) for name in names))
+    return facts(*(NodeFacts(name, AT, **{"devices": devices, **fields}) for name in names))
 
 
 # ---- inside a node ---------------------------------------------------------------------------------------------------
@@ -425,7 +427,7 @@ PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
-    ("product", "said", "form", "gb_per_s"),
+    ("product", "device_links", "form", "gb_per_s"),
     [
         pytest.param("V100-SXM2-16GB", mesh(dict.fromkeys(PAIRS, 2)), "pairs", 50, id="each pair has two links"),
         pytest.param("V100-SXM2-16GB", mesh({**dict.fromkeys(PAIRS, 2), (0, 1): 1}), "pairs", 25, id="the narrowest"),
@@ -438,10 +440,10 @@ PAIRS = [(a, b) for a in range(4) for b in range(a + 1, 4)]
         pytest.param("A100-PCIE-40GB", (), "bus", 32, id="as usual"),
     ],
 )
-def test_what_joins_the_devices_of_a_node(product: str, said: Any, form: str, gb_per_s: int) -> None:
+def test_what_joins_the_devices_of_a_node(product: str, device_links: Any, form: str, gb_per_s: int) -> None:
     devices = tuple(DeviceFacts(i, product) for i in range(4))
-    found = merged(nodes_of("n1", devices=devices, device_links=said))
-    fabric = found.topology.nodes[0].fabric
+    result = merged(nodes_of("n1", devices=devices, device_links=device_links))
+    fabric = result.topology.nodes[0].fabric
     assert fabric is not None
     assert (fabric.form, fabric.bandwidth_bytes_per_s) == (form, gb_per_s * GB)
 
@@ -452,8 +454,8 @@ def test_cards_of_pcie_nodes_are_asked_for_and_added_up_where_told() -> None:
     with pytest.raises(InvalidDocument, match="network cards"):
         merged(nodes_of("n1", "n2", devices=devices))
     cards = NicFacts("m0", 25 * GB, (0, 1)), NicFacts("m1", 25 * GB, (2, 3))
-    found = merged(nodes_of("n1", "n2", devices=devices, nics=cards))
-    assert (set(links(found).values()), lanes(found)) == ({400}, {2})
+    result = merged(nodes_of("n1", "n2", devices=devices, nics=cards))
+    assert (set(links(result).values()), lanes(result)) == ({400}, {2})
     unequal = cards[0], NicFacts("m1", 50 * GB, (2, 3))
     assert lanes(merged(nodes_of("n1", "n2", devices=devices, nics=unequal))) == {None}
 
@@ -468,21 +470,21 @@ def test_equal_cards_are_lanes(speeds: list[int], devices: int, expected: int | 
 
 
 def test_nodes_have_the_cards_that_they_are_sold_with() -> None:
-    found = imported(TREE, nodes("n1", "n2", "n3", "n4"))
-    assert {link.lanes for link in found.topology.links if link.a.startswith("n")} == {8}
-    assert {link.lanes for link in found.topology.links if link.a.startswith("leaf")} == {None}
+    result = imported(TREE, nodes("n1", "n2", "n3", "n4"))
+    assert {link.lanes for link in result.topology.links if link.a.startswith("n")} == {8}
+    assert {link.lanes for link in result.topology.links if link.a.startswith("leaf")} == {None}
 
 
 def test_mixed_devices_of_one_node_keep_their_kinds_and_ask_what_joins_them() -> None:
     text = nodes("n1", gres="gpu:h100:2,gpu:l4:2", tres="gres/gpu=4")
     assert refused(text).remedy == "--fabric ports --fabric-bandwidth 450GB/s"
-    found = imported(text, fabric="bus", fabric_bytes_per_s=GB)
-    assert [device.kind for device in found.topology.nodes[0].devices] == ["H100", "H100", "L4", "L4"]
+    result = imported(text, fabric="bus", fabric_bytes_per_s=GB)
+    assert [device.kind for device in result.topology.nodes[0].devices] == ["H100", "H100", "L4", "L4"]
 
 
 def test_the_matrix_of_nvidia_smi_and_nothing_else() -> None:
-    found = imported(MATRIX, devices=("H100",))
-    (only,) = found.topology.nodes
+    result = imported(MATRIX, devices=("H100",))
+    (only,) = result.topology.nodes
     assert only.fabric is not None
     assert (only.fabric.form, only.fabric.bandwidth_bytes_per_s, len(only.devices)) == ("ports", 450 * GB, 3)
 
@@ -547,8 +549,8 @@ kinds:
     assert left.communicators is not None
     assert (left.communicators.edge_bytes, right.communicators) == (11, None)
     assert [(kind.name, kind.speed) for kind in topology.kinds] == [("odd", 0.5)]
-    given = (DeviceKind(name="odd", scale_from="A100", speed=9), DeviceKind(name="new", scale_from="H100", speed=2))
-    assert [(kind.name, kind.speed) for kind in imported(text, kinds=given).topology.kinds] == [
+    kinds = (DeviceKind(name="odd", scale_from="A100", speed=9), DeviceKind(name="new", scale_from="H100", speed=2))
+    assert [(kind.name, kind.speed) for kind in imported(text, kinds=kinds).topology.kinds] == [
         ("odd", 0.5),
         ("new", 2),
     ]

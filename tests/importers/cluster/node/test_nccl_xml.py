@@ -19,20 +19,20 @@ def read(text: str) -> tuple[SourceFacts, NodeFacts]:
 
 
 def test_a_dump_of_a_node_with_an_nvlink_switch() -> None:
-    """Each device with its card behind a PCI switch of its own, two to a processor."""
+    """Each device and its card are behind a separate PCI switch, and each processor has two such switches."""
     slots = [
         pci(f"0000:{i}0:00.0", gpu(i, f"0000:{i}1:00.0", SWITCHES) + net(f"mlx5_{i}", f"0000:{i}2:00.0"))
         for i in range(4)
     ]
-    facts, found = read(system("".join(slots[:2]), "".join(slots[2:])))
-    assert found.has_nvswitch
-    assert [(one.a, one.b, one.path, one.links) for one in found.device_links] == [
+    facts, node = read(system("".join(slots[:2]), "".join(slots[2:])))
+    assert node.has_nvswitch
+    assert [(one.a, one.b, one.path, one.links) for one in node.device_links] == [
         (a, b, "nvlink", 18) for a in range(4) for b in range(a + 1, 4)
     ]
-    assert [(one.index, one.bus_id, one.pcie_bandwidth_bytes_per_s) for one in found.devices or ()] == [
+    assert [(one.index, one.bus_id, one.pcie_bandwidth_bytes_per_s) for one in node.devices or ()] == [
         (i, f"0000:{i}1:00.0", GEN5_X16) for i in range(4)
     ]
-    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in found.nics or ()] == [
+    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in node.nics or ()] == [
         (f"mlx5_{i}", 50 * 10**9, (i,)) for i in range(4)
     ]
     assert facts.assumptions == ()
@@ -47,20 +47,20 @@ def test_links_from_device_to_device_and_unknown_pcie() -> None:
         + '<nic><net name="eth0" dev="0" speed="100000" port="0"/></nic>' * (i == 0)
         for i in (0, 1)
     ]
-    facts, found = read(system(*cpus))
-    assert found.has_nvswitch is False
-    assert [(one.a, one.b, one.path, one.links) for one in found.device_links] == [(0, 1, "nvlink", 12)]
-    assert [one.pcie_bandwidth_bytes_per_s for one in found.devices or ()] == [None, None]
-    assert [(nic.name, nic.near) for nic in found.nics or ()] == [("eth0", (0,))]
+    facts, node = read(system(*cpus))
+    assert node.has_nvswitch is False
+    assert [(one.a, one.b, one.path, one.links) for one in node.device_links] == [(0, 1, "nvlink", 12)]
+    assert [one.pcie_bandwidth_bytes_per_s for one in node.devices or ()] == [None, None]
+    assert [(nic.name, nic.near) for nic in node.nics or ()] == [("eth0", (0,))]
     assert facts.assumptions == ("2 NVLinks lead to devices that are not in the file",)
 
 
 def test_ways_over_pcie_and_their_narrowest_link() -> None:
     narrow = gpu(1, "0000:04:00.0", speed="16.0 GT/s PCIe")
     first = pci("0000:01:00.0", gpu(0, "0000:02:00.0") + narrow + pci("0000:05:00.0", gpu(2, "0000:06:00.0")))
-    _, found = read(system(first + gpu(3, "0000:07:00.0", width="8"), gpu(4, "0000:08:00.0")))
+    _, node = read(system(first + gpu(3, "0000:07:00.0", width="8"), gpu(4, "0000:08:00.0")))
     half = GEN5_X16 // 2
-    assert {(one.a, one.b): (one.path, one.bandwidth_bytes_per_s) for one in found.device_links} == {
+    assert {(one.a, one.b): (one.path, one.bandwidth_bytes_per_s) for one in node.device_links} == {
         (0, 1): ("pcie-switch", half),
         (0, 2): ("pcie", GEN5_X16),
         (1, 2): ("pcie", half),
@@ -69,7 +69,7 @@ def test_ways_over_pcie_and_their_narrowest_link() -> None:
         (2, 3): ("host-bridge", half),
         **{(a, 4): ("socket", None) for a in range(4)},
     }
-    assert found.has_nvswitch is None
+    assert node.has_nvswitch is None
 
 
 @pytest.mark.parametrize("speed", ["16 GT/s", "16.0 GT/s PCIe"])
@@ -83,10 +83,10 @@ def test_static_files_have_bare_pci_devices(speed: str) -> None:
             for domain, of in ((number, "0x030200"), (number + 0x100, "0x020700"))
         )
         cpus.append(pci(bridge, leaves))
-    facts, found = read(system(*cpus))
-    assert [one.bus_id for one in found.devices or ()] == [f"{i:04x}:00:00.0" for i in (1, 3, 4, 0xA)]
-    assert (found.device_links, found.has_nvswitch) == ((), None)
-    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in found.nics or ()] == [
+    facts, node = read(system(*cpus))
+    assert [one.bus_id for one in node.devices or ()] == [f"{i:04x}:00:00.0" for i in (1, 3, 4, 0xA)]
+    assert (node.device_links, node.has_nvswitch) == ((), None)
+    assert [(nic.name, nic.bandwidth_bytes_per_s, nic.near) for nic in node.nics or ()] == [
         ("0103:00:00.0", None, (1, 2)),
         ("0104:00:00.0", None, (1, 2)),
         ("0101:00:00.0", None, (0, 3)),
@@ -98,8 +98,8 @@ def test_static_files_have_bare_pci_devices(speed: str) -> None:
 def test_ranks_and_parts_of_one_device_count_once() -> None:
     twice = '<gpu dev="0" sm="107" mlopart="0" rank="0"/><gpu dev="0" sm="107" mlopart="1" rank="1"/>'
     unused = pci("0000:03:00.0", of="0x030200")
-    facts, found = read(system(pci("0000:02:00.0", twice, of="0x030200") + unused))
-    assert [(one.index, one.is_partition) for one in found.devices or ()] == [(0, True)]
+    facts, node = read(system(pci("0000:02:00.0", twice, of="0x030200") + unused))
+    assert [(one.index, one.is_partition) for one in node.devices or ()] == [(0, True)]
     assert facts.assumptions == (
         "1 devices without a <gpu> are left out: the run that wrote the file did not use them",
     )
@@ -153,8 +153,8 @@ A, B = "0000:02:00.0", "0000:03:00.0"
 def test_bad_texts(text: str, pointer: str, detail: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_nccl_xml(text)
-    found = [(fault.pointer, fault.detail) for fault in caught.value.faults]
-    assert [one for one in found if one[0] == pointer and detail in one[1]], found
+    refusals = [(fault.pointer, fault.detail) for fault in caught.value.faults]
+    assert [one for one in refusals if one[0] == pointer and detail in one[1]], refusals
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -23,8 +23,8 @@ def read(text: str) -> SourceFacts:
 
 
 def test_devices_and_their_pcie_links_at_their_best() -> None:
-    found = read(log(gpu(0x1B), gpu(0x43, memory="N/A", generation="N/A"))).nodes[""]
-    first, second = found.devices or ()
+    node = read(log(gpu(0x1B), gpu(0x43, memory="N/A", generation="N/A"))).nodes[""]
+    first, second = node.devices or ()
     assert (first.index, first.product, first.memory_bytes) == (0, PRODUCT, 81559 * 2**20)
     assert first.bus_id == "0000:1b:00.0"
     assert first.pcie_bandwidth_bytes_per_s == 32 * 10**9 * 16 * 128 // (130 * 8)
@@ -53,7 +53,7 @@ def test_partitions_stand_for_a_device_in_mig_mode() -> None:
 def test_nvlink_fabric(more: str, has_nvswitch: bool | None, domains: int) -> None:
     facts = read(log(gpu(1, more=more), gpu(2, more=more)))
     assert facts.nodes[""].has_nvswitch is has_nvswitch
-    assert sum("7f3c2a10-5b4e-4d6a-9c1e-2b8f0e6d4a91.3" in said for said in facts.assumptions) == domains
+    assert sum("7f3c2a10-5b4e-4d6a-9c1e-2b8f0e6d4a91.3" in note for note in facts.assumptions) == domains
 
 
 def test_a_device_outside_the_fabric_of_the_others_is_refused() -> None:

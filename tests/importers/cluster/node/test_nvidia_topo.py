@@ -34,17 +34,17 @@ def refused(text: str) -> dict[str, str]:
     ],
 )
 def test_tabs_blanks_and_escapes(text: str) -> None:
-    found = read(text)
-    assert [device.index for device in found.devices or ()] == [0, 1, 2]
-    assert [(one.a, one.b, one.path, one.links) for one in found.device_links] == [
+    node = read(text)
+    assert [device.index for device in node.devices or ()] == [0, 1, 2]
+    assert [(one.a, one.b, one.path, one.links) for one in node.device_links] == [
         (a, b, "nvlink", 18) for a, b in ((0, 1), (0, 2), (1, 2))
     ]
-    assert [(nic.name, nic.near) for nic in found.nics or ()] == [("mlx5_0", (1,)), ("mlx5_bond_1", (0,))]
-    assert found.has_nvswitch is None, "that depends on how many links such a device has"
+    assert [(nic.name, nic.near) for nic in node.nics or ()] == [("mlx5_0", (1,)), ("mlx5_bond_1", (0,))]
+    assert node.has_nvswitch is None, "that depends on how many links such a device has"
 
 
 def test_codes_of_old_drivers_and_cards_by_name() -> None:
-    found = read(
+    node = read(
         "\tGPU0\tGPU1\tGPU2\tGPU3\tmlx5_0\tCPU Affinity\n"
         "GPU0\t X \tPIX\tPXB\tSOC\tSOC\t0-13\n"
         "GPU1\tPIX\t X \tPHB\tNV2\tSOC\t0-13\n"
@@ -52,7 +52,7 @@ def test_codes_of_old_drivers_and_cards_by_name() -> None:
         "GPU3\tSOC\tNV2\tNODE\t X \tSOC\t0-13\n"
         "mlx5_0\tSOC\tSOC\tSOC\tSOC\t X\n\nLegend:\n"
     )
-    assert [one.path for one in found.device_links] == [
+    assert [one.path for one in node.device_links] == [
         "pcie-switch",
         "pcie",
         "socket",
@@ -60,12 +60,12 @@ def test_codes_of_old_drivers_and_cards_by_name() -> None:
         "nvlink",
         "host-bridge",
     ]
-    assert [nic.near for nic in found.nics or ()] == [()]
+    assert [nic.near for nic in node.nics or ()] == [()]
 
 
 def test_rows_of_cards_may_be_missing() -> None:
-    found = read("\tGPU0\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\tSYS\t0-19\t0\n")
-    assert [(nic.name, nic.near) for nic in found.nics or ()] == [("NIC0", (0,)), ("NIC1", ())]
+    node = read("\tGPU0\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\tSYS\t0-19\t0\n")
+    assert [(nic.name, nic.near) for nic in node.nics or ()] == [("NIC0", (0,)), ("NIC1", ())]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_rows_of_cards_may_be_missing() -> None:
     ],
 )
 def test_bad_texts(text: str, faults: dict[str, str]) -> None:
-    found = refused(text)
-    assert found.keys() >= faults.keys()
-    assert all(wanted in found[pointer] for pointer, wanted in faults.items()), found
+    details = refused(text)
+    assert details.keys() >= faults.keys()
+    assert all(wanted in details[pointer] for pointer, wanted in faults.items()), details

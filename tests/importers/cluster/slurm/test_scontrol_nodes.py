@@ -35,7 +35,7 @@ def test_devices_states_and_what_is_taken(text: str) -> None:
     assert [node.usable for node in facts.nodes.values()] == [True, True, False, True]
     drained = facts.nodes["n3"].why_not_usable
     assert drained == "it is drained (gpu 3 fell off: State=IDLE x=1 [root@2026-01-05T10:00:00])"
-    assert any("planned" in said and "(n2)" in said for said in facts.assumptions)
+    assert any("planned" in note and "(n2)" in note for note in facts.assumptions)
 
 
 def test_lines_are_those_of_the_text() -> None:
@@ -118,16 +118,18 @@ def test_slices_of_devices_are_partitions(slice_of: str) -> None:
 
 def test_untracked_devices_of_a_node_with_jobs_are_all_taken() -> None:
     states = {"n1": ("MIXED", "cpu=1"), "n2": ("IDLE", ""), "n3": ("MIXED", ""), "n4": ("UNKNOWN", "")}
-    text = "".join(record(name, state, tres="billing=1", taken=taken) for name, (state, taken) in states.items())
+    text = "".join(
+        record(name, state, tres="billing=1", allocated_tres=allocated) for name, (state, allocated) in states.items()
+    )
     facts = read_scontrol_nodes(text)
     assert [node.busy_devices for node in facts.nodes.values()] == [8, 0, 0, 0]
-    assert any("(n1)" in said for said in facts.assumptions)
+    assert any("(n1)" in note for note in facts.assumptions)
 
 
 def test_reserved_nodes_are_there_and_taken() -> None:
     facts = read_scontrol_nodes(record("n", "IDLE+RESERVED"))
     assert (facts.nodes["n"].usable, facts.nodes["n"].busy_devices) == (True, 8)
-    assert any("reserved" in said for said in facts.assumptions)
+    assert any("reserved" in note for note in facts.assumptions)
 
 
 def test_details_say_what_is_taken_where_devices_are_not_tracked() -> None:
@@ -147,10 +149,10 @@ def test_nodes_name_the_switches_that_they_are_below() -> None:
     places = {"n1": "tree:core:s1,blocks:b1", "n2": "tree:core:s1,blocks:b1", "n3": "tree:core:s2", "n4": "(null)"}
     facts = read_scontrol_nodes("".join(record(name, more=f"   Topology={at}\n") for name, at in places.items()))
     assert switches(facts) == {"core": "s1 s2", "s1": "n1 n2", "s2": "n3"}
-    assert any("of several topologies tree is read" in said for said in facts.assumptions)
+    assert any("of several topologies tree is read" in note for note in facts.assumptions)
     torus = read_scontrol_nodes(record("n1", more="   Topology=cube:t:0:1:2\n"))
     assert switches(torus) == {}
-    assert any("topology.yaml" in said for said in torus.assumptions)
+    assert any("topology.yaml" in note for note in torus.assumptions)
 
 
 def test_json_of_new_and_old_slurm() -> None:
@@ -169,7 +171,7 @@ def test_json_of_new_and_old_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "at", "message"),
     [
         pytest.param(" \n", "the whole text", "empty", id="empty"),
         pytest.param("\x7fELF", "line 1, column 1", "binary", id="binary"),
@@ -189,9 +191,9 @@ def test_json_of_new_and_old_slurm() -> None:
         pytest.param(as_json({"name": "a"}), "nodes/0", "'a' has no State", id="json-no-state"),
     ],
 )
-def test_one_fault_with_its_place(text: str, at: str, says: str) -> None:
+def test_one_fault_with_its_place(text: str, at: str, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_scontrol_nodes(text)
     (fault,) = caught.value.faults
     assert fault.pointer.split(", line ")[0] == at
-    assert says in fault.detail
+    assert message in fault.detail

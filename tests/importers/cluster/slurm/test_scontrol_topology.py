@@ -45,7 +45,7 @@ def test_blocks_and_larger_blocks_of_new_and_old_slurm(key: str) -> None:
         "b2,b3": "b2 b3",
         "b[0-3]": "b[0-1] b2,b3",
     }
-    assert any("NVLink" in said for said in facts.assumptions)
+    assert any("NVLink" in note for note in facts.assumptions)
 
 
 def test_rings() -> None:
@@ -54,7 +54,7 @@ def test_rings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "at", "message"),
     [
         pytest.param("", "the whole text", "empty", id="empty"),
         pytest.param("slurm_load_topo error: refused", "line 1, column 1", "no Key=Value", id="an-error-instead"),
@@ -91,9 +91,9 @@ def test_rings() -> None:
         ),
     ],
 )
-def test_one_fault_with_its_place(text: str, at: str, says: str) -> None:
+def test_one_fault_with_its_place(text: str, at: str, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_scontrol_topology(text)
     (fault,) = caught.value.faults
     assert fault.pointer == at
-    assert says in fault.detail
+    assert message in fault.detail

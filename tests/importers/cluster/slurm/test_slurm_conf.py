@@ -27,7 +27,7 @@ def test_a_tree_with_comments_continuations_and_keys_in_any_case() -> None:
     assert [(switch.tier, switch.layer) for switch in facts.switches] == [(0, "switch"), (0, "switch"), (1, "switch")]
     assert str(facts.nodes["n6"].place) == "topology.conf, line 3, column 26"
     assert all(switch.bandwidth_bytes_per_s is None for switch in facts.switches)
-    assert any("LinkSpeed" in said for said in facts.assumptions)
+    assert any("LinkSpeed" in note for note in facts.assumptions)
 
 
 def test_without_link_speed_nothing_is_said_of_it() -> None:
@@ -60,7 +60,7 @@ def test_rings_are_links_between_neighbours() -> None:
     assert [(link.a, link.b) for link in facts.links] == [("n1", "n2"), ("n2", "n3"), ("n3", "n1"), ("m2", "m1")]
     assert all(link.bandwidth_bytes_per_s is None for link in facts.links)
     assert set(facts.nodes) == {"n1", "n2", "n3", "m1", "m2", "k"}
-    assert any("ring" in said for said in facts.assumptions)
+    assert any("ring" in note for note in facts.assumptions)
 
 
 def test_spines_above_the_same_leaves_are_one() -> None:
@@ -70,11 +70,11 @@ def test_spines_above_the_same_leaves_are_one() -> None:
     )
     facts = read_slurm_conf(text)
     assert below(facts) == {"a": "n1", "b": "n2", "s1": "a b", "core": "s1"}
-    assert any("s[1-2]" in said for said in facts.assumptions)
+    assert any("s[1-2]" in note for note in facts.assumptions)
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "at", "message"),
     [
         pytest.param("", "the whole text", "empty", id="empty"),
         pytest.param("# nothing\n", "the whole text", "names no switch", id="comments-only"),
@@ -135,10 +135,10 @@ def test_spines_above_the_same_leaves_are_one() -> None:
         pytest.param("RingName=a Nodes=n1\nRingName=b Nodes=n1", "line 2, column 18", "of 'a', too", id="two-rings"),
     ],
 )
-def test_one_fault_with_its_place(text: str, at: str, says: str) -> None:
-    found = faults(text)
-    assert list(found) == [at]
-    assert says in found[at]
+def test_one_fault_with_its_place(text: str, at: str, message: str) -> None:
+    details = faults(text)
+    assert list(details) == [at]
+    assert message in details[at]
 
 
 def test_all_faults_at_once() -> None:
@@ -157,4 +157,6 @@ def test_of_very_many_faults_the_first_are_told() -> None:
 
 def test_messages_of_many_nodes_stay_short() -> None:
     nodes = ",".join(f"n{3 * i}" for i in range(2000))
-    assert all(len(said) < 300 for said in faults(f"SwitchName=a Nodes={nodes}\nSwitchName=b Nodes={nodes}").values())
+    assert all(
+        len(detail) < 300 for detail in faults(f"SwitchName=a Nodes={nodes}\nSwitchName=b Nodes={nodes}").values()
+    )

@@ -49,7 +49,7 @@ def test_imports_take_the_name_of_a_topology() -> None:
 
 
 def test_a_torus_counts_along_x_first_and_wraps_around() -> None:
-    """Three places along x make a ring; two along y are one link; one along z is none. By hand."""
+    """Three places along x make a ring, two along y make one link, and one along z makes no link. By hand."""
     pairs = {"01", "12", "02", "34", "45", "35", "03", "14", "25"}
     facts = read_slurm_yaml(TORUS)
     assert ends(facts) == {frozenset((f"n{a}", f"n{b}")) for a, b in pairs}
@@ -68,7 +68,7 @@ def test_a_torus_by_regions_has_links_where_both_nodes_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "at", "message"),
     [
         pytest.param("", "the whole text", "empty", id="empty"),
         pytest.param("# nothing", "line 2, column 1", "comments only", id="comments-only"),
@@ -116,11 +116,11 @@ def test_a_torus_by_regions_has_links_where_both_nodes_are() -> None:
         pytest.param(TORUS.replace("        nodes: n[0-5]\n", ""), "line 4, column 9", "nodes or regions", id="bare"),
     ],
 )
-def test_one_fault_with_its_place(text: str, at: str, says: str) -> None:
+def test_one_fault_with_its_place(text: str, at: str, message: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
         read_slurm_yaml(text)
     assert caught.value.faults[0].pointer == at
-    assert says in caught.value.faults[0].detail
+    assert message in caught.value.faults[0].detail
 
 
 def test_a_name_that_is_not_there_lists_those_that_are() -> None:
