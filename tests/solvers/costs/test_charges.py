@@ -1,4 +1,4 @@
-"""What ranks run is charged: every word of programs, and every byte of every link, counted from the programs alone."""
+"""Charges for all that ranks run: every word of programs, and every byte of every link, counted from programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Plan = tuple[Problem, Allocation, Schedule, UpdateRule]
 
 
 def _drawn(rng: random.Random, kind: str) -> Plan:
-    """A random plan of a kind, mostly with ties; it need not be one that lowers."""
+    """Draw a plan of a kind, mostly with ties; some plans cannot be lowered."""
     problem = random_problem(rng)
     if rng.random() < 0.7:
         problem = with_ties(rng, problem)
@@ -66,7 +66,7 @@ def _drawn(rng: random.Random, kind: str) -> Plan:
 
 
 def _with_codecs(rng: random.Random, problem: Problem, allocation: Allocation) -> tuple[Problem, Allocation]:
-    """Some edges encoded."""
+    """Encode some of the edges."""
     coded = [False, *(rng.random() < 0.6 for _ in allocation.stages[1:]), False]
     stages = [replace(stage, coded=(coded[s], coded[s + 1])) for s, stage in enumerate(allocation.stages)]
     encodable = tuple((rng.randint(0, int(size)), 1) for size in problem.forward_bytes)
@@ -76,7 +76,7 @@ def _with_codecs(rng: random.Random, problem: Problem, allocation: Allocation) -
 
 
 def _lowered(rng: random.Random, kind: str, **options: Any) -> tuple[Plan, list[Program]]:
-    """The first random plan that ranks can run."""
+    """Return the first random plan that ranks can run, and its programs."""
     while True:
         plan = problem, allocation, schedule, rule = _drawn(rng, kind)
         if starved(problem, allocation):
@@ -87,11 +87,11 @@ def _lowered(rng: random.Random, kind: str, **options: Any) -> tuple[Plan, list[
             continue
 
 
-# ---- what programs do, counted from them alone -----------------------------------------------------------------------
+# ---- work of programs, counted from the programs alone ---------------------------------------------------------------
 
 
 def _bucket_bytes(problem: Problem, program: Program, first: int, last: int) -> int:
-    """Gradients of layers [first, last], without those of the program's ties."""
+    """Return the gradient bytes of layers [first, last], without the gradients of the program's ties."""
     sizes = [
         b - a for a, b in zip(problem.trainable_bytes.tolist(), problem.trainable_bytes.tolist()[1:], strict=False)
     ]
@@ -103,27 +103,27 @@ def _bucket_bytes(problem: Problem, program: Program, first: int, last: int) -> 
 
 
 def _summed(problem: Problem, programs: list[Program]) -> dict[int, int]:
-    """Bytes by tie number: what is trained."""
+    """Return the trained bytes of each tie, by its number."""
     trained = [
         b > a for a, b in zip(problem.trainable_bytes.tolist(), problem.trainable_bytes.tolist()[1:], strict=False)
     ]
-    known = {name: size * trained[layers[0]] for name, layers, size in problem.shared_parameters}
-    return {k: known[tie.name] for k, tie in enumerate(programs[0].shared)}
+    sizes = {name: size * trained[layers[0]] for name, layers, size in problem.shared_parameters}
+    return {k: sizes[tie.name] for k, tie in enumerate(programs[0].shared)}
 
 
 def _reduced(problem: Problem, programs: list[Program]) -> dict[tuple[int, int, int], int]:
-    """Bytes by group and layers of what REDUCE reduces in one round."""
-    found = {}
+    """Return the bytes that REDUCE reduces in one round, by group and layers."""
+    sizes = {}
     for program in programs:
         for one in program.instructions():
             if one.kind == "REDUCE":
                 first, last, group = program.stage(one.stage).buckets[one.micro_batch]
-                found[group, first, last] = _bucket_bytes(problem, program, first, last)
-    return found
+                sizes[group, first, last] = _bucket_bytes(problem, program, first, last)
+    return sizes
 
 
-def _message_bytes(problem: Problem, held: Held, way: str, rows: int, coded: bool) -> int:
-    cut = held.last if way == "F" else held.first - 1
+def _message_bytes(problem: Problem, stage: Held, way: str, rows: int, coded: bool) -> int:
+    cut = stage.last if way == "F" else stage.first - 1
     size = rows * int((problem.forward_bytes if way == "F" else problem.backward_bytes)[cut])
     if not coded or size == 0:
         return size
@@ -132,17 +132,17 @@ def _message_bytes(problem: Problem, held: Held, way: str, rows: int, coded: boo
 
 
 def _messages(problem: Problem, programs: list[Program]) -> Counter[tuple[int, int, str, int, int]]:
-    """Bytes by sending and receiving rank, direction, sending stage and micro-batch."""
-    found: Counter[tuple[int, int, str, int, int]] = Counter()
+    """Return the bytes by sending and receiving rank, direction, sending stage and micro-batch."""
+    load: Counter[tuple[int, int, str, int, int]] = Counter()
     for program in programs:
         for one in program.instructions():
             if one.kind in ("SEND_F", "SEND_B"):
                 channel = program.channels[one.channel]
                 low, high = channel.rows[program.row_class(one.micro_batch)]
-                held, way = program.stage(one.stage), one.kind[-1]
-                size = _message_bytes(problem, held, way, high - low, channel.codec is not None)
-                found[program.rank, channel.peer, way, one.stage, one.micro_batch] += size
-    return +found
+                stage, way = program.stage(one.stage), one.kind[-1]
+                size = _message_bytes(problem, stage, way, high - low, channel.codec is not None)
+                load[program.rank, channel.peer, way, one.stage, one.micro_batch] += size
+    return +load
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def _messages(problem: Problem, programs: list[Program]) -> Counter[tuple[int, i
     ],
 )
 def test_the_steps_of_copies_of_tied_parameters_are_assumed(devices: list[tuple[int, ...]], copies: int) -> None:
-    """A tie of 7 bytes between both layers: every device that holds it steps it, and one of them is timed."""
+    """A tie of 7 bytes between both layers: every device that holds it steps it, and one of the steps is timed."""
     problem = make_problem([1, 1], parameter_bytes=10, nodes=(3,), shared_parameters=(("tied", (0, 1), 7),))
     last = problem.num_layers - 1
-    stages = [Stage(s, s if len(devices) > 1 else last, own) for s, own in enumerate(devices)]
-    told = untimed(problem, single_pipeline(tuple(stages), 2), "synchronous")
-    assert [each.bytes for each in told if "the copies of 'tied'" in each.sentence] == [7 * copies] * (copies > 0)
+    stages = [Stage(s, s if len(devices) > 1 else last, group) for s, group in enumerate(devices)]
+    charges = untimed(problem, single_pipeline(tuple(stages), 2), "synchronous")
+    assert [each.bytes for each in charges if "the copies of 'tied'" in each.sentence] == [7 * copies] * (copies > 0)
 
 
 # ---- every word ------------------------------------------------------------------------------------------------------
@@ -198,19 +198,19 @@ def test_what_ranks_run_is_timed_or_assumed_with_its_bytes(kind: str) -> None:
         (problem, allocation, schedule, rule), programs = _lowered(rng, kind, norm=norm)
         left_out = list(untimed(problem, allocation, rule))
         assert all(each.bytes is None or f"{each.bytes} bytes" in each.sentence for each in left_out)
-        told = {word: each for each in left_out for word in each.words if "the copies of" not in each.sentence}
+        charges = {word: each for each in left_out for word in each.words if "the copies of" not in each.sentence}
         ran = {one.kind for program in programs for one in program.instructions()}
         words |= ran
         several = len(programs) > 1 and (rule != "elastic_averaging" or len(allocation.pipelines) > 1)
-        assert not several or {word for word in ran if CHARGES[word].how == "assumed"} <= set(told)
+        assert not several or {word for word in ran if CHARGES[word].how == "assumed"} <= set(charges)
         if norm and several:
-            assert told["NORM"].bytes == NORM_BYTES
+            assert charges["NORM"].bytes == NORM_BYTES
         if "AVG_PUSH" in ran and several:
-            own = {(h.first, h.last) for program in programs for h in program.stages if h.pipeline == 0}
-            assert told["AVG_PUSH"].bytes == 2 * sum(_bucket_bytes(problem, programs[0], *span) for span in own)
+            spans = {(h.first, h.last) for program in programs for h in program.stages if h.pipeline == 0}
+            assert charges["AVG_PUSH"].bytes == 2 * sum(_bucket_bytes(problem, programs[0], *span) for span in spans)
         exchanged = sum(_reduced(problem, programs).values()) if programs[0].shard_states else 0
         shared_out += exchanged > 0
-        assert (told["STEP"].bytes if "STEP" in told else 0) == exchanged
+        assert (charges["STEP"].bytes if "STEP" in charges else 0) == exchanged
         if rule == "synchronous" and kind != "codecs":
             _assert_timed(problem, simulate(problem, allocation, schedule), programs)
     assert words >= EXPECTED[kind]
@@ -218,7 +218,7 @@ def test_what_ranks_run_is_timed_or_assumed_with_its_bytes(kind: str) -> None:
 
 
 def _assert_timed(problem: Problem, timeline: Timeline, programs: list[Program]) -> None:
-    """Everything that ranks compute, send and add up in a flushed step stands in the timeline."""
+    """Check that the timeline has all computation, messages and sums of ranks in a flushed step."""
     ran = {(one.kind, one.stage, one.micro_batch) for program in programs for one in program.instructions()}
     rows = [tuple(row) for track in timeline.tracks for row in track.operations.tolist()]
     assert {each for each in ran if each[0] in KINDS} == {(KINDS[kind], s, m) for kind, s, m in rows}
@@ -240,7 +240,7 @@ def _assert_timed(problem: Problem, timeline: Timeline, programs: list[Program])
 
 
 def _topology(rng: random.Random, problem: Problem) -> dict[str, Any]:
-    """A document of the problem's nodes, in a random tree of switches."""
+    """Draw a document of the problem's nodes, in a random tree of switches."""
     hosts = problem.network.node_names
     switches = [f"switch{i}" for i in range(rng.randint(1, 3))]
     ends = [(name, rng.choice(switches)) for name in hosts]
@@ -268,7 +268,7 @@ def _topology(rng: random.Random, problem: Problem) -> dict[str, Any]:
 
 
 def _way(document: dict[str, Any], source: str, target: str) -> list[str]:
-    """The channels, ports, buses and cables from one device to another, each with its direction where it has two."""
+    """List the channels, ports, buses and cables between two devices, with directions where they are full duplex."""
     node_of = {device["id"]: node for node in document["nodes"] for device in node["devices"]}
     if node_of[source] is node_of[target]:
         fabric, name = node_of[source]["fabric"], node_of[source]["name"]
@@ -293,23 +293,26 @@ def _way(document: dict[str, Any], source: str, target: str) -> list[str]:
 
 
 def _links_of_programs(problem: Problem, programs: list[Program], document: dict[str, Any]) -> Counter[str]:
-    """Bytes on each link: messages, and the rings of groups, whose ranks follow each other by node and device."""
-    found: Counter[str] = Counter()
+    """Return the bytes on each link, from messages and from the rings of groups.
+
+    The ranks of a ring follow each other by node and device.
+    """
+    load_of_links: Counter[str] = Counter()
     for (source, target, *_what), size in _messages(problem, programs).items():
         for link in _way(document, programs[source].device, programs[target].device):
-            found[link] += size
+            load_of_links[link] += size
     places = {device["id"]: (n, d) for n, x in enumerate(document["nodes"]) for d, device in enumerate(x["devices"])}
     load: Counter[int] = Counter()
     rounds: Counter[tuple[int, int, int]] = Counter()
     for program in programs:
-        own: Counter[tuple[int, int, int]] = Counter()
+        counts: Counter[tuple[int, int, int]] = Counter()
         for one in program.instructions():
             if one.kind == "REDUCE":
-                own[
+                counts[
                     program.stage(one.stage).buckets[one.micro_batch][2],
                     *program.stage(one.stage).buckets[one.micro_batch][:2],
                 ] += 1
-        rounds |= own
+        rounds |= counts
     for (group, first, last), times in rounds.items():
         load[group] += times * _bucket_bytes(problem, programs[0], first, last)
     for k, size in _summed(problem, programs).items():
@@ -318,18 +321,18 @@ def _links_of_programs(problem: Problem, programs: list[Program], document: dict
         devices = sorted((programs[rank].device for rank in programs[0].groups[group]), key=places.__getitem__)
         for i, device in enumerate(devices if len(devices) > 1 else ()):
             for link in _way(document, device, devices[(i + 1) % len(devices)]):
-                found[link] += 2 * (len(devices) - 1) * size // len(devices)
-    return +found
+                load_of_links[link] += 2 * (len(devices) - 1) * size // len(devices)
+    return +load_of_links
 
 
 def _links_of_judge(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Counter[str]:
-    found: Counter[str] = Counter()
+    load: Counter[str] = Counter()
     for flow in traffic(problem, allocation, 1, rule):
         route = problem.network.route(flow.source, flow.target)
         assert route is not None
         for r in route.resources:
-            found[problem.network.resources[r].name] += flow.bytes
-    return found
+            load[problem.network.resources[r].name] += flow.bytes
+    return load
 
 
 @pytest.mark.parametrize("kind", KIND)

@@ -1,4 +1,4 @@
-"""Plans that encode tensors: what the judge counts, where a planner chooses it, and which bounds still speak."""
+"""Plans that encode tensors: the simulator's costs, the planners' choice of edges, and the bounds that still hold."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from penstock.solvers.verify.codecs import check_codecs
 from penstock.solvers.verify.verifier import verify
 
 BYTES = (4_000, 400_000, 40)
-"""Of a sample, behind each layer but the last: fp32."""
+"""Bytes of a sample in fp32, behind each layer but the last."""
 
 
 def request(bandwidth: int = 10**8, **more: Any) -> PlanRequest:
-    """Four layers of 1 ms and 2 ms per sample on four devices in a row; conversion at 1 and 2 GB/s."""
+    """Return a request of four layers on four devices in a row.
+
+    A sample takes 1 ms forwards and 2 ms back; conversion runs at 1 and 2 GB/s.
+    """
     measured = {"forward_ns": 1_000_000, "backward_ns": 2_000_000, "stash_bytes": 100}
     profile = {
         "name": "codecs",
@@ -54,12 +57,12 @@ def request(bandwidth: int = 10**8, **more: Any) -> PlanRequest:
         "nic": {"bandwidth_bytes_per_s": bandwidth},
     }
     topology = {"name": "row", "uniform": cluster}
-    given = {"profile": profile, "topology": topology, "global_batch_size": 8, "micro_batch_sizes": [2]}
-    return PlanRequest.parse(given | {"codec": "auto", "recompute": "never", "planner": "gpipe"} | more)
+    base = {"profile": profile, "topology": topology, "global_batch_size": 8, "micro_batch_sizes": [2]}
+    return PlanRequest.parse(base | {"codec": "auto", "recompute": "never", "planner": "gpipe"} | more)
 
 
 def line(problem: Problem) -> Any:
-    """A layer per device, and DAPPLE's order."""
+    """Return an allocation of a layer per device, and DAPPLE's order."""
     allocation = single_pipeline(tuple(Stage(i, i, (i,)) for i in range(4)), 4)
     return allocation, early_backward(problem, allocation)
 
@@ -166,8 +169,8 @@ def test_every_planners_certificates_stay_below_its_plan(planner: str) -> None:
     assert result.plan.prediction is not None
     value = result.plan.prediction.time_per_global_batch_ns
     assert all(one.bound_ns <= value and one.gap >= 0 for one in result.plan.certificates)
-    asked = request(planner=planner)
-    judged = judge(PlanFile(plan=result.plan, request=asked))
+    document = request(planner=planner)
+    judged = judge(PlanFile(plan=result.plan, request=document))
     assert judged.faults == ()
 
 
@@ -184,12 +187,12 @@ def test_periodic_plans_encode_too(rule: str, planner: str) -> None:
 
 @pytest.mark.tier("ci")
 def test_programs_name_the_codec_on_its_channels() -> None:
-    asked = request()
-    plan = solve(asked).plan
+    document = request()
+    plan = solve(document).plan
     assert plan is not None
     codecs = plan.pipelines[0].codecs
     assert codecs is not None
-    for program in programs(PlanFile(plan=plan, request=asked)):
+    for program in programs(PlanFile(plan=plan, request=document)):
         for channel in program.channels:
             assert channel.codec == codecs[min(channel.stage, channel.peer_stage)]
 
@@ -211,8 +214,8 @@ def test_what_is_wrong_with_codecs_is_said() -> None:
 
 @pytest.mark.tier("ci")
 def test_codecs_have_to_be_asked_for() -> None:
-    asked = request()
-    plan = solve(asked).plan
+    document = request()
+    plan = solve(document).plan
     assert plan is not None
     plain = request(codec=None)
     file = PlanFile(plan=plan.model_copy(update={"request_hash": plain.content_hash()}), request=plain)
@@ -223,13 +226,13 @@ def test_codecs_have_to_be_asked_for() -> None:
 
 @pytest.mark.parametrize(("dtype", "encodable"), [("fp32", (4_000, 1)), ("bf16", (0, 0)), ("fp16", (0, 0))])
 def test_only_numbers_of_32_bits_are_encoded(dtype: str, encodable: tuple[int, int]) -> None:
-    asked = request()
-    profile = asked.profile.model_copy(update={"parameter_dtype": dtype})  # type: ignore[union-attr]
-    assert to_problem(asked.model_copy(update={"profile": profile})).encodable[0] == encodable
+    document = request()
+    profile = document.profile.model_copy(update={"parameter_dtype": dtype})  # type: ignore[union-attr]
+    assert to_problem(document.model_copy(update={"profile": profile})).encodable[0] == encodable
 
 
 def test_an_unknown_speed_of_conversion_is_refused() -> None:
-    asked = request()
-    without = asked.model_copy(update={"profile": asked.profile.model_copy(update={"codec_speeds": None})})  # type: ignore[union-attr]
+    document = request()
+    without = document.model_copy(update={"profile": document.profile.model_copy(update={"codec_speeds": None})})  # type: ignore[union-attr]
     with pytest.raises(InvalidDocument, match="conversion speed"):
         to_problem(without)

@@ -20,7 +20,7 @@ SECOND = 1_000_000_000
 
 
 def a_problem(nodes: int = 2, per_node: int = 2, sample_bytes: int = 12, **changes: object) -> Problem:
-    """4 layers, forward 10, backward 20, stash 100, 1,000 parameter bytes; 300 B/s inside, 10 B/s between nodes."""
+    """Build 4 layers: forward 10, backward 20, stash 100, 1,000 parameter bytes; 300 B/s in nodes, 10 B/s between."""
     layer = {"forward_ns": 10, "backward_ns": 20, "stash_bytes": 100, "workspace_bytes": 7}
     cut = [{"name": "x", "bytes_per_sample": sample_bytes, "gradient_bytes_per_sample": sample_bytes}]
     request = {
@@ -147,17 +147,17 @@ def test_all_reduce_grows_with_size_and_towards_twice_the_transfer() -> None:
 def test_buckets_leave_as_the_backward_passes_their_layers() -> None:
     problem = a_problem(network={"bucket_bytes": 2000})
     stage = Stage(0, 3, (0, 1))
-    made = buckets(problem, stage)
-    assert [(b.first, b.last, b.bytes) for b in made] == [(2, 3, 2000), (0, 1, 2000)]
-    assert [lead for lead, _weight in leads_ns(problem, stage, 2, made)] == [40, 0]
-    assert all(b.resources for b in made)
+    all_buckets = buckets(problem, stage)
+    assert [(b.first, b.last, b.bytes) for b in all_buckets] == [(2, 3, 2000), (0, 1, 2000)]
+    assert [lead for lead, _weight in leads_ns(problem, stage, 2, all_buckets)] == [40, 0]
+    assert all(b.resources for b in all_buckets)
     assert buckets(problem, Stage(0, 3, (0,))) == ()
     late = replace(problem, rules=replace(problem.rules, overlap_all_reduce=False))
     assert leads_ns(late, stage, 2, buckets(late, stage)) == [(0, 0), (0, 0)]
 
 
 def test_pieces_share_the_bytes_and_the_time_of_a_bucket() -> None:
-    """Of 1,000 bytes each layer: none below twice the wanted size, 16 at most, and none in a private network."""
+    """Layers of 1,000 bytes each: no piece below twice the wanted size, 16 at most, and none in a private network."""
     for wanted, count in ((501, 1), (500, 2), (300, 3), (63, 15), (1, 16)):
         problem = a_problem(network={"bucket_bytes": wanted})
         whole = a_problem(network={"bucket_bytes": wanted, "sharing": "private"})
@@ -191,7 +191,7 @@ def test_memory_of_a_stage() -> None:
 
 
 def test_micro_batches_that_fit() -> None:
-    """Free 100,000 - 8,000 static; transient 28 workspace, 192 buffers; 800 per micro-batch of 4 rows; by hand."""
+    """By hand: free 100,000 - 8,000 static, transient 28 workspace and 192 buffers; 800 per micro-batch of 4 rows."""
     problem = a_problem()
     stage = Stage(0, 1, (0,))
     assert micro_batches_that_fit(problem, stage, 4) == (100_000 - 8_000 - 28 - 96) // 800

@@ -1,4 +1,4 @@
-"""What a plan takes in time and memory, worked out by hand from the formulas: no code is shared with the simulator.
+"""Time and memory of plans, worked out by hand from the formulas: no code is shared with the simulator.
 
 The reference simulator and the simulator use the same costs; these numbers are from the comments above them. One byte
 takes one nanosecond at 10^9 bytes per second.
@@ -22,7 +22,7 @@ from penstock.solvers.model.schedule import Orders, Row
 
 
 def time_of(problem: Problem, allocation: Allocation) -> int:
-    """Of all forwards, then all backwards."""
+    """Return the time of all forwards, then all backwards."""
     return simulate(problem, allocation, gpipe(allocation)).time_per_global_batch_ns
 
 
@@ -30,7 +30,7 @@ def time_of(problem: Problem, allocation: Allocation) -> int:
 
 
 def test_a_stage_takes_its_layers_once_per_sample_and_one_update() -> None:
-    """Layers 3 + 4 forwards and 5 + 7 back for a sample: 19; 3 micro-batches of 2 samples: 3 x 38; updates 2 + 6."""
+    """A sample takes 3 + 4 forwards and 5 + 7 back: 19. 3 micro-batches of 2 samples take 3 x 38; updates 2 + 6."""
     problem = make_problem([3, 4], [5, 7], update_ns=[2, 6], global_batch_size=6, micro_batch_sizes=(2,))
     assert time_of(problem, chain([(2, [0])], 3)) == 3 * 2 * 19 + 8
 
@@ -59,13 +59,13 @@ def test_recomputation_repeats_the_forward_of_its_segment() -> None:
 
 
 def test_replicas_that_share_the_optimizer_step_a_part_each() -> None:
-    """F 10 and B 20; updates of 2 + 5: 7 on each of 3 replicas, or 7 / 3 rounded up; whole on a stage of one device.
+    """F 10 and B 20; updates of 2 + 5: 7 on each of 3 replicas, or 7 / 3 rounded up. A stage of one device steps all.
 
-    Of a cell's step 4 are spent on sums among its GPUs, which take as long: 4 + 3 / 3.
+    In a GPU group 4 of the step are spent on sums among its GPUs, which are not divided: 4 + 3 / 3.
     """
-    given: dict[str, Any] = {"update_ns": [2, 5], "nodes": (3,), "global_batch_size": 3, "micro_batch_sizes": (3,)}
+    base: dict[str, Any] = {"update_ns": [2, 5], "nodes": (3,), "global_batch_size": 3, "micro_batch_sizes": (3,)}
     for shard, expected in ((False, 7), (True, 3)):
-        problem = make_problem([4, 6], shard_states=shard, **given)
+        problem = make_problem([4, 6], shard_states=shard, **base)
         assert time_of(problem, chain([(2, [0, 1, 2])], 1)) == 30 + expected
         assert time_of(problem, chain([(2, [0])], 1)) == 90 + 7
     cells = replace(problem, step_collectives_ns=np.array([0, 1, 4]))
@@ -92,8 +92,8 @@ def test_replicas_that_share_the_optimizer_step_a_part_each() -> None:
 )
 def test_a_transfer_takes_its_bytes_over_the_bandwidth(settings: dict[str, Any], expected: int) -> None:
     """F 2 + 2, B 4 + 4 for each of 3 samples in one micro-batch, and the message there and the gradient back."""
-    given: dict[str, Any] = {"nodes": (1, 1), "global_batch_size": 3, "micro_batch_sizes": (3,)}
-    problem = make_problem([2, 2], boundary_bytes=7, **(given | settings))
+    base: dict[str, Any] = {"nodes": (1, 1), "global_batch_size": 3, "micro_batch_sizes": (3,)}
+    problem = make_problem([2, 2], boundary_bytes=7, **(base | settings))
     assert time_of(problem, straight(problem, 1)) == 3 * 12 + 2 * expected
 
 
@@ -138,8 +138,8 @@ def test_transfers_between_replicas(transfer: str, expected: int) -> None:
 )
 def test_an_all_reduce_follows_the_last_backward(settings: dict[str, Any], devices: int, expected: int) -> None:
     """One stage of one layer, one row for each replica: F 10, B 20, then the sum of 600 bytes, then 7 of update."""
-    given: dict[str, Any] = {"parameter_bytes": 600, "update_ns": 7, "nodes": (2, 2), "global_batch_size": devices}
-    problem = make_problem([10], inside_bytes_per_s=3 * 10**9, micro_batch_sizes=(devices,), **(given | settings))
+    base: dict[str, Any] = {"parameter_bytes": 600, "update_ns": 7, "nodes": (2, 2), "global_batch_size": devices}
+    problem = make_problem([10], inside_bytes_per_s=3 * 10**9, micro_batch_sizes=(devices,), **(base | settings))
     assert time_of(problem, chain([(1, list(range(devices)))], 1)) == 30 + expected + 7
 
 
@@ -155,9 +155,9 @@ def test_devices_with_cables_of_their_own_reduce_side_by_side() -> None:
 
 def test_buckets_overlap_the_rest_of_the_backward() -> None:
     """B 20 of layer 1, then 20 of layer 0. The 100 bytes of layer 1 (2 x 1 / 2 of them: 100 ns) leave 20 ns earlier."""
-    given: dict[str, Any] = {"parameter_bytes": 100, "nodes": (2,), "global_batch_size": 2, "micro_batch_sizes": (2,)}
+    base: dict[str, Any] = {"parameter_bytes": 100, "nodes": (2,), "global_batch_size": 2, "micro_batch_sizes": (2,)}
     for overlap, expected in ((True, 20 + 40 + 200 - 20), (False, 20 + 40 + 200)):
-        problem = make_problem([10, 10], bucket_bytes=100, overlap_all_reduce=overlap, **given)
+        problem = make_problem([10, 10], bucket_bytes=100, overlap_all_reduce=overlap, **base)
         assert time_of(problem, chain([(2, [0, 1])], 1)) == expected
 
 
@@ -167,9 +167,9 @@ def test_messages_pass_between_the_pieces_of_a_large_bucket() -> None:
     In one piece until 520, then the message 60 and B 40. In four the message waits until 220 and is there at 280, and
     the sum ends 60 later than it would.
     """
-    given: dict[str, Any] = {"nodes": (3,), "form": "bus", "global_batch_size": 2, "micro_batch_sizes": (2,)}
+    base: dict[str, Any] = {"nodes": (3,), "form": "bus", "global_batch_size": 2, "micro_batch_sizes": (2,)}
     for bucket_bytes, pieces, expected in ((201, 1, 520 + 60 + 40), (100, 4, 120 + 400 + 60)):
-        problem = make_problem([10] * 3, None, 30, [0, 0, 400], shared=True, bucket_bytes=bucket_bytes, **given)
+        problem = make_problem([10] * 3, None, 30, [0, 0, 400], shared=True, bucket_bytes=bucket_bytes, **base)
         plan = chain([(1, [0]), (2, [1, 2])], 1)
         timeline = simulate(problem, plan, gpipe(plan))
         assert timeline.time_per_global_batch_ns == expected
@@ -198,15 +198,16 @@ def test_an_encoded_message_is_half_as_long_and_is_converted_on_both_sides() -> 
 
 
 def peak_of(problem: Problem, allocation: Allocation, device: int, orders: Orders | None = None) -> dict[str, int]:
-    """Parts of the peak that are not 0."""
+    """Return the parts of the peak that are not 0."""
     memory = simulate(problem, allocation, orders or gpipe(allocation)).uses[device].memory
     return {name: size for name, size in memory._asdict().items() if size}
 
 
 def test_memory_of_one_stage() -> None:
-    """3 micro-batches in flight of 2 samples x (5 + 6) bytes of stash; the larger workspace, of 2 samples; weights.
+    """3 micro-batches in flight of 2 samples x (5 + 6) bytes of stash; the larger workspace, of 2 samples.
 
-    100 + 40 of parameters, of which 60 + 40 are trained; gradients once, two optimizer states; 9 of the context.
+    The weights are 100 + 40 of parameters, of which 60 + 40 are trained. They have gradients once and two optimizer
+    states. The context takes 9.
     """
     problem = make_problem(
         [1, 1],
@@ -257,9 +258,9 @@ def test_buffers_of_what_is_received_and_sent_by_the_nanosecond() -> None:
     timeline = simulate(problem, allocation, gpipe(allocation))
     curves = [dict(zip(*(part.tolist() for part in timeline.memory_curve(d)), strict=True)) for d in (0, 1)]
     assert curves[0] == {
-        0: 3 + 4,  # F0's stash, and room for its gradient
+        0: 3 + 4,  # F0's stash, and memory for its gradient
         1: 7 + 3 + 10,  # F0 is sent, F1 begins
-        2: 20 + 10 + 4,  # F1 waits for the channel; room for its gradient
+        2: 20 + 10 + 4,  # F1 waits for the channel; memory for its gradient
         11: 34 - 10,
         21: 24 - 10,
         36: 14 - 3 - 4,  # B0 has ended
@@ -277,7 +278,7 @@ def test_buffers_of_what_is_received_and_sent_by_the_nanosecond() -> None:
 
 
 def test_tied_parameters_are_copied_where_another_stage_uses_them() -> None:
-    """40 of the 100 bytes of layer 0 are also layer 2's: its device holds 60 of its own and a copy."""
+    """40 of the 100 bytes of layer 0 are also layer 2's: layer 2's device holds 60 other bytes and a copy."""
     problem = make_problem(
         [1] * 3, None, 0, [100, 10, 60], nodes=(3,), global_batch_size=1, shared_parameters=(("w", (0, 2), 40),)
     )

@@ -1,4 +1,4 @@
-"""Measured collectives: times by hand between, below and above the measured sizes; when they count, and when not."""
+"""Measured collectives: times by hand between, below and above the measured sizes, and the groups that use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODES = (4, 4)
 
 
 def problem_with(*rows: tuple[Operation, int, int, int, int], all_reduce: str = "flat", form: str = "pairs") -> Problem:
-    """Two nodes of four devices: 1 ns per byte inside and between; each row as the document has it."""
+    """Return two nodes of four devices, 1 ns per byte inside and between; each row is an entry of the document."""
     network = make_network(NODES, form=form)  # type: ignore[arg-type]
     problem = make_problem([10] * 4, network=network, parameter_bytes=100, all_reduce=all_reduce)
     return replace(problem, collectives=tuple(MeasuredCollective(*row) for row in rows))
@@ -82,7 +82,7 @@ def test_groups_of_the_span_take_the_measured_time(
 
 @pytest.mark.parametrize("devices", [(0, 1, 4), (0, 1, 2), (0, 1), (0, 1, 2, 4)])
 def test_other_groups_take_the_time_of_links(devices: tuple[int, ...]) -> None:
-    """Unevenly spread, or as many in another number of nodes."""
+    """Groups that are spread unevenly, or have as many devices in another number of nodes."""
     rows: list[tuple[Operation, int, int, int, int]] = [("all_reduce", 1, 2, 100, 7), ("all_reduce", 2, 2, 100, 7)]
     rows += [("all_reduce", 1, 3, 100, 7), ("all_gather", 3, 1, 100, 7), ("all_reduce", 4, 1, 100, 7)]
     problem, plain = problem_with(*rows), problem_with()
@@ -120,8 +120,8 @@ def test_halves_follow_the_mode_of_all_reduces(all_reduce: str) -> None:
 def test_lanes_take_the_measured_time_where_they_share_no_link(form: str, expected: int) -> None:
     """Two replicas of two GPUs in a node. On a bus, each lane has half of it."""
     sums, each = np.zeros(5, dtype=np.int64), np.zeros(4, dtype=np.int64)
-    known = CellMeasured(1, each, each, each, each, each, ((),) * 4)
-    variant = Variant(Degrees(tensor=2), sums, sums, sums, sums, ((),) * 3, (), {"cpu": (known,)})
+    costs = CellMeasured(1, each, each, each, each, each, ((),) * 4)
+    variant = Variant(Degrees(tensor=2), sums, sums, sums, sums, ((),) * 3, (), {"cpu": (costs,)})
     problem = replace(problem_with(("all_reduce", 2, 1, 100, 7), form=form), variants=(variant,))
     cells = contract(problem, Choice(Degrees(tensor=2)))
     assert all_reduce_ns(cells, 100, (0, 1)) == reduction_ns(cells, 100, (0, 1)) == expected
@@ -129,20 +129,20 @@ def test_lanes_take_the_measured_time_where_they_share_no_link(form: str, expect
 
 @pytest.mark.parametrize("seed", range(40))
 def test_times_never_fall_and_bounds_are_below_them(seed: int) -> None:
-    """By every operation of every span, in integers; a plain reading of the table in fractions says the same."""
+    """Every operation of every span, in integers; a plain reading of the table in fractions gives the same."""
     rng = random.Random(seed)
     problem = with_table(make_problem([1], nodes=NODES), seed, 10**6 if seed % 2 else 300, 10 ** rng.randint(1, 8))
     for span, operations in measured_by_span(problem).items():
         devices = tuple(4 * node + place for node in range(span.nodes) for place in range(span.devices_per_node))
         sizes = sorted({rng.randrange(1, 3 * 10**6) for _ in range(30)} | set(range(1, 400, 7)))
         for operation, curves in operations:
-            known = [sum(curve.time_ns(size) for curve in curves) for size in sizes]
-            assert known == sorted(known)
+            times = [sum(curve.time_ns(size) for curve in curves) for size in sizes]
+            assert times == sorted(times)
             least = sum(curve.least_ns(np.array(sizes)) for curve in curves)
-            assert (least <= known).all()
-            assert (least + 2 * len(curves) + np.array(known) // 10**11 >= np.minimum(FAR_NS, known)).all()
+            assert (least <= times).all()
+            assert (least + 2 * len(curves) + np.array(times) // 10**11 >= np.minimum(FAR_NS, times)).all()
             if operation == "all_reduce" and span.nodes <= 2:
-                assert [reduction_ns(problem, size, devices) for size in sizes] == known
+                assert [reduction_ns(problem, size, devices) for size in sizes] == times
 
 
 def test_changed_links_change_what_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""Costs are read in one place: only ``model`` and ``costs`` know a profile's bytes and how bytes become nanoseconds."""
+"""Costs are read in one place: only ``model`` and ``costs`` use a profile's bytes and turn bytes into nanoseconds."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ALLOWED = {
     "write the sizes that others read",
     "explanation/binding.py": "times a plan anew as if no parameter were trained: it makes that problem",
 }
-"""Modules that read them nevertheless, with the reason; one that no longer does is to be taken off."""
+"""Modules that read prices nevertheless, with the reason; remove a module that no longer does."""
 
 
 def _prices(tree: ast.Module) -> set[str]:
-    """The prices that a module reads for itself."""
-    found = set()
+    """Return the prices that a module reads directly."""
+    prices = set()
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.value if isinstance(node, ast.Constant) else None
         if name in BYTES:
-            found.add(str(name))
+            prices.add(str(name))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "transfer_ns":
-            found.add("transfer_ns")
-    return found
+            prices.add("transfer_ns")
+    return prices
 
 
 def _infinities(tree: ast.Module) -> Iterator[str]:
-    """The names of infinities that a module makes from numbers of its own."""
+    """Yield the names of infinities that a module defines by constants."""
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -62,9 +62,9 @@ def test_only_the_price_list_reads_prices(modules: dict[str, ast.Module]) -> Non
 
 
 def test_there_are_two_infinities(modules: dict[str, ast.Module]) -> None:
-    found = {name: names for name, tree in modules.items() if (names := list(_infinities(tree)))}
-    assert found.pop("costs/infinity.py") == ["NEVER_NS", "FAR_NS", "UNLIMITED"]
-    assert found == {}, "take those of costs/infinity.py"
+    names_of_modules = {name: names for name, tree in modules.items() if (names := list(_infinities(tree)))}
+    assert names_of_modules.pop("costs/infinity.py") == ["NEVER_NS", "FAR_NS", "UNLIMITED"]
+    assert names_of_modules == {}, "take those of costs/infinity.py"
 
 
 @pytest.mark.parametrize(

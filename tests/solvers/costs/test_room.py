@@ -1,4 +1,4 @@
-"""What a stage holds and needs, and how many micro-batches fit: counted by hand from the profile's bytes."""
+"""Memory that a stage holds and needs, and the micro-batches that fit: counted by hand from the profile's bytes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.solvers.solve.driver import solve
 ROWS = 2
 FIRST, MIDDLE, LAST = (Stage(i, i, (i,)) for i in range(3))
 BESIDE = 9 + 6
-"""Of every device: the context, and what is left free."""
+"""Bytes on every device beside its stages: the context, and the headroom."""
 
 
 def _problem(**changes: Any) -> Problem:
-    """Three layers, micro-batches of two samples, and sizes that no two of are equal."""
+    """Return three layers, micro-batches of two samples, and sizes that all differ."""
     settings: dict[str, Any] = {
         "boundary_bytes": [5, 7],
         "backward_bytes": [3, 11],
@@ -102,7 +102,7 @@ def test_what_a_step_needs(replicas: int, rules: dict[str, bool], expected: int)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize(("step", "status"), [(100, "feasible"), (122, "none_found")])
 def test_a_plan_whose_step_alone_does_not_fit_is_refused(step: int, status: str) -> None:
-    """Of 421 bytes a stage has 300 all the time and at its step."""
+    """A stage needs 300 of 421 bytes all the time and at its step."""
     problem = make_problem(
         [10, 10],
         [20, 20],

@@ -1,4 +1,4 @@
-"""``costs.stage_table`` and ``costs.device_line`` say of every stage what ``costs`` says of it alone."""
+"""``costs.stage_table`` and ``costs.device_line`` give for every stage what ``costs`` gives for that stage alone."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def test_a_table_has_what_each_stage_costs_alone(devices: tuple[int, ...], chang
         assert (alone.kept_bytes, alone.workspace_bytes) == (table.kept_bytes[i, j], table.workspace_bytes[i, j])
         assert update_ns(problem, stage) == table.update_ns[i, j]
         assert static_bytes(problem, stage).total == table.static.total[i, j]
-        held = tuple(int(each[i, j]) for each in (table.static.parameters, table.static.trainable, table.static.owned))
-        assert weight_bytes(problem, stage) == held
+        needs = tuple(int(each[i, j]) for each in (table.static.parameters, table.static.trainable, table.static.owned))
+        assert weight_bytes(problem, stage) == needs
         for number, one in enumerate((stage, again)):
-            held = static_bytes(problem, one).total + transient_bytes(problem, one, ROWS)
+            needs = static_bytes(problem, one).total + transient_bytes(problem, one, ROWS)
             assert table.flight_bytes(bool(number))[i, j] == activation_bytes(problem, one, ROWS)
             if len(kinds) == 1:
-                assert table.held_bytes(bool(number))[i, j] == held
+                assert table.held_bytes(bool(number))[i, j] == needs
             else:
-                assert table.held_bytes(bool(number))[i, j] >= held
+                assert table.held_bytes(bool(number))[i, j] >= needs
 
 
 def test_a_plan_rounds_up_and_a_bound_down() -> None:

@@ -1,4 +1,4 @@
-"""Parameters tied across stages: what their sums cost in the judge, by hand and against the plain reference."""
+"""Parameters tied across stages: the simulated time of their sums, by hand and against the plain reference."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from penstock.solvers.verify.verifier import verify
 Make = Callable[[random.Random, Problem], Allocation]
 
 
-def _two_stages(**given: object) -> tuple[Problem, Allocation]:
-    """Two layers, each 10 ns forwards and 20 back, on devices that 2 bytes per ns connect; 40 bytes tied."""
-    values = {"parameter_bytes": [40, 8], "boundary_bytes": 0, "between_bytes_per_s": 2_000_000_000, **given}
+def _two_stages(**changes: object) -> tuple[Problem, Allocation]:
+    """Return two layers, each 10 ns forwards and 20 back, on devices that 2 bytes per ns connect; 40 bytes tied."""
+    values = {"parameter_bytes": [40, 8], "boundary_bytes": 0, "between_bytes_per_s": 2_000_000_000, **changes}
     problem = make_problem(
         [10, 10],
         nodes=(1, 1),
@@ -93,13 +93,13 @@ def test_a_parameter_tied_within_a_stage_is_in_its_bucket_and_one_tied_across_is
     )
     whole, low, high = Stage(0, 2, (0, 1)), Stage(0, 1, (0, 1)), Stage(2, 2, (2, 3))
     assert [[each.bytes for each in buckets(problem, stage)] for stage in (whole, low, high)] == [[63], [26], [7]]
-    for spans, held in bytes_of_spans(problem):
+    for spans, sums in bytes_of_spans(problem):
         for i in range(3):
             for j in range(i + 1, 4):
                 if spans[i, j]:
-                    made = buckets(problem, Stage(i, j - 1, (0, 1)))
-                    assert int(held[j] - held[i]) == sum(each.bytes for each in made)
-    assert sum(int(spans.sum()) for spans, _held in bytes_of_spans(problem)) == 16
+                    all_buckets = buckets(problem, Stage(i, j - 1, (0, 1)))
+                    assert int(sums[j] - sums[i]) == sum(each.bytes for each in all_buckets)
+    assert sum(int(spans.sum()) for spans, _sums in bytes_of_spans(problem)) == 16
 
 
 def test_copies_on_one_device_are_summed_for_nothing() -> None:
@@ -170,10 +170,10 @@ def test_tabu_times_tied_orders_as_the_judge_does(shared: bool) -> None:
         )
         plan = single_pipeline(tuple(Stage(i, i, (i,)) for i in range(4)), 6)
         orders = random_orders(rng, plan)
-        found = improve(problem, plan, orders, steps=300, seed=seed)
-        assert found.value_ns == makespan_ns(problem, plan, found.orders)
-        assert found.value_ns >= schedule_bound(problem, plan, found.orders).bound_ns
-        better += found.value_ns < makespan_ns(problem, plan, orders)
+        result = improve(problem, plan, orders, steps=300, seed=seed)
+        assert result.value_ns == makespan_ns(problem, plan, result.orders)
+        assert result.value_ns >= schedule_bound(problem, plan, result.orders).bound_ns
+        better += result.value_ns < makespan_ns(problem, plan, orders)
     assert better > 6
 
 
@@ -227,7 +227,7 @@ def test_traffic_has_the_ring_of_a_tie() -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(12))
 def test_no_bound_is_above_a_tied_plan(seed: int) -> None:
-    """Bounds of the request and of the job shop, which know ties in part or not at all."""
+    """Bounds of the request and of the job shop, which count ties in part or not at all."""
     rng = random.Random(seed)
     count = rng.randint(2, 4)
     problem = make_problem(
@@ -266,7 +266,7 @@ def test_a_job_shop_knows_that_a_rows_step_follows_its_tie() -> None:
 
 
 def _turned() -> tuple[Allocation, Pattern]:
-    """Stages 0 and 3 on device 1, 1 and 2 on devices 0 and 2; in the order of a steady state of 563 ns."""
+    """Return stages 0 and 3 on device 1, 1 on 0 and 2 on 2, and a pattern with a period of 563 ns."""
     placed = zip([(0, 1), (2, 3), (4, 6), (7, 7)], (1, 0, 2, 1), strict=True)
     allocation = single_pipeline(tuple(Stage(first, last, (device,)) for (first, last), device in placed), 4)
     begins = [(1, 3, 0, 2), (1, 0, 89, 3), (1, 2, 123, 2), (0, 1, 255, 1)]

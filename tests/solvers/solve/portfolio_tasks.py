@@ -1,4 +1,4 @@
-"""Tasks that come late, hang, die and fail, for the portfolio to deal with. A module, so that processes can load it."""
+"""Tasks that come late, hang, die and fail, for tests of the portfolio; a module, so that processes can load it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.solvers.solve.judging import Link
 
 @dataclass(frozen=True)
 class Late:
-    """Tells of plans, each after a while, but of none that is worse than what is known elsewhere."""
+    """A task that announces plans, each after a while, but none that is worse than the best plan elsewhere."""
 
     name: str
     plans: tuple[JudgedPlan, ...]
@@ -30,7 +30,7 @@ class Late:
     beside: bool = False
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Tell."""
+        """Announce the plans, and return the best."""
         best: JudgedPlan | None = None
         for plan in self.plans:
             time.sleep(self.delay_s)
@@ -51,12 +51,12 @@ class Late:
 
 @dataclass(frozen=True)
 class Hanging(Late):
-    """Tells, and never ends; ``pid_file`` gets its process."""
+    """A task that announces plans and never ends; ``pid_file`` gets its process number."""
 
     pid_file: str = ""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Tell, and hang."""
+        """Announce the plans, and hang."""
         super().run(setting, link)
         if self.pid_file:
             with Path(self.pid_file).open("a") as file:
@@ -67,10 +67,10 @@ class Hanging(Late):
 
 @dataclass(frozen=True)
 class Dying(Late):
-    """Tells, and ends as a broken native library does."""
+    """A task that announces plans and ends as a broken native library does."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
-        """Tell, and die."""
+        """Announce the plans, and kill this process."""
         super().run(setting, link)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -78,7 +78,7 @@ class Dying(Late):
 
 @dataclass(frozen=True)
 class Failing(Late):
-    """Has a fault of its own."""
+    """A task that raises an error."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Fail."""
@@ -87,7 +87,7 @@ class Failing(Late):
 
 @dataclass(frozen=True)
 class Refusing(Late):
-    """Takes no request."""
+    """A task that refuses every request."""
 
     def run(self, setting: Setting, link: Link) -> Outcome:
         """Refuse."""
@@ -96,7 +96,7 @@ class Refusing(Late):
 
 @dataclass(frozen=True)
 class Needing(Late):
-    """Needs a kernel of a module."""
+    """A task that calls a kernel of a module."""
 
     path: str = ""
 

@@ -1,4 +1,4 @@
-"""``auto`` as a whole: pins and memory kept, proofs of its parts, schedules that are asked for, exclusions."""
+"""``auto`` as a whole: pins and memory are kept, its parts prove, requested schedules and exclusions count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.solvers.solve.driver import solve
 from penstock.solvers.solve.incumbent import Proofs
 
 OTHER_KINDS = "hetpipe,zero-bubble,chimera"
-"""Planners of several pipelines or split backwards, which neither min_slice nor ``exact`` speaks of."""
+"""Planners of several pipelines or split backwards, which neither ``min_slice`` nor ``exact`` covers."""
 
 
 def test_pins_min_slice_and_memory_are_kept() -> None:
@@ -52,10 +52,10 @@ def test_auto_is_proven_where_exact_is_contained_and_no_worse_without_exclusions
 
 @pytest.mark.parametrize("schedule", ["gpipe", "early-backward"])
 def test_a_schedule_that_is_asked_for_is_kept(schedule: str) -> None:
-    found: Any = solve(instance(1, 8), "auto", schedule=schedule).best
-    assert found is not None
-    assert isinstance(found.schedule, Orders)
-    assert found.schedule.name == schedule
+    plan: Any = solve(instance(1, 8), "auto", schedule=schedule).best
+    assert plan is not None
+    assert isinstance(plan.schedule, Orders)
+    assert plan.schedule.name == schedule
 
 
 def test_exclusions_have_to_exist() -> None:

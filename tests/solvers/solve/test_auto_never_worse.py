@@ -1,4 +1,4 @@
-"""``auto`` on narrow cables: its plan is as good as every planner's that is asked by name."""
+"""``auto`` on narrow cables: its plan is as good as the plan of every planner that is requested by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search over choices of degrees: statuses, refusals, effort, limits, and what its certificate is worth."""
+"""A search over choices of degrees: statuses, refusals, effort, limits, and the claims of its certificate."""
 
 from __future__ import annotations
 
@@ -34,26 +34,29 @@ HOLDS_ALL, HOLDS_NONE = 2**40, 10
 SHARDINGS: tuple[Sharding, ...] = ("gradients", "parameters", "parameters_kept")
 
 
-def open_problem(asked: tuple[Choice, ...], factor: float = 1.0, seed: int = 0, **changes: Any) -> Problem:
-    """Four layers on two nodes of four GPUs; t GPUs take a t-th of the time and memory of one, times ``factor``."""
+def open_problem(open_choices: tuple[Choice, ...], factor: float = 1.0, seed: int = 0, **changes: Any) -> Problem:
+    """Return four layers on two nodes of four GPUs.
+
+    t GPUs take a t-th of the time and memory of one, times ``factor``.
+    """
     rng = random.Random(seed)
     forward = [rng.randint(800, 1600) for _ in range(4)]
     settings = {"boundary_bytes": 40, "parameter_bytes": 400, "stash_bytes": 100, "nodes": (4, 4), "transfer": "nic"}
     settings |= {"global_batch_size": 8, "micro_batch_sizes": (1, 2, 4), "shared": True}
     problem = make_problem(forward, **(settings | changes))  # type: ignore[arg-type]
     variants = tuple(divided(problem, degrees, factor) for degrees in (TWO, FOUR))
-    return replace(problem, variants=variants, choices=asked)
+    return replace(problem, variants=variants, choices=open_choices)
 
 
 def divided(problem: Problem, degrees: Degrees, factor: float) -> Variant:
-    """The model on the GPUs of a cell."""
-    (known,) = problem.measured["cpu"]
+    """Return the variant of the model on the GPUs of a group."""
+    (point,) = problem.measured["cpu"]
 
     def part(values: np.ndarray) -> np.ndarray:
         return np.ceil(values * factor / degrees.cell).astype(np.int64)
 
-    times = part(known.forward_ns), part(known.backward_ns), part(known.weight_ns)
-    sizes = part(known.stash_bytes), known.workspace_bytes
+    times = part(point.forward_ns), part(point.backward_ns), part(point.weight_ns)
+    sizes = part(point.stash_bytes), point.workspace_bytes
     return Variant(
         degrees=degrees,
         parameter_bytes=problem.parameter_bytes // degrees.cell,
@@ -66,12 +69,12 @@ def divided(problem: Problem, degrees: Degrees, factor: float) -> Variant:
     )
 
 
-def asked(*degrees: Degrees, sharding: Sharding | None = None) -> tuple[Choice, ...]:
+def choices_of(*degrees: Degrees, sharding: Sharding | None = None) -> tuple[Choice, ...]:
     return tuple(Choice(each, sharding) for each in degrees)
 
 
 def certificate(result: Result) -> int:
-    """The bound on all plans of the request: one, and the first."""
+    """Return the bound on all plans of the request; it is the only one and the first."""
     (bound,) = [each for each in result.bounds if each.scope == REQUEST_SCOPE]
     assert result.bounds[0] is bound
     return bound.bound_ns
@@ -82,7 +85,7 @@ def certificate(result: Result) -> int:
 
 def test_the_best_choice_wins_and_the_certificate_covers_all() -> None:
     for factor, best in ((0.4, FOUR), (3.0, ONE)):
-        problem = open_problem(asked(ONE, TWO, FOUR), factor)
+        problem = open_problem(choices_of(ONE, TWO, FOUR), factor)
         result = choices.solve(problem, "dapple", max_plans=6)
         assert result.choice is not None
         assert factor < 1 or result.choice.degrees == best
@@ -105,15 +108,15 @@ def test_a_planner_by_name_has_all_time_for_the_only_choice(monkeypatch: pytest.
         search(self, each, limited)
 
     monkeypatch.setattr(choices.Search, "_search", watched)
-    choices.solve(open_problem(asked(TWO)), "dapple", time_limit_ns=100 * 10**9)
+    choices.solve(open_problem(choices_of(TWO)), "dapple", time_limit_ns=100 * 10**9)
     (limit_ns,) = limits_ns
     assert limit_ns is not None
     assert limit_ns > 60 * 10**9
 
 
 def test_a_bound_of_one_choice_is_not_one_of_the_request() -> None:
-    """What is proven of the best plan's own choice alone keeps its class."""
-    result = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "dapple", max_plans=6)
+    """A bound on the best plan's choice alone keeps its class."""
+    result = choices.solve(open_problem(choices_of(ONE, TWO, FOUR)), "dapple", max_plans=6)
     for bound in result.bounds[1:]:
         assert bound.scope != REQUEST_SCOPE
         if bound.scope == CLASS_SCOPE:
@@ -121,8 +124,8 @@ def test_a_bound_of_one_choice_is_not_one_of_the_request() -> None:
 
 
 def test_a_certificate_covers_choices_that_the_planner_refuses() -> None:
-    """Planner ``interleaved`` needs two devices; a plan on one cell of four GPUs takes less than any that it makes."""
-    problem = open_problem(asked(ONE, FOUR), 0.2, nodes=(4,))
+    """Planner ``interleaved`` needs two devices; a plan on one group of four GPUs is faster than any of its plans."""
+    problem = open_problem(choices_of(ONE, FOUR), 0.2, nodes=(4,))
     result = choices.solve(problem, "interleaved", max_plans=4)
     cells = contract(problem, Choice(FOUR))
     other = driver.solve(cells, "dp").best
@@ -132,8 +135,8 @@ def test_a_certificate_covers_choices_that_the_planner_refuses() -> None:
 
 
 def test_what_the_planner_refuses_is_not_infeasible() -> None:
-    """No layer fits on a GPU; a quarter of the model does, and planner ``interleaved`` does not take one cell."""
-    problem = open_problem(asked(ONE, FOUR), nodes=(4,), memory_bytes=790)
+    """No layer fits on a GPU; a quarter of the model does, and planner ``interleaved`` does not support one group."""
+    problem = open_problem(choices_of(ONE, FOUR), nodes=(4,), memory_bytes=790)
     light = replace(problem.variants[1], parameter_bytes=problem.parameter_bytes // 8)
     problem = replace(problem, variants=(replace(light, trainable_bytes=light.parameter_bytes),))
     assert driver.solve(contract(problem, Choice(ONE)), "interleaved").status is Status.INFEASIBLE
@@ -142,8 +145,8 @@ def test_what_the_planner_refuses_is_not_infeasible() -> None:
 
 
 def test_every_choice_is_a_row_with_its_plan_and_its_bound() -> None:
-    """Two cells of four GPUs cannot be made of a node with two."""
-    asked_for = asked(ONE, TWO, FOUR)
+    """Two groups of four GPUs cannot be made of a node with two."""
+    asked_for = choices_of(ONE, TWO, FOUR)
     result = choices.solve(open_problem(asked_for, nodes=(2, 2, 2, 2)), "dapple", max_plans=4)
     rows = result.alternatives
     assert {row.choice for row in rows} == set(asked_for)
@@ -158,8 +161,8 @@ def test_every_choice_is_a_row_with_its_plan_and_its_bound() -> None:
 
 
 def test_a_choice_that_a_named_planner_was_not_asked_at_says_so() -> None:
-    """Cells take three times as long as their GPUs' share, by which planner ``even`` leaves them out."""
-    problem = open_problem(asked(ONE, TWO, FOUR), 3.0)
+    """GPU groups take three times their share of the time, so planner ``even`` leaves them out."""
+    problem = open_problem(choices_of(ONE, TWO, FOUR), 3.0)
     rows = choices.solve(problem, "dapple", max_plans=2).alternatives
     gate = "planner even has no plan there within 1.12 times its best"
     assert [row.why for row in rows] == ["", gate, gate]
@@ -170,11 +173,11 @@ def test_a_choice_that_a_named_planner_was_not_asked_at_says_so() -> None:
 
 
 def test_infeasible_is_said_only_where_every_choice_is() -> None:
-    none = choices.solve(open_problem(asked(ONE, TWO), memory_bytes=HOLDS_NONE), "dapple", max_plans=4)
+    none = choices.solve(open_problem(choices_of(ONE, TWO), memory_bytes=HOLDS_NONE), "dapple", max_plans=4)
     assert (none.status, none.best) == (Status.INFEASIBLE, None)
     assert "tensor 1: " in none.sentence
     assert "tensor 2: " in none.sentence
-    one = open_problem(asked(ONE, FOUR), memory_bytes=790)
+    one = open_problem(choices_of(ONE, FOUR), memory_bytes=790)
     assert driver.solve(contract(one, Choice(ONE)), "dapple", max_plans=4).status is Status.INFEASIBLE
     some = choices.solve(one, "dapple", max_plans=4)
     assert some.choice == Choice(FOUR)
@@ -182,7 +185,7 @@ def test_infeasible_is_said_only_where_every_choice_is() -> None:
 
 
 def test_a_remedy_is_looked_for_of_the_choice_that_lacks_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of others nothing is said of remedies; eight samples are too few for cells of two more nodes in one stage."""
+    """Other choices get no remedies; eight samples are too few for groups of two more nodes in one stage."""
     tried: list[Choice | None] = []
     look = remedies.find_remedy
 
@@ -206,7 +209,7 @@ def test_a_remedy_is_looked_for_of_the_choice_that_lacks_least(monkeypatch: pyte
 
 def test_what_a_search_does_not_find_is_not_infeasible() -> None:
     """Planner ``dp`` holds all layers on each device; the request could be planned in stages."""
-    problem = open_problem(asked(ONE, TWO), memory_bytes=1500)
+    problem = open_problem(choices_of(ONE, TWO), memory_bytes=1500)
     result = choices.solve(problem, "dp", max_plans=4)
     assert result.status is Status.NONE_FOUND
     assert result.shortage is not None
@@ -214,20 +217,20 @@ def test_what_a_search_does_not_find_is_not_infeasible() -> None:
 
 
 def test_a_limit_that_has_passed_ends_the_search() -> None:
-    result = choices.solve(open_problem(asked(ONE, TWO)), "dapple", time_limit_ns=0)
+    result = choices.solve(open_problem(choices_of(ONE, TWO)), "dapple", time_limit_ns=0)
     assert (result.status, result.best) == (Status.TIME_LIMIT, None)
 
 
 @pytest.mark.parametrize("limit_s", [0.3, 1.0])
 def test_limits_are_kept(limit_s: float) -> None:
-    """Within what one plan of the planner in hand takes."""
+    """The search ends within the time of one plan of the current planner."""
     problem = open_problem(
         tuple(Choice(*each) for each in ((d, s) for d in (ONE, TWO, FOUR) for s in ("none", "optimizer"))),  # type: ignore[arg-type]
         nodes=(4, 4, 4, 4),
     )
-    found: list[choices.PlanOfChoice] = []
+    incumbents: list[choices.PlanOfChoice] = []
     result = choices.solve(
-        problem, "auto", time_limit_ns=int(limit_s * 1e9), on_incumbent=found.append, workers=0, options={}
+        problem, "auto", time_limit_ns=int(limit_s * 1e9), on_incumbent=incumbents.append, workers=0, options={}
     )
     assert result.seconds < limit_s + 8
     assert result.best is None or certificate(result) <= result.best.value_ns
@@ -245,7 +248,7 @@ def test_unknown_options_and_schedules_are_refused_whatever_the_choices(planner:
 
 
 def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first round is in this process, all its time for each choice; what is left of it is for the best one."""
+    """The first round is in this process, with all its time for each choice; the rest is for the best choice."""
     rounds: list[tuple[str, object, int | None]] = []
     solve = driver.search
 
@@ -256,7 +259,7 @@ def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pyte
     monkeypatch.setattr(choices.driver, "search", noted)
     monkeypatch.setattr(who, "LEAST_S", 3000.0)
     limit_ns = int(9000e9)
-    result = choices.solve(open_problem(asked(ONE, TWO)), "auto", time_limit_ns=limit_ns, options={})
+    result = choices.solve(open_problem(choices_of(ONE, TWO)), "auto", time_limit_ns=limit_ns, options={})
     quick = [(workers, ns) for planner, workers, ns in rounds if planner == "even"]
     assert len(quick) == 2
     assert all(workers == 0 and ns is not None and 0.49 * limit_ns < ns for workers, ns in quick)
@@ -271,7 +274,7 @@ def test_a_limit_compares_as_many_choices_as_there_is_time_for(monkeypatch: pyte
 
 def test_a_choice_for_which_no_effort_is_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(effort.EFFORTS, "normal", effort.EFFORTS["normal"]._replace(comparing=1))
-    result = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="normal")
+    result = choices.solve(open_problem(choices_of(ONE, TWO, FOUR)), "auto", effort="normal")
     assert "the sizes of better ones add up to 1 already" in result.sentence
 
 
@@ -280,7 +283,7 @@ def test_a_choice_for_which_no_effort_is_left_says_so(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 def test_each_sharding_has_a_plan_and_its_bound(sharding: Sharding) -> None:
-    result = choices.solve(open_problem(asked(ONE, TWO, sharding=sharding)), "dapple", max_plans=2)
+    result = choices.solve(open_problem(choices_of(ONE, TWO, sharding=sharding)), "dapple", max_plans=2)
     assert result.best is not None
     assert result.choice is not None
     assert result.choice.sharding == sharding
@@ -291,7 +294,7 @@ def test_each_sharding_has_a_plan_and_its_bound(sharding: Sharding) -> None:
 def test_what_all_gpus_cannot_share_out_is_refused_by_name_or_left_out(sharding: Sharding) -> None:
     rules = frozenset({"weight_stashing"})
     with pytest.raises(UnsupportedRequest, match=f"{sharding} sharded all GPUs hold parts of one version"):
-        choices.solve(replace(open_problem(asked(ONE, TWO, sharding=sharding)), update_rules=rules), "pipedream")
+        choices.solve(replace(open_problem(choices_of(ONE, TWO, sharding=sharding)), update_rules=rules), "pipedream")
     mixed = replace(open_problem((Choice(TWO, sharding), Choice(TWO, "optimizer"))), update_rules=rules)
     result = choices.solve(mixed, "pipedream", max_plans=2)
     assert result.choice == Choice(TWO, "optimizer")
@@ -299,41 +302,41 @@ def test_what_all_gpus_cannot_share_out_is_refused_by_name_or_left_out(sharding:
 
 
 def test_choices_without_cells_are_left_out() -> None:
-    problem = open_problem(asked(ONE, FOUR), nodes=(2, 2))
+    problem = open_problem(choices_of(ONE, FOUR), nodes=(2, 2))
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
     assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, and the largest has 2)" in result.sentence
     with pytest.raises(UnsupportedRequest, match="tensor 4 needs 4 GPUs in one node"):
-        choices.solve(replace(problem, choices=asked(FOUR)), "dapple")
+        choices.solve(replace(problem, choices=choices_of(FOUR)), "dapple")
 
 
 def test_of_choices_that_are_all_refused_the_reason_of_most_is_told() -> None:
-    problem = open_problem(asked(FOUR, ONE, TWO), nodes=(2, 2))
+    problem = open_problem(choices_of(FOUR, ONE, TWO), nodes=(2, 2))
     with pytest.raises(UnsupportedRequest, match="the request names no target"):
         choices.solve(problem, "uniform")
 
 
 def test_codecs_go_with_degrees_of_1_only() -> None:
-    problem = replace(open_problem(asked(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
+    problem = replace(open_problem(choices_of(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
     assert "left out: tensor 2 (codec: auto goes with no degree of parallelism above 1)" in result.sentence
     with pytest.raises(UnsupportedRequest, match="codec: auto"):
-        choices.solve(replace(problem, choices=asked(TWO)), "dapple", max_plans=2)
+        choices.solve(replace(problem, choices=choices_of(TWO)), "dapple", max_plans=2)
 
 
 # ---- effort ----------------------------------------------------------------------------------------------------------
 
 
 def outline(result: Result) -> tuple[object, ...]:
-    """All that an answer says, but how long it took."""
+    """Return the whole answer but its duration."""
     assert result.best is not None
     rows = [(row.devices, row.operations.tolist()) for row in result.best.schedule.rows]  # type: ignore[union-attr]
     return result.status, result.choice, result.sentence, result.bounds, result.best.allocation, rows
 
 
 def test_a_number_of_plans_gives_the_same_answer_every_time() -> None:
-    problem = open_problem(asked(ONE, TWO, FOUR), 1.3, seed=3)
+    problem = open_problem(choices_of(ONE, TWO, FOUR), 1.3, seed=3)
     first, again = (outline(choices.solve(problem, "dapple", max_plans=3)) for _ in range(2))
     assert first == again
 
@@ -341,27 +344,27 @@ def test_a_number_of_plans_gives_the_same_answer_every_time() -> None:
 def test_the_answer_does_not_depend_on_the_processes_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no request is too small to be given to processes."""
     monkeypatch.setattr("penstock.solvers.solve.workers.SMALL", 0)
-    problem = open_problem(asked(ONE, FOUR), 1.2)
+    problem = open_problem(choices_of(ONE, FOUR), 1.2)
     few = [outline(choices.solve(problem, "dapple", max_plans=1, workers=number)) for number in (0, 1)]
     assert few[0] == few[1]
 
 
 def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
-    """How many searches of its planner a solve makes."""
-    made: list[object] = []
+    """Count how many searches of its planner a solve makes."""
+    searched: list[object] = []
     solve = driver.search
 
     def counted(setting: Setting, *others: Any) -> Result:
         if setting.planner == "dapple":
-            made.append(setting.problem.choice)
+            searched.append(setting.problem.choice)
         return solve(setting, *others)
 
     with monkeypatch.context() as patched:
         patched.setattr(driver, "search", counted)
-        result = choices.solve(open_problem(asked(ONE, TWO, FOUR), 1.1, seed=1), "dapple", max_plans=4, gap=gap)
+        result = choices.solve(open_problem(choices_of(ONE, TWO, FOUR), 1.1, seed=1), "dapple", max_plans=4, gap=gap)
     assert result.best is not None
-    assert len(set(made)) == len(made)
-    return len(made)
+    assert len(set(searched)) == len(searched)
+    return len(searched)
 
 
 def test_a_gap_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,12 +375,12 @@ def test_a_gap_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.tier("nightly")
 def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
     for seed in range(8):
-        problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=seed)
+        problem = open_problem(choices_of(ONE, TWO, FOUR), 1.1, seed=seed)
         at = [contract(problem, each) for each in problem.choices]
         even = [driver.solve(each, QUICK).best for each in at]
         quick = [NEVER_NS if each is None else each.value_ns for each in even]
         near = [each for each, ns in zip(at, quick, strict=True) if ns <= NEAR * min(quick)]
-        best = [found.value_ns for each in near if (found := driver.solve(each, "dapple").best) is not None]
+        best = [plan.value_ns for each in near if (plan := driver.solve(each, "dapple").best) is not None]
         result = choices.solve(problem, "dapple")
         assert result.best is not None
         assert result.best.value_ns == min(best)
@@ -385,19 +388,19 @@ def test_a_planner_has_its_whole_effort_where_plain_layouts_are_quick() -> None:
 
 @pytest.mark.tier("nightly")
 def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others only the best goes on here; what all planners find at 1 is compared unless the bound is above."""
+    """Of the other choices only the best goes on here; all planners' plans at 1 count unless the bound is above."""
     monkeypatch.setattr(choices, "ROUNDS", (Round(None, 1.0, (QUICK,)), Round(1, 1.0)))
     solve, met = driver.search, set()
     for factor in (0.5, 0.8, 0.95):
-        made: dict[object, int] = {}
+        counts: dict[object, int] = {}
 
-        def counted(setting: Setting, *others: Any, made: dict[object, int] = made) -> Result:
+        def counted(setting: Setting, *others: Any, counts: dict[object, int] = counts) -> Result:
             if setting.planner == "auto":
-                made[setting.problem.choice] = made.get(setting.problem.choice, 0) + 1
+                counts[setting.problem.choice] = counts.get(setting.problem.choice, 0) + 1
             return solve(setting, *others)
 
         monkeypatch.setattr(driver, "search", counted)
-        problem = open_problem(asked(ONE, TWO, FOUR), factor, seed=1)
+        problem = open_problem(choices_of(ONE, TWO, FOUR), factor, seed=1)
         size = sum(each.size for each in one_choice.choices_of(problem)[0])
         monkeypatch.setitem(
             effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=size - 1)
@@ -406,7 +409,7 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
         assert result.best is not None
         open_still = request_bound(contract(problem, Choice(ONE))).bound_ns < result.best.value_ns
         if result.choice != Choice(ONE):
-            assert (made.get(Choice(ONE), 0) > 0) == open_still
+            assert (counts.get(Choice(ONE), 0) > 0) == open_still
             met.add(open_still)
     assert met == {False, True}
 
@@ -415,17 +418,17 @@ def test_degrees_of_1_go_on_however_slow_their_plain_layouts_are(monkeypatch: py
 def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bound of a choice that is left out so still counts; where no layout may fit at all, planners are asked.
+    """The bound of a choice that is left out still counts; planners run where no layout may fit at all.
 
-    Choices of few cells come first, so that here a plan at tensor 4 is known before tensor 2 is looked at. All choices
+    Choices of few GPU groups come first, so that here a plan at tensor 4 exists before tensor 2 is tried. All choices
     of a request are searched where its effort is enough for that.
     """
     monkeypatch.setitem(effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=1))
-    problem = open_problem(asked(TWO, FOUR), 0.95)
+    problem = open_problem(choices_of(TWO, FOUR), 0.95)
     solve, layouts = driver.search, choices.Layouts
-    known = driver.solve(contract(problem, Choice(FOUR)), "even").best
-    assert known is not None
-    near_ns = choices.ROUNDS[0].near * known.value_ns
+    plan = driver.solve(contract(problem, Choice(FOUR)), "even").best
+    assert plan is not None
+    near_ns = choices.ROUNDS[0].near * plan.value_ns
 
     def search(least_ns: int) -> tuple[Result, set[Choice | None]]:
         searched: set[Choice | None] = set()
@@ -435,7 +438,7 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
             return solve(setting, *others)
 
         class Bounded(layouts):
-            """Layouts of which those at tensor 2 take a stated time at least."""
+            """Layouts whose times at tensor 2 have a stated minimum."""
 
             def __init__(self, problem: Problem) -> None:
                 super().__init__(problem)
@@ -463,11 +466,11 @@ def test_choices_without_a_plain_layout_near_the_best_plan_are_bounded_and_not_s
 
 
 def test_what_lacks_much_memory_does_not_go_on_where_others_have_plans() -> None:
-    """At tensor 1 a device holds no layer, at 4 there are plans; which goes on depends on how much is missing.
+    """At tensor 1 a device holds no layer, at 4 there are plans; the missing memory decides which choices go on.
 
-    Of a request that is too large for comparing all choices: of a smaller one all go on.
+    This holds for a request that is too large for comparing all choices; of a smaller one all go on.
     """
-    problem = open_problem(asked(ONE, FOUR))
+    problem = open_problem(choices_of(ONE, FOUR))
     search = choices.Search(Setting(problem))
     search._compares_all = False
     one, four = (next(each for each in search.choices if each.choice.degrees == degrees) for degrees in (ONE, FOUR))
@@ -485,31 +488,31 @@ def test_what_lacks_much_memory_does_not_go_on_where_others_have_plans() -> None
 
 
 def test_incumbents_get_better_and_say_their_choice() -> None:
-    problem = open_problem(asked(ONE, TWO, FOUR), 1.1, seed=2)
-    found: list[choices.PlanOfChoice] = []
-    told = []
-    result = choices.solve(problem, "dapple", max_plans=4, on_incumbent=found.append, on_progress=told.append)
-    values = [each.plan.value_ns for each in found]
+    problem = open_problem(choices_of(ONE, TWO, FOUR), 1.1, seed=2)
+    incumbents: list[choices.PlanOfChoice] = []
+    reports = []
+    result = choices.solve(problem, "dapple", max_plans=4, on_incumbent=incumbents.append, on_progress=reports.append)
+    values = [each.plan.value_ns for each in incumbents]
     assert values == sorted(values, reverse=True)
     assert len(set(values)) == len(values)
     assert result.best is not None
     assert values[-1] == result.best.value_ns
-    assert found[-1].problem.choice == result.choice
-    assert told
-    lowest = [each.bound.bound_ns for each in told]
+    assert incumbents[-1].problem.choice == result.choice
+    assert reports
+    lowest = [each.bound.bound_ns for each in reports]
     assert max(lowest) <= result.best.value_ns
-    assert all(each.bound.scope == REQUEST_SCOPE for each in told)
+    assert all(each.bound.scope == REQUEST_SCOPE for each in reports)
 
 
 def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Choice] = []
+    contracted: list[Choice] = []
 
     def counted(problem: Problem, choice: Choice, problems: Problems | None) -> Problem:
-        made.append(choice)
+        contracted.append(choice)
         return contract(problem, choice, problems)
 
     monkeypatch.setattr(one_choice, "contract", counted)
-    problem = open_problem(asked(TWO, FOUR))
+    problem = open_problem(choices_of(TWO, FOUR))
     slow = replace(problem, variants=(divided(problem, TWO, 50.0), divided(problem, FOUR, 1.0)))
     assert choices.solve(slow, "dapple").choice == Choice(FOUR)
-    assert made == [Choice(FOUR)]
+    assert contracted == [Choice(FOUR)]

@@ -1,4 +1,4 @@
-"""Who waits for the compiler learns for which kernel, in this process and for workers; not of kernels on disk."""
+"""Progress while the compiler runs: it names each kernel, here and in workers, but no kernel that is on disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps(n):
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a test writes its kernels; none of them is on disk."""
+    """Return the file in which a test writes its kernels; no kernel is on disk."""
     monkeypatch.setenv("PENSTOCK_KERNELS", str(tmp_path / "cache"))
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))  # read again only where numba next compiles
     monkeypatch.setattr(crew, "one_thread", lambda: True)
@@ -52,7 +52,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.tier("quick")
 def test_only_a_kernel_that_is_not_on_disk_is_reported(place: Path) -> None:
-    """What the kernel calls is compiled with it, and not reported by itself."""
+    """Kernels that a kernel calls are compiled with it, and not reported separately."""
     place.write_text(STEPS)
     heard: list[str | None] = []
     with listening(heard.append):

@@ -1,4 +1,4 @@
-"""Efforts: planners end after counted plans that are no better, and the answer says so, and whom it did not ask."""
+"""Efforts: planners end after a number of plans that are no better, and the answer names skipped planners."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def test_more_effort_is_never_worse_and_quick_judges_less(monkeypatch: pytest.Mo
         first = Judge.__init__
 
         def proposed(
-            self: Judge, *given: object, _first: object = first, _to: list[Judge] = judges, **more: object
+            self: Judge, *arguments: object, _first: object = first, _to: list[Judge] = judges, **more: object
         ) -> None:
             _to.append(self)
-            _first(self, *given, **more)  # type: ignore[operator]
+            _first(self, *arguments, **more)  # type: ignore[operator]
 
         with monkeypatch.context() as patched:
             patched.setattr(Judge, "__init__", proposed)
@@ -113,7 +113,7 @@ def _proposals(problem: Problem) -> Iterator[Proposal]:
 
 
 def _slower(proposal: Proposal, number: int) -> Proposal:
-    """The same plan on other devices in turn, so that each is judged: of alike devices none is quicker."""
+    """Return the same plan on devices in another order, so that each is simulated; of alike devices none is faster."""
     stages = proposal.allocation.stages
     turned = tuple(replace(stage, devices=stage.devices[::-1] if number % 2 else stage.devices) for stage in stages)
     changed = _with_stages(proposal, turned)
@@ -134,7 +134,7 @@ def _sizeless(result: Result) -> tuple[object, ...]:
 
 
 def test_a_search_of_more_plans_goes_on_where_one_of_fewer_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second search finds what it finds alone, and asks the planner for the later proposals only."""
+    """The second search has the results that it has alone, and requests only the later proposals of the planner."""
     proposed: list[object] = []
 
     def counted(row: Planner) -> Planner:

@@ -1,4 +1,4 @@
-"""Which planners ``auto`` does not ask: each reason appears in an answer, with the values that decided."""
+"""Planners that ``auto`` skips: each reason appears in an answer, with the values that decided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from drawn_problems import instance
 from problems import make_problem
-from test_choices import FOUR, ONE, TWO, asked, open_problem
+from test_choices import FOUR, ONE, TWO, choices_of, open_problem
 
 from penstock.solvers.degrees.contract import contract
 from penstock.solvers.model.degrees import Choice
@@ -51,8 +51,8 @@ def test_update_rules_targets_and_fewer_devices_are_said() -> None:
 
 @pytest.mark.tier("nightly")
 def test_more_devices_than_a_planner_takes_are_said() -> None:
-    said = "; not asked, as 264 devices are more than the 256 up to which they are asked: relax"
-    assert said in driver.solve(devices(264), "auto", effort="quick", max_plans=1).sentence
+    words = "; not asked, as 264 devices are more than the 256 up to which they are asked: relax"
+    assert words in driver.solve(devices(264), "auto", effort="quick", max_plans=1).sentence
     many = driver.solve(devices(2056, 2), "auto", effort="quick", max_plans=1).sentence
     assert "; not asked, as 2,056 devices are more than the 2,048 up to which they are asked: dp, gpipe" in many
     assert "; not asked, as 2,056 devices are more than the 2,048 up to which it follows: polish, closing" in many
@@ -60,7 +60,7 @@ def test_more_devices_than_a_planner_takes_are_said() -> None:
 
 def test_many_cells_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eligible, "MOST_CELLS", 2)
-    cells = contract(open_problem(asked(TWO)), Choice(TWO))
+    cells = contract(open_problem(choices_of(TWO)), Choice(TWO))
     reasons = chosen(Setting(cells), set()).left_out
     assert str(reasons["spread"]) == "4 cells are fewer than the 257 from which on it is asked"
     one = chosen(Setting(replace(cells, devices=cells.devices[:1])), set()).left_out
@@ -83,8 +83,8 @@ def test_the_schedule_and_the_exclusions_are_said() -> None:
 def test_a_planner_that_cannot_take_the_request_is_named_with_its_own_words() -> None:
     one_node = make_problem([100] * 4, nodes=(4,), global_batch_size=8)
     why = driver.solve(one_node, "auto", max_plans=1).sentence
-    own = "HetPipe forms virtual workers across several nodes; there is one, of 4 devices: hetpipe"
-    assert f"; not asked, as {own}" in why
+    reason = "HetPipe forms virtual workers across several nodes; there is one, of 4 devices: hetpipe"
+    assert f"; not asked, as {reason}" in why
     alone = driver.solve(one_node, "dapple").sentence
     assert "not asked" not in alone, "a planner that is asked by name asks no others"
 
@@ -111,14 +111,14 @@ def test_with_a_target_all_others_are_said() -> None:
     why = driver.solve(limited, "auto", max_plans=1).sentence
     assert "; not asked, as their plans are not kept within what target megatron can express: dp, gpipe" in why
     assert "; not asked, as it makes plans beyond target megatron: polish, closing" in why
-    open_degrees = replace(open_problem(asked(ONE, TWO)), within=within)
+    open_degrees = replace(open_problem(choices_of(ONE, TWO)), within=within)
     among = choices.solve(open_degrees, "auto", max_plans=1).sentence
     assert "; planner uniform alone was asked, as others' plans are not kept within megatron's" in among
     assert "alone was asked" not in choices.solve(open_degrees, "uniform", max_plans=1).sentence
 
 
 def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
-    problem = open_problem(asked(ONE, TWO, FOUR), 1.0)
+    problem = open_problem(choices_of(ONE, TWO, FOUR), 1.0)
     result = choices.solve(problem, "auto", max_plans=2)
     assert result.sentence.count("the request names no target: uniform") == 1
     clauses = result.why
@@ -129,26 +129,27 @@ def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
 
 @pytest.mark.tier("nightly")
 def test_choices_that_are_not_searched_are_counted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded = choices.solve(open_problem(asked(ONE, TWO, FOUR), 0.05), "auto").sentence
+    bounded = choices.solve(open_problem(choices_of(ONE, TWO, FOUR), 0.05), "auto").sentence
     assert "the rest spared: " in bounded
     assert "as bounds show that none of their plans is better" in bounded
     monkeypatch.setitem(effort.EFFORTS, "quick", effort.QUICK._replace(comparing=1))
-    quick = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto", effort="quick").sentence
+    quick = choices.solve(open_problem(choices_of(ONE, TWO, FOUR)), "auto", effort="quick").sentence
     assert "all planners were asked at 1 of 3 choices of degrees, the rest spared: " in quick
     assert (
-        "the rest spared" not in choices.solve(open_problem(asked(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).sentence
+        "the rest spared"
+        not in choices.solve(open_problem(choices_of(ONE, TWO, FOUR), 3.0), "dapple", max_plans=2).sentence
     )
 
 
 @pytest.mark.tier("nightly")
 def test_efforts_that_are_spent_on_better_choices_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(effort.EFFORTS, effort.THOROUGH.name, effort.THOROUGH._replace(comparing=1))
-    why = choices.solve(open_problem(asked(ONE, TWO, FOUR)), "auto").sentence
+    why = choices.solve(open_problem(choices_of(ONE, TWO, FOUR)), "auto").sentence
     assert "as the sizes of better ones add up to 1 already" in why
 
 
 def test_no_plan_says_who_was_not_asked_unless_it_is_proven() -> None:
-    none = choices.solve(open_problem(asked(ONE, FOUR), memory_bytes=10), "auto")
+    none = choices.solve(open_problem(choices_of(ONE, FOUR), memory_bytes=10), "auto")
     assert none.status is Status.INFEASIBLE
     assert "not asked" not in none.sentence
 

@@ -56,8 +56,8 @@ def plans(problem: Problem) -> list[JudgedPlan]:
     heard: list[JudgedPlan] = []
     for name in ("gpipe", "dapple", "interleaved"):
         solve(problem, name, on_incumbent=heard.append)
-    found = {plan.value_ns: plan for plan in heard}
-    return [found[value_ns] for value_ns in sorted(found, reverse=True)]
+    by_time = {plan.value_ns: plan for plan in heard}
+    return [by_time[value_ns] for value_ns in sorted(by_time, reverse=True)]
 
 
 @pytest.fixture
@@ -73,19 +73,19 @@ def state_of(problem: Problem, limit_s: float | None = None, **settings: Any) ->
 
 
 def run(state: State, tasks: Sequence[Any], workers: int) -> None:
-    """With n processes; 0: in this one."""
+    """Run tasks with so many processes; with 0, in this process."""
     workforce: Workforce = Workers(state.setting, workers) if workers else Here(state.setting)
     with no_orphans(), workforce as ready:
         run_rounds(state, [list(tasks)], ready)
 
 
 def bound_of(problem: Problem, bound_ns: int) -> Bound:
-    """A bound on every plan of the request."""
+    """Return a bound on every plan of the request."""
     return replace(Proofs(Setting(problem)).every_plan, bound_ns=bound_ns)
 
 
 def plain(value: Any) -> Any:
-    """All that a plan says, as tuples: what pickles say besides is which parts were one object."""
+    """Return a plan's values as tuples; pickles also show which parts are the same object."""
     if isinstance(value, np.ndarray):
         return value.tolist().__repr__()
     if is_dataclass(value):
@@ -100,8 +100,8 @@ def answer(state: State) -> tuple[object, ...]:
     return best, tuple(state.proofs.by_class.values()), tuple(state.unfinished)
 
 
-def told(problem: Problem, bound_ns: int) -> Bound:
-    """On plans with each stage on devices of its own, whatever recomputes where."""
+def bound_apart(problem: Problem, bound_ns: int) -> Bound:
+    """Return a bound on plans with separate devices for each stage, whatever recomputes."""
     return Bound(CLASS_SCOPE, replace(planned_apart(problem), memory=frozenset({"fits"})), bound_ns, "told")
 
 
@@ -115,9 +115,9 @@ def orders_of_delays() -> list[tuple[float, ...]]:
 def test_the_answer_depends_on_neither_workers_nor_delays(
     problem: Problem, plans: list[JudgedPlan], gap: float
 ) -> None:
-    """Ties go to the earlier task; with a gap the first task that reaches it decides, whatever others have found."""
+    """Ties go to the earlier task; with a gap the first task that reaches it decides, whatever the others have."""
     best, tied = plans[-1], replace(plans[-1], planner="tied")
-    bound = told(problem, best.value_ns * 2 // 3)
+    bound = bound_apart(problem, best.value_ns * 2 // 3)
     shares = (tuple(plans[:2]), (*plans[1:-1], best), (tied, best), (plans[0], plans[-1]))
     answers = set()
     for workers in (0, 1, 2, 4):
@@ -214,7 +214,7 @@ def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, p
 def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, plans: list[JudgedPlan]) -> None:
     """Contract of bounds: it is never used to stop the search for plans of other kinds."""
     contiguous = next(plan for plan in plans if plan.planner == "dapple")
-    bound = told(problem, contiguous.value_ns)
+    bound = bound_apart(problem, contiguous.value_ns)
     state = state_of(problem, whole=bound_of(problem, 1))
     spared = Failing("spared", (), makes=planned_apart(problem))
     run(state, [Late("proving", (contiguous,), proven=bound), spared, Late("other", (plans[-1],))], 0)
@@ -261,8 +261,8 @@ def _listed(pids: Path, count: int) -> list[psutil.Process] | None:
 def _until(ready: Callable[[], list[psutil.Process] | None]) -> list[psutil.Process]:
     until = time.monotonic() + 120
     while time.monotonic() < until:
-        if (found := ready()) is not None:
-            return found
+        if (processes := ready()) is not None:
+            return processes
         time.sleep(0.05)
     raise AssertionError("the workers did not come up")
 
@@ -284,7 +284,7 @@ def test_auto_is_never_worse_than_a_planner_with_the_same_limits(how: dict[str, 
 
 @dataclass
 class Knowing:
-    """A link to somebody who knows a plan of this time."""
+    """A link to a search elsewhere that has a plan of this time."""
 
     value_ns: int
 
@@ -292,21 +292,21 @@ class Knowing:
         return self.value_ns
 
     def announce(self, plan: JudgedPlan) -> None:
-        """Heard by nobody."""
+        """Ignore the plan."""
 
     def proven(self, bound: Bound) -> None:
-        """Heard by nobody."""
+        """Ignore the bound."""
 
 
 def test_what_is_judged_does_not_depend_on_what_is_known() -> None:
-    """A better plan that is known rules out by proofs only: the best of the others stays the same."""
+    """A better plan elsewhere rules out plans by proofs only: the best of the others stays the same."""
     for seed in range(3):
         problem = four_devices(seed, 6, memory_bytes=50_000_000)
         dapple = PLANNERS["dapple"]
         alone = solve(problem, dapple.name).best
         assert alone is not None
-        asked = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
-        outcome = asked.run(Setting(problem), Knowing(alone.value_ns))
+        task = Ask("dapple", dapple.check(problem.update_rules, "auto", {}))
+        outcome = task.run(Setting(problem), Knowing(alone.value_ns))
         assert plain(outcome.best) == plain(alone)
 
 

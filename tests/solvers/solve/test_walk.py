@@ -1,4 +1,4 @@
-"""How many modules a request passes on its way to a plan, and that the best plan is timed and simulated once."""
+"""Modules that a request passes on its way to a plan, and that the best plan is timed and simulated once."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MOST_MODULES = 15
 
 
 def entered(call: Callable[[], object]) -> set[str]:
-    """The modules with a function that ran, without the code that dataclasses generate."""
-    found: set[str] = set()
+    """Return the modules with a function that ran, without the code that dataclasses generate."""
+    modules: set[str] = set()
 
     def look(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_name != "<module>" and not code.co_filename.startswith("<"):
-            found.add(frame.f_globals.get("__name__", ""))
+            modules.add(frame.f_globals.get("__name__", ""))
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -45,7 +45,7 @@ def entered(call: Callable[[], object]) -> set[str]:
         call()
     finally:
         sys.setprofile(before)
-    return found
+    return modules
 
 
 @pytest.mark.tier("quick")
@@ -73,7 +73,7 @@ def test_a_request_passes_few_modules(planner: str, package: str) -> None:
 
 
 class Counting:
-    """Counts the plans that the judge is given, by allocation and schedule, wherever it is called from."""
+    """A counter of the plans that are simulated, by allocation and schedule, for all callers."""
 
     ROOMS = (judging, incumbent, fitting_orders, recut)
 
@@ -85,13 +85,13 @@ class Counting:
         return self.call(problem, allocation, schedule, *more, **how)
 
     def of(self, plan: JudgedPlan) -> int:
-        """Return how often the plan was asked for."""
+        """Return how often the plan was simulated."""
         return sum(allocation == plan.allocation and schedule is plan.schedule for allocation, schedule in self.plans)
 
 
 @pytest.mark.parametrize("planner", ["dp", "gpipe", "even", "relax", "exact", "uniform", "auto"])
 def test_the_best_plan_is_timed_once_and_simulated_once(planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its timeline is kept from the planner that judged it to the answer; ``auto``'s is local search's."""
+    """The planner's timeline is kept up to the answer; with ``auto`` the planner is local search."""
     problem = make_problem([3, 5, 4, 6, 2, 4], boundary_bytes=1, nodes=(2, 2), recompute="auto")
     if planner == "uniform":
         problem = replace(problem, within=within_of("deepspeed", find_profile("gpt2-small")))

@@ -22,7 +22,7 @@ def test_warm_up_solves_its_toys() -> None:
 
 
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-"""Runs a command where a directory is read-only, in another mount namespace."""
+"""A command that runs where a directory is read-only, in another mount namespace."""
 ONE_KERNEL = """
 from penstock.solvers.compiled.kept import note_all_kept, sole_compiler
 from penstock.solvers.planners.dapple.cost_kernel import rounded_up
@@ -70,11 +70,11 @@ def test_kernels_are_kept_where_we_may_write(tmp_path: Path) -> None:
 
 @pytest.mark.tier("nightly")
 def test_what_a_program_tells_numba_moves_only_its_own_functions(tmp_path: Path) -> None:
-    """Whether it has imported numba before us or not; nor do we move what it compiles."""
+    """This holds whether the program imported numba before us or not, and we do not move what it compiles."""
     (tmp_path / "theirs.py").write_text(THEIRS)
     bare = {name: value for name, value in os.environ.items() if name != "PENSTOCK_KERNELS"}
-    own = {"XDG_CACHE_HOME": str(tmp_path / "ours"), "NUMBA_CACHE_LOCATOR_CLASSES": "InTreeCacheLocator"}
-    environment = bare | own
+    settings = {"XDG_CACHE_HOME": str(tmp_path / "ours"), "NUMBA_CACHE_LOCATOR_CLASSES": "InTreeCacheLocator"}
+    environment = bare | settings
     command = [sys.executable, "-c", "import theirs"]
     subprocess.run(command, env=environment, cwd=tmp_path, timeout=300, check=True)
     kernels = {(path.parent.name, path.name.partition("-")[0]) for path in (tmp_path / "ours").rglob("*.nbi")}
