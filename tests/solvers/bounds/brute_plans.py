@@ -1,8 +1,8 @@
-"""Every plan of one pipeline of a tiny request, listed by itself: no enumeration, allocator or planner is asked.
+"""Every plan of one pipeline of a tiny request, listed without any enumeration, allocator or planner of the package.
 
-Stages on devices of their own (with double grouped updates two of them on each place), every cut, every choice of
-devices, replicas by rows and in turn, every choice of recomputing stages, one micro-batch in flight. The judge says
-what fits, the verifier what is a plan.
+Stages are on separate devices; double grouped updates have two stages on each place. The list has every cut, every
+choice of devices, replicas that split micro-batches or take turns, and every choice of recomputing stages, with one
+micro-batch in flight. The simulator checks that a plan fits, and the verifier that it is valid.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ RULES: tuple[UpdateRule, ...] = (
 
 
 def has_plan(problem: Problem) -> bool:
-    """Whether one of the plans that are listed fits."""
+    """Return whether one of the listed plans fits."""
     return any(fits(problem, plan, rule) for rule in sorted(problem.update_rules) for plan in plans(problem, rule))
 
 
 def fits(problem: Problem, allocation: Allocation, rule: UpdateRule) -> bool:
-    """Whether the judge takes it with one micro-batch in flight, and the verifier finds nothing wrong."""
+    """Return whether the plan can run with one micro-batch in flight, and the verifier finds nothing wrong."""
     try:
         schedule = leanest(problem, allocation, rule)
         timeline = simulate(problem, allocation, schedule, update_rule=rule)
@@ -50,7 +50,7 @@ def fits(problem: Problem, allocation: Allocation, rule: UpdateRule) -> bool:
 
 
 def leanest(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Schedule:
-    """With one micro-batch in flight on each device."""
+    """Return the schedule with one micro-batch in flight on each device."""
     stages = allocation.stages
     if rule in ("synchronous", "elastic_averaging"):
         return warmup_orders(allocation, [1] * len(stages))
@@ -61,7 +61,7 @@ def leanest(problem: Problem, allocation: Allocation, rule: UpdateRule) -> Sched
 
 
 def plans(problem: Problem, rule: UpdateRule) -> Iterator[Allocation]:
-    """All allocations that keep the pins."""
+    """Yield all allocations that keep the pins."""
     folds = 2 if rule == "double_grouped" else 1
     for number, places in product(_numbers(problem), range(1, problem.num_devices + 1)):
         for groups, dispatch in product(_placements(problem.num_devices, places), _dispatches(rule)):
@@ -70,8 +70,8 @@ def plans(problem: Problem, rule: UpdateRule) -> Iterator[Allocation]:
             for spans in _cuts(problem, folds * places):
                 for again in _recomputing(problem, len(spans)):
                     stages = tuple(
-                        _stage(first, last, own, dispatch if len(own) > 1 else "rows", way)
-                        for (first, last), own, way in zip(spans, groups * folds, again, strict=True)
+                        _stage(first, last, group, dispatch if len(group) > 1 else "rows", way)
+                        for (first, last), group, way in zip(spans, groups * folds, again, strict=True)
                     )
                     if all(_keeps(stage, pin) for stage in stages for pin in problem.pins):
                         yield single_pipeline(stages, number)
@@ -108,7 +108,7 @@ def _cuts(problem: Problem, stages: int) -> Iterator[list[tuple[int, int]]]:
 
 
 Way = bool | Modules
-"""Whether a stage recomputes whole, or the modules of its layers that it recomputes."""
+"""Recomputation of a stage: whether it recomputes whole, or the modules of its layers that it recomputes."""
 
 
 def _stage(first: int, last: int, devices: tuple[int, ...], dispatch: str, way: Way) -> Stage:
@@ -126,7 +126,10 @@ def _keeps(stage: Stage, pin: Pin) -> bool:
 
 
 def drawn(seed: int) -> Problem:
-    """2 to 4 layers on 2 or 3 devices with as much memory as it takes, less or more; pins; each update rule in turn."""
+    """Draw 2 to 4 layers on 2 or 3 devices, with pins and each update rule in turn.
+
+    Memory is about as much as the plans take, less or more.
+    """
     draw = np.random.default_rng(seed)
     layers, devices = int(draw.integers(2, 5)), int(draw.integers(2, 4))
     parameters = draw.integers(1, 30, layers) * 10
@@ -156,6 +159,6 @@ def drawn(seed: int) -> Problem:
     pins = []
     for _ in range(int(draw.integers(0, 3))):
         first = int(draw.integers(0, layers))
-        held = draw.choice(devices, int(draw.integers(1, devices + 1)), replace=False)
-        pins.append(Pin(first, int(draw.integers(first, layers)), frozenset(int(d) for d in held)))
+        holders = draw.choice(devices, int(draw.integers(1, devices + 1)), replace=False)
+        pins.append(Pin(first, int(draw.integers(first, layers)), frozenset(int(d) for d in holders)))
     return replace(problem, pins=tuple(pins), update_rules=frozenset({RULES[seed % len(RULES)]}))

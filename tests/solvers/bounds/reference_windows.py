@@ -31,7 +31,7 @@ def window_bound_ns(times: StageTimes) -> int:
         rest, slowest = 0, 0
         for q in range(x, count):
             step = Step(times.forward[q], times.backward[q], times.rounds[q], limits[q])
-            end = max(end, times.heads[q] + own(step, ahead[q], slowest, batches) + rest)
+            end = max(end, times.heads[q] + span_ns(step, ahead[q], slowest, batches) + rest)
             rest += times.backward[q]
             slowest = max(slowest, times.backward[q])
             if q == count - 1:
@@ -58,14 +58,14 @@ def _rates(times: StageTimes, kinds: list[int]) -> tuple[list[int], list[int]]:
 
 def _last_end(times: StageTimes, batches: int, limits: list[int], x: int, rate: int) -> int:
     """Return the end of stage x's last backward: its last forward waits for rates and limits, then goes round."""
-    own = times.forward[x] + times.rounds[x] + times.backward[x]
+    round_ns = times.forward[x] + times.rounds[x] + times.backward[x]
     start = (batches - 1) * rate
     for y in range(x + 1):
         if limits[y] < batches:
             turns, left = divmod(batches - 1, limits[y])
             around = times.forward[y] + times.rounds[y] + times.backward[y]
             start = max(start, turns * around + left * times.forward[y])
-    return times.heads[x] + start + own
+    return times.heads[x] + start + round_ns
 
 
 def _channel_end(times: StageTimes, kind: int, q: int, rate: int, slowest: int, batches: int) -> int:
@@ -74,13 +74,13 @@ def _channel_end(times: StageTimes, kind: int, q: int, rate: int, slowest: int, 
     out, back = times.out[q], times.back[q + 1]
     start = times.heads[q] + times.forward[q]
     if kind == SERIAL:
-        return start + own(Step(out, back, inside, batches), rate, slowest, batches)
+        return start + span_ns(Step(out, back, inside, batches), rate, slowest, batches)
     if kind == APART:
         rate, slowest = max(rate, out), max(slowest, back)
     return start + (batches - 1) * max(rate, slowest) + out + inside + back
 
 
-def own(step: Step, ahead: int, slowest: int, batches: int) -> int:
+def span_ns(step: Step, ahead: int, slowest: int, batches: int) -> int:
     """Return the time from the first possible start on a resource to the end of its last backward."""
     forward, backward, around, limit = step
     ahead, slowest = max(ahead, forward), max(slowest, backward)

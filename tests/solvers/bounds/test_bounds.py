@@ -1,4 +1,4 @@
-"""No bound is above what a plan takes: random plans, every order of tiny ones, CP-SAT; and where bounds are exact."""
+"""No bound is above a plan's time: random plans, every order of tiny ones, CP-SAT; and cases where bounds are exact."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_windows_hold_for_straight_pipelines_in_tight_memory(seed: int) -> None:
     timeline = simulate(problem, allocation, orders)
     for each in (problem, with_just_enough_memory(problem, timeline)):
         assert schedule_bound(each, allocation, orders).bound_ns <= timeline.time_per_global_batch_ns
-    given = (problem, with_just_enough_memory(problem, timeline))
-    loose, tight = (window_bound_ns(StageTimes(each, allocation, orders)) for each in given)
-    assert [loose, tight] == [reference_windows.window_bound_ns(StageTimes(each, allocation, orders)) for each in given]
+    cases = (problem, with_just_enough_memory(problem, timeline))
+    loose, tight = (window_bound_ns(StageTimes(each, allocation, orders)) for each in cases)
+    assert [loose, tight] == [reference_windows.window_bound_ns(StageTimes(each, allocation, orders)) for each in cases]
     assert loose <= tight <= timeline.time_per_global_batch_ns
 
 
@@ -84,7 +84,7 @@ def test_the_schedule_bound_stays_below_the_cp_sat_optimum(seed: int) -> None:
 
 
 def _optimum(problem: Problem, allocation: Allocation, limits: list[int]) -> int:
-    """The shortest time of any order of operations and transfers, at most ``limits[s]`` micro-batches in flight."""
+    """Return the shortest time of any order of operations and transfers, with ``limits[s]`` in flight at most."""
     model, stages, batches = cp_model.CpModel(), len(allocation.stages), allocation.num_micro_batches
     horizon = 10_000
     lanes: dict[object, list] = {}
@@ -142,9 +142,9 @@ def test_uniform_stages_without_communication_reach_the_bound(stages: int, batch
     problem = make_problem([3] * stages, [7] * stages, nodes=(stages,), global_batch_size=batches)
     allocation = straight(problem, batches)
     for orders in (gpipe(allocation), early_backward(allocation), early_backward(allocation, "B")):
-        taken = simulate(problem, allocation, orders).time_per_global_batch_ns
-        assert taken == (batches + stages - 1) * 10
-        assert schedule_bound(problem, allocation, orders).bound_ns == taken
+        time_ns = simulate(problem, allocation, orders).time_per_global_batch_ns
+        assert time_ns == (batches + stages - 1) * 10
+        assert schedule_bound(problem, allocation, orders).bound_ns == time_ns
 
 
 def test_the_request_bound_is_below_every_straight_partition() -> None:
@@ -155,15 +155,15 @@ def test_the_request_bound_is_below_every_straight_partition() -> None:
         for cuts in combinations(range(1, 5), count - 1):
             sizes = [b - a for a, b in zip((0, *cuts), (*cuts, 5), strict=True)]
             allocation = chain([(size, [s]) for s, size in enumerate(sizes)], 6)
-            taken = simulate(problem, allocation, early_backward(allocation)).time_per_global_batch_ns
-            assert bound.bound_ns <= taken
+            time_ns = simulate(problem, allocation, early_backward(allocation)).time_per_global_batch_ns
+            assert bound.bound_ns <= time_ns
 
 
 def test_one_device_reaches_the_request_bound() -> None:
     problem = make_problem([3, 1], update_ns=2, nodes=(1,), global_batch_size=5)
     allocation = chain([(2, [0])], 5)
-    taken = simulate(problem, allocation, gpipe(allocation)).time_per_global_batch_ns
-    assert taken == request_bound(problem).bound_ns == 5 * 12 + 4
+    time_ns = simulate(problem, allocation, gpipe(allocation)).time_per_global_batch_ns
+    assert time_ns == request_bound(problem).bound_ns == 5 * 12 + 4
 
 
 def test_one_micro_batch_is_bounded_by_its_path() -> None:
@@ -179,9 +179,9 @@ def test_memory_that_holds_one_micro_batch_makes_the_bound_a_cycle() -> None:
     )
     allocation = straight(problem, 4)
     orders = warmup_orders(allocation, [1, 1])
-    taken = simulate(problem, allocation, orders).time_per_global_batch_ns
-    assert taken == 4 * (10 + 5 + 30 + 5 + 20)
-    assert schedule_bound(problem, allocation, orders).bound_ns == taken
+    time_ns = simulate(problem, allocation, orders).time_per_global_batch_ns
+    assert time_ns == 4 * (10 + 5 + 30 + 5 + 20)
+    assert schedule_bound(problem, allocation, orders).bound_ns == time_ns
 
 
 def test_a_shared_bus_bounds_by_its_load() -> None:

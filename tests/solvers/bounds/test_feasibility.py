@@ -1,4 +1,4 @@
-"""``infeasible`` is said with a proof only: proofs by hand, and both answers against every plan of tiny requests."""
+"""``infeasible`` comes with a proof only: proofs by hand, and both answers against every plan of tiny requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.solvers.solve.driver import solve
 
 
 def one_layer(memory: int, **changes: Any) -> Problem:
-    """100 bytes of parameters, as many of gradients, 200 of states, a stash of 30, a workspace of 7: 437."""
+    """Build 100 bytes of parameters, as many of gradients, 200 of states, a stash of 30, a workspace of 7: 437."""
     settings: dict[str, Any] = {
         "parameter_bytes": 100,
         "stash_bytes": 30,
@@ -46,7 +46,7 @@ def one_layer(memory: int, **changes: Any) -> Problem:
     ],
 )
 def test_a_layer_needs_so_many_bytes(changes: dict[str, Any], least: int) -> None:
-    """Exactly that is enough for no proof, one byte less is too little, and the shortage says so.
+    """Exactly this memory allows no proof, one byte less is too little, and the message states the shortage.
 
     States shared by two replicas are 100 bytes on each. Slices of 4 samples are 2 on each of two replicas, unless
     ``min_slice`` forbids that. Where the backward takes no time, nothing but weights and states is surely there.
@@ -120,7 +120,7 @@ def test_the_connected_parts_are_refuted_one_by_one() -> None:
 
 
 def answer(planner: str, problem: Problem, **options: object) -> Result | None:
-    """None where the planner refuses the request."""
+    """Solve a request; None where the planner refuses it."""
     try:
         return solve(problem, planner, options=options, workers=1)
     except UnsupportedRequest:
@@ -131,19 +131,19 @@ def answer(planner: str, problem: Problem, **options: object) -> Result | None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("rule", range(len(RULES)))
 def test_auto_finds_a_plan_wherever_there_is_one(rule: int) -> None:
-    """Without ``exact``, which lists plans itself: a plan if one is found here, ``infeasible`` only where none is."""
+    """Without ``exact``, which lists plans itself: a plan if the list has one, ``infeasible`` only if it is empty."""
     met: Counter[tuple[bool, str]] = Counter()
     for seed in range(200 + rule, 240, len(RULES)):
         problem = drawn(seed)
-        found, possible = answer("auto", problem, exclude="exact,polish,closing"), has_plan(problem)
-        if found is None:
+        result, possible = answer("auto", problem, exclude="exact,polish,closing"), has_plan(problem)
+        if result is None:
             assert not possible, seed
             continue
-        met[possible, found.status.value] += 1
-        assert found.status is not Status.INFEASIBLE or not possible, (seed, found.sentence)
-        assert found.best is not None or not possible, (seed, found.sentence)
-        if found.best is not None:
-            assert broken_pin(problem, found.best.allocation) is None
+        met[possible, result.status.value] += 1
+        assert result.status is not Status.INFEASIBLE or not possible, (seed, result.sentence)
+        assert result.best is not None or not possible, (seed, result.sentence)
+        if result.best is not None:
+            assert broken_pin(problem, result.best.allocation) is None
             assert proof_of_infeasibility(problem) is None
     assert sum(count for (possible, _), count in met.items() if possible) >= (1 if rule == 4 else 4)
     assert met[False, "infeasible"] >= 1
@@ -151,7 +151,7 @@ def test_auto_finds_a_plan_wherever_there_is_one(rule: int) -> None:
 
 @pytest.mark.tier("nightly")
 def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
-    """Alone, a planner may find none; those of lines of stages find one of every update rule that they know."""
+    """A planner alone may find none; planners of lines of stages find a plan of every update rule that they support."""
     met: Counter[str] = Counter()
     none: Counter[str] = Counter()
     for seed in range(241, 265):
@@ -159,11 +159,11 @@ def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
         if not has_plan(problem):
             continue
         for name, planner in OF_ANY_TRAINER.items():
-            found = answer(name, problem) if planner.supports & problem.update_rules else None
-            if found is not None:
+            result = answer(name, problem) if planner.supports & problem.update_rules else None
+            if result is not None:
                 met[name] += 1
-                none[name] += found.best is None
-                assert found.status is not Status.INFEASIBLE, (seed, name, found.sentence)
+                none[name] += result.best is None
+                assert result.status is not Status.INFEASIBLE, (seed, name, result.sentence)
     assert sum(met.values()) > 50
     assert min(met[name] for name in ("relax", "pipedream", "pipedream-2bw", "wpipe", "avgpipe")) >= 1
     for name in ("auto", "relax", "pipedream", "pipedream-2bw", "wpipe", "avgpipe"):
@@ -179,9 +179,9 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     problem = make_problem(
         [10] * 4, parameter_bytes=sizes.tolist(), nodes=(2, 2), memory_bytes=rooms.tolist(), boundary_bytes=1
     )
-    found = solve(problem, "relax")
-    assert found.best is not None
-    assert found.bounds[0].bound_ns <= found.best.value_ns
+    result = solve(problem, "relax")
+    assert result.best is not None
+    assert result.bounds[0].bound_ns <= result.best.value_ns
 
 
 @pytest.mark.tier("ci")
@@ -190,7 +190,7 @@ def test_relax_places_stages_by_memory(seed: int) -> None:
     ("limits", "status"), [({"max_plans": 0}, Status.NONE_FOUND), ({"time_limit_ns": 0}, Status.TIME_LIMIT)]
 )
 def test_a_limit_does_not_hide_a_proof(planner: str, limits: dict[str, int], status: Status) -> None:
-    """Where a limit comes before anything is judged, ``infeasible`` is said if it is proven, else which limit."""
+    """If a limit ends the search before any plan, the answer is ``infeasible`` if proven, else it names the limit."""
     for memory, proven in ((299, True), (400, False)):
         problem = make_problem([10] * 3, parameter_bytes=100, nodes=(2,), memory_bytes=memory)
         result = solve(problem, planner, workers=1, **limits)

@@ -24,7 +24,7 @@ from penstock.solvers.solve.driver import solve
 
 
 def narrow(seed: int) -> Problem:
-    """Two or three layers on two devices, or two on three, which have room for some of the activations."""
+    """Draw two or three layers on two devices, or two on three, with memory for some of the activations."""
     draw = np.random.default_rng(seed)
     layers, devices = [(2, 2), (3, 2), (2, 3)][seed % 3]
     batch = int(draw.integers(2, 5))
@@ -46,7 +46,7 @@ def narrow(seed: int) -> Problem:
 
 
 def least_ns(problem: Problem) -> int | None:
-    """The best time of all plans of one pipeline with stages apart that fit, under every early-backward order."""
+    """Return the best time of all fitting plans of one pipeline with stages apart, under all early-backward orders."""
     best: int | None = None
     for plan in plans(problem, "synchronous"):
         most = range(1, plan.num_micro_batches + 1)
@@ -81,12 +81,12 @@ def test_no_plan_that_fits_is_quicker() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_planner_has_a_better_plan_in_little_memory(seed: int) -> None:
     problem = narrow(seed)
-    found = solve(problem, max_plans=2, workers=1).best
-    assert found is None or request_bound(problem).bound_ns <= found.value_ns
+    plan = solve(problem, max_plans=2, workers=1).best
+    assert plan is None or request_bound(problem).bound_ns <= plan.value_ns
 
 
 def roomy(memory_bytes: int, recompute: str = "auto") -> Problem:
-    """Two layers of forward 10 and backward 20 on two devices, four samples; a sample keeps 10 bytes of each."""
+    """Build two layers of forward 10 and backward 20 on two devices, four samples; a sample keeps 10 bytes of each."""
     return make_problem(
         [10, 10],
         parameter_bytes=[0, 0],
@@ -102,7 +102,7 @@ def roomy(memory_bytes: int, recompute: str = "auto") -> Problem:
 def test_the_room_before_the_first_backward_is_shared_out() -> None:
     assert request_bound(roomy(10**6)).bound_ns == 4 * 60 // 2
     tight = request_bound(roomy(10))
-    # A slice is forward in 20. Of the forwards, 8 times 10 of them, the 20 bytes spare 20; the rest is done by two.
+    # A slice is forward in 20. There are 8 forwards of 10; the 20 bytes spare 20 of them, and two devices do the rest.
     assert (tight.bound_ns, tight.method) == (20 + (240 - 20) // 2, MEMORY)
     assert tight.covers.memory == {"fits"}
     assert request_bound(roomy(10, "never")).bound_ns == tight.bound_ns
@@ -121,17 +121,17 @@ def test_what_is_begun_before_the_first_backward_takes_time_as_well() -> None:
         micro_batch_sizes=(1,),
         recompute="auto",
     )
-    ((kind, (known,)),) = problem.measured.items()
+    ((kind, (point,)),) = problem.measured.items()
     modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {"mlp": (np.asarray([10]), np.asarray([1]))}
-    problem = replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
-    # Room is there for the module of all ten samples, but in 20 ns two devices begin only two: both modules and one
+    problem = replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
+    # Memory holds the module of all ten samples, but in 20 ns two devices begin only two: both modules and one
     # rest spare 30 of the work that follows.
-    found = request_bound(problem)
-    assert (found.bound_ns, found.method) == (20 + (600 - 30) // 2, MEMORY)
+    bound = request_bound(problem)
+    assert (bound.bound_ns, bound.method) == (20 + (600 - 30) // 2, MEMORY)
 
 
 def most_spared(problem: Problem, slice_ns: int) -> Fraction:
-    """What can be spared at most, over all fractions of samples begun: a linear program, in the solver's floats."""
+    """Return the most work that can be spared, over all fractions of samples begun, by a linear program in floats."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     batch, more = problem.global_batch_size, solver.Sum
     time, size, value = [], [], []
@@ -161,10 +161,10 @@ def test_prices_find_what_a_linear_program_does(seed: int) -> None:
     problem = narrow(seed)
     if seed % 2:
         draw = np.random.default_rng(seed)
-        ((kind, (known,)),) = problem.measured.items()
-        freed = (known.stash_bytes * draw.uniform(0, 0.9, problem.num_layers)).astype(np.int64)
-        modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {"mlp": (known.forward_ns // 2, freed)}
-        problem = replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+        ((kind, (point,)),) = problem.measured.items()
+        freed = (point.stash_bytes * draw.uniform(0, 0.9, problem.num_layers)).astype(np.int64)
+        modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {"mlp": (point.forward_ns // 2, freed)}
+        problem = replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
     slice_ns = int(np.random.default_rng(seed).integers(1, 300))
     work = sum((each.whole_ns for each in _per_sample(problem)), Fraction(0))
     later = int(problem.update_ns[-1]) + problem.global_batch_size * work
@@ -173,7 +173,7 @@ def test_prices_find_what_a_linear_program_does(seed: int) -> None:
 
 
 def test_replicas_that_recompute_as_little_as_fits_nearly_meet_it() -> None:
-    layers, kept = 20, 9  # and room for the layer that is being rebuilt
+    layers, kept = 20, 9  # and memory for the layer that is being rebuilt
     problem = make_problem(
         [10] * layers,
         parameter_bytes=[0] * layers,

@@ -27,39 +27,39 @@ PARTS: tuple[Module, Module] = ("mlp", "norm")
 
 
 def with_modules(problem: Problem, seed: int, parts: tuple[Module, ...] = PARTS) -> Problem:
-    """The problem with modules that free some of each layer's stash for some of its forward."""
+    """Return the problem with modules that free some of each layer's stash for some of its forward."""
     draw = np.random.default_rng(seed)
-    ((kind, (known,)),) = problem.measured.items()
+    ((kind, (point,)),) = problem.measured.items()
     layers = problem.num_layers
     modules = {
         part: (
-            (known.forward_ns * draw.uniform(0, 0.5, layers)).astype(np.int64),
-            (known.stash_bytes * draw.uniform(0, 1 / len(parts), layers)).astype(np.int64),
+            (point.forward_ns * draw.uniform(0, 0.5, layers)).astype(np.int64),
+            (point.stash_bytes * draw.uniform(0, 1 / len(parts), layers)).astype(np.int64),
         )
         for part in parts
     }
-    return replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+    return replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
 
 
 def with_nested(problem: Problem, seed: int) -> Problem:
-    """The same with two parts of the feed-forward that can be recomputed by themselves."""
+    """Return the problem with two further modules, parts of the feed-forward that can be recomputed by themselves."""
     problem = with_modules(problem, seed)
     draw = np.random.default_rng(seed + 1000)
-    ((kind, (known,)),) = problem.measured.items()
+    ((kind, (point,)),) = problem.measured.items()
     nested: dict[Module, tuple[np.ndarray, np.ndarray]] = {
         part: (
-            (known.modules["mlp"][0] * draw.uniform(0, 0.5, problem.num_layers)).astype(np.int64),
-            (known.modules["mlp"][1] * draw.uniform(0, 0.5, problem.num_layers)).astype(np.int64),
+            (point.modules["mlp"][0] * draw.uniform(0, 0.5, problem.num_layers)).astype(np.int64),
+            (point.modules["mlp"][1] * draw.uniform(0, 0.5, problem.num_layers)).astype(np.int64),
         )
         for part in ("moe_act", "shared_experts")
     }
-    return replace(problem, measured={kind: (replace(known, modules={**known.modules, **nested}),)}, _costs={})
+    return replace(problem, measured={kind: (replace(point, modules={**point.modules, **nested}),)}, _costs={})
 
 
 def best_without(problem: Problem) -> int | None:
-    """The best of all plans that recompute no single modules."""
-    ((kind, (known,)),) = problem.measured.items()
-    return least_ns(replace(problem, measured={kind: (replace(known, modules={}),)}, _costs={}))
+    """Return the best time of all plans that recompute no single modules."""
+    ((kind, (point,)),) = problem.measured.items()
+    return least_ns(replace(problem, measured={kind: (replace(point, modules={}),)}, _costs={}))
 
 
 @pytest.mark.tier("nightly")
@@ -111,10 +111,10 @@ def test_a_plan_with_modules_refutes_every_proof_that_there_is_none() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_the_search_meets_the_bounds_and_its_plans_verify(seed: int) -> None:
     problem = with_modules(narrow(2 * seed), seed)
-    found = solve(replace(problem, recompute="auto"), max_plans=4, workers=1)
-    if found.best is not None:
-        assert all(bound.bound_ns <= found.best.value_ns for bound in found.bounds)
-        again = found.best
+    result = solve(replace(problem, recompute="auto"), max_plans=4, workers=1)
+    if result.best is not None:
+        assert all(bound.bound_ns <= result.best.value_ns for bound in result.bounds)
+        again = result.best
         assert verify(problem, again.allocation, again.schedule, again.timeline, overlap=again.overlap_all_reduce) == []
 
 
@@ -123,12 +123,12 @@ def test_a_stage_with_modules_by_hand() -> None:
     problem = make_problem(
         [10, 10], parameter_bytes=[0, 0], stash_bytes=[40, 40], workspace_bytes=[3, 5], nodes=(1,), recompute="auto"
     )
-    ((kind, (known,)),) = problem.measured.items()
+    ((kind, (point,)),) = problem.measured.items()
     modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {
         "norm": (np.array([1, 1]), np.array([10, 10])),
         "mlp": (np.array([4, 4]), np.array([20, 25])),
     }
-    problem = replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+    problem = replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
     assert problem.module_sets == (("mlp",), ("norm",), ("mlp", "norm"))
     costs = stage_costs(problem, Stage(0, 1, (0,), modules=("mlp", "norm")), 1)
     assert (costs.forward_ns, costs.backward_ns, costs.recompute_ns) == (20, 40, 10)

@@ -30,7 +30,7 @@ EFFORT = 2_000_000
 
 
 def pinned(seed: int) -> Problem:
-    """2 to 4 layers on 2 or 3 devices, half of them of two kinds, with more memory than any plan needs."""
+    """Draw 2 to 4 layers on 2 or 3 devices, half of them of two kinds, with more memory than any plan needs."""
     problem = drawn(seed)
     devices = tuple(
         replace(device, memory_bytes=10**9, kind="quick" if seed % 2 and d % 2 else device.kind)
@@ -43,7 +43,7 @@ def pinned(seed: int) -> Problem:
 
 
 def times(problem: Problem, rule: UpdateRule) -> Iterator[int]:
-    """Of every allocation that keeps the pins, with one, some and all micro-batches in flight."""
+    """Yield the times of every allocation that keeps the pins, with one, some and all micro-batches in flight."""
     for allocation in plans(problem, rule):
         for schedule in _schedules(problem, allocation, rule):
             with suppress(InvalidPlan):  # more replicas in turn than micro-batches of an update
@@ -79,10 +79,10 @@ def test_no_plan_that_keeps_the_pins_is_below_a_bound() -> None:
             assert bound <= one_pipeline_bound(problem).bound_ns <= best, seed
             narrower += one_pipeline_bound(free).bound_ns < one_pipeline_bound(problem).bound_ns
             if seed % 6 == 2:
-                found, loose = Relaxation(problem, EFFORT), Relaxation(free, EFFORT)
-                list(found.run()), list(loose.run())
-                assert found.bound_ns <= best, seed
-                relaxed += loose.bound_ns < found.bound_ns
+                pinned_search, loose = Relaxation(problem, EFFORT), Relaxation(free, EFFORT)
+                list(pinned_search.run()), list(loose.run())
+                assert pinned_search.bound_ns <= best, seed
+                relaxed += loose.bound_ns < pinned_search.bound_ns
     assert seen > 45
     assert higher > 20
     assert narrower > 15
@@ -121,7 +121,7 @@ def test_many_pins_make_few_sets() -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("rule", ["synchronous", "weight_stashing"])
 def test_one_pinned_device_is_the_bound_of_every_plan(rule: UpdateRule) -> None:
-    """All layers on one of two devices: its plan is optimal, and the bound covers all that the request allows."""
+    """All layers on one of two devices: its plan is optimal, and the bound covers all plans that the request allows."""
     problem = make_problem([10, 10], boundary_bytes=0, nodes=(1, 1), global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 1, frozenset({1})),), update_rules=frozenset({rule}))
     planner = "relax" if rule == "synchronous" else "pipedream"

@@ -13,7 +13,7 @@ from penstock.solvers.costs.infinity import NEVER_NS
 
 @dataclass
 class Rising:
-    """Bounds of one alternative from the lowest on, none above its result; None: evaluating it gives nothing."""
+    """Bounds of one alternative from the lowest on, none above its result; the result is None where it has no plan."""
 
     bounds: list[int]
     result_ns: int | None

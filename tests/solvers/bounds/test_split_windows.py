@@ -1,4 +1,4 @@
-"""What split stages and devices with several stages idle: never above a proven optimum, tight where it should be."""
+"""Idle time of split stages and of devices with several stages: never above a proven optimum, tight where due."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.solvers.model.schedule import Orders, Row
 
 
 def split(plan: Allocation) -> Orders:
-    """Any order with backwards in two parts."""
+    """Return any order with backwards in two parts."""
     batches = range(plan.num_micro_batches)
     rows = [[(kind, s, m) for kind in (FORWARD, INPUT, WEIGHT) for m in batches] for s in range(len(plan.stages))]
     return Orders("split", tuple(Row(plan.stages[s].devices, as_operations(row)) for s, row in enumerate(rows)))
 
 
 def random_split(seed: int) -> tuple[Problem, Allocation]:
-    """BOUNDS Part II, section 2: 2 to 4 stages, 3 to 8 micro-batches, room for some of them, also of two sizes."""
+    """Draw 2 to 4 stages, 3 to 8 micro-batches, also of two sizes, and memory for some (BOUNDS Part II, section 2)."""
     rng = random.Random(seed)
     stages, batches = rng.randint(2, 4), rng.randint(3, 8)
     backward = [rng.randint(2, 60) for _ in range(stages)]

@@ -1,4 +1,4 @@
-"""Bounds of periodic plans, of several pipelines and of pipelines that average: never above what the judge measures."""
+"""Bounds of periodic plans, of several pipelines and of pipelines that average: never above the simulated times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.solvers.model.unroll import unroll
 
 
 def eager(stages: int, depth: int) -> Pattern:
-    """One forward and one backward in turn, ``depth`` micro-batches in flight on the first stage."""
+    """Build one forward and one backward in turn, ``depth`` micro-batches in flight on the first stage."""
     operations = []
     for s in range(stages):
         operations.append(PatternOperation(FORWARD, s, s, 0))
@@ -30,7 +30,7 @@ def eager(stages: int, depth: int) -> Pattern:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_bounds_stay_below_steady_states_that_repeat(seed: int) -> None:
-    """Straight pipelines of very unlike stages. Where no cycle is seen, the judged mean may be off by a little."""
+    """Straight pipelines of very unlike stages. Without a detected cycle, the simulated mean may be slightly off."""
     rng = random.Random(seed)
     stages, batches = rng.randint(2, 8), rng.randint(1, 8)
     problem = make_problem(
@@ -70,12 +70,12 @@ def test_bounds_stay_below_pipelines_that_average(seed: int) -> None:
     problem = replace(problem, update_rules=frozenset({"elastic_averaging"}), pipeline_run=run)
     allocation = parallel_pipelines(straight(problem, batches).stages, pipelines, batches)
     orders = gpipe(allocation)
-    taken = simulate(problem, allocation, orders, update_rule="elastic_averaging").time_per_global_batch_ns
+    time_ns = simulate(problem, allocation, orders, update_rule="elastic_averaging").time_per_global_batch_ns
     bound = schedule_bound(problem, allocation, orders, "elastic_averaging").bound_ns
-    assert 0 < bound <= taken
-    assert 0 < request_bound(problem).bound_ns <= taken
+    assert 0 < bound <= time_ns
+    assert 0 < request_bound(problem).bound_ns <= time_ns
     if stages == 1 and run is None:
-        assert bound == taken == request_bound(problem).bound_ns
+        assert bound == time_ns == request_bound(problem).bound_ns
 
 
 def _two_stages() -> tuple[Problem, Allocation]:
@@ -92,12 +92,12 @@ def _two_stages() -> tuple[Problem, Allocation]:
     ],
 )
 def test_what_bounds_two_stages_by_hand(depth: int, expected: int, method: str) -> None:
-    """Stage 0 computes 9, stage 1 12 ns per micro-batch, transfers take 20 each way on channels of their own."""
+    """Stage 0 computes 9, stage 1 12 ns per micro-batch, transfers take 20 each way on separate channels."""
     problem, allocation = _two_stages()
     bound = schedule_bound(problem, allocation, eager(2, depth), "double_buffered")
     assert (bound.bound_ns, bound.method.startswith(method)) == (expected, True)
-    taken = simulate(problem, allocation, eager(2, depth), update_rule="double_buffered").time_per_global_batch_ns
-    assert taken >= expected
+    time_ns = simulate(problem, allocation, eager(2, depth), update_rule="double_buffered").time_per_global_batch_ns
+    assert time_ns >= expected
 
 
 def test_updates_count_as_often_as_the_rule_has_them() -> None:
@@ -142,6 +142,6 @@ def test_reductions_between_pipelines_are_in_the_tail() -> None:
     problem = make_problem([3], [7], parameter_bytes=40, update_ns=3, nodes=(2,), global_batch_size=2, shared=True)
     allocation = Allocation(tuple(Pipeline((Stage(0, 0, (d,)),), (d, d)) for d in (0, 1)), 2)
     orders = Orders("one", tuple(gpipe(allocation).rows))
-    taken = simulate(problem, allocation, orders).time_per_global_batch_ns
-    assert taken == 10 + 40 + 3
-    assert schedule_bound(problem, allocation, orders).bound_ns == taken
+    time_ns = simulate(problem, allocation, orders).time_per_global_batch_ns
+    assert time_ns == 10 + 40 + 3
+    assert schedule_bound(problem, allocation, orders).bound_ns == time_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from problems import chain, gpipe, make_problem, straight
-from reference_windows import Step, idle, own
+from reference_windows import Step, idle, span_ns
 
 from penstock.solvers.bounds.stage_times import StageTimes
 from penstock.solvers.bounds.stage_windows import channel_kinds, window_bound_ns
@@ -24,15 +24,15 @@ def test_two_windows_add_only_where_they_cannot_overlap() -> None:
     forward, around, backward = times.forward[0], times.rounds[0], times.backward[0]
     first = idle(forward + around, forward, forward, 1)
     last = idle(around + backward, backward, backward, 1)
-    taken = makespan_ns(problem, plan, gpipe(plan))
-    assert forward + backward + first + last > taken
-    assert window_bound_ns(times) == taken
+    time_ns = makespan_ns(problem, plan, gpipe(plan))
+    assert forward + backward + first + last > time_ns
+    assert window_bound_ns(times) == time_ns
 
 
 @pytest.mark.parametrize(("batches", "expected"), [(5, 3 * 15), (6, 3 * 15 + 2)])
 def test_micro_batches_beyond_the_limit_wait_for_a_way_round(batches: int, expected: int) -> None:
     """By hand: two may be in flight, so 0, 2 and 4 follow each other, 2 + 10 + 3 each; 5 begins a forward after 4."""
-    assert own(Step(2, 3, 10, 2), 2, 3, batches) == expected
+    assert span_ns(Step(2, 3, 10, 2), 2, 3, batches) == expected
 
 
 def test_backwards_before_a_stage_do_not_slow_its_all_reduce() -> None:
@@ -53,9 +53,9 @@ def test_backwards_before_a_stage_do_not_slow_its_all_reduce() -> None:
     assert channel_kinds(times) == [SERIAL]
     step = Step(times.forward[1], times.backward[1], times.rounds[1], 4)
     behind = times.heads[1] + times.exposed[1]
-    taken = makespan_ns(problem, plan, gpipe(plan))
-    assert behind + own(step, times.forward[0], times.backward[0], 4) > taken
-    assert behind + own(step, times.forward[0], 0, 4) <= window_bound_ns(times) <= taken
+    time_ns = makespan_ns(problem, plan, gpipe(plan))
+    assert behind + span_ns(step, times.forward[0], times.backward[0], 4) > time_ns
+    assert behind + span_ns(step, times.forward[0], 0, 4) <= window_bound_ns(times) <= time_ns
 
 
 @pytest.mark.tier("ci")

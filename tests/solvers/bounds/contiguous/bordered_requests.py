@@ -1,4 +1,4 @@
-"""Small requests whose stages share cables: of nodes with several devices, of switches, with lanes, of unlike width."""
+"""Small requests whose stages share cables: nodes with several devices, switches, lanes, cables of unlike width."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cables = Sequence[tuple[str, str, int]]
 
 
 def network_of(nodes: Sequence[int], cables: Cables, *, full: bool = True, **changes: Any) -> Network:
-    """Nodes n0, n1, … of these numbers of devices ``n0/0`` …, and cables by both ends and bytes per second."""
+    """Build nodes n0, n1, … of devices ``n0/0`` …, and cables given by both ends and bytes per second."""
     names = tuple(f"n{i}/{j}" for i, size in enumerate(nodes) for j in range(size))
     inside = Inside(changes.get("form", "pairs"), 10**12, 0, full)
     ends = [Cable(a, b, wide, changes.get("latency_ns", 0), full, changes.get("lanes", 1)) for a, b, wide in cables]
@@ -36,12 +36,12 @@ def network_of(nodes: Sequence[int], cables: Cables, *, full: bool = True, **cha
 
 
 def star(nodes: Sequence[int], widths: Sequence[int]) -> list[tuple[str, str, int]]:
-    """Every node at one switch; bytes per second of each cable."""
+    """Connect every node to one switch; widths are the cables' bytes per second."""
     return [(f"n{i}", "switch", widths[i % len(widths)]) for i in range(len(nodes))]
 
 
 def pairs(nodes: Sequence[int], inner: int, outer: int) -> list[tuple[str, str, int]]:
-    """Two nodes at each switch, and all these at one more."""
+    """Connect each two nodes to a switch, and all these switches to one more."""
     switches = range((len(nodes) + 1) // 2)
     return [
         *((f"n{i}", f"s{i // 2}", inner) for i in range(len(nodes))),
@@ -50,12 +50,12 @@ def pairs(nodes: Sequence[int], inner: int, outer: int) -> list[tuple[str, str, 
 
 
 def line(nodes: Sequence[int], width: int) -> list[tuple[str, str, int]]:
-    """Each node joined with the next."""
+    """Connect each node to the next."""
     return [(f"n{i}", f"n{i + 1}", width) for i in range(len(nodes) - 1)]
 
 
 def bordered_request(seed: int) -> Problem:
-    """Up to six devices in two to five nodes; memory mostly forces stages onto all of them, or all but one."""
+    """Draw up to six devices in two to five nodes; memory mostly forces stages onto all of them, or all but one."""
     rng = random.Random(seed)
     nodes = rng.choice([(2, 2), (2, 1, 1), (2, 1, 2), (1, 2, 1), (3, 1, 1), (2, 2, 1), (2, 2, 2), (1,) * 4, (1,) * 5])
     width = rng.choice([GIGABYTE, GIGABYTE // 2])
@@ -93,15 +93,15 @@ def bordered_request(seed: int) -> Problem:
 
 
 def carried(problem: Problem, batch: Batch, known_ns: int | None = None) -> int:
-    """What cables prove of a number of micro-batches above a known time, by default the bound of the label search."""
-    known = label_bound_ns(problem, batch) if known_ns is None else known_ns
-    search = BatchSearch(problem, batch, Links(problem), bound_ns=known)
+    """Return the bound by cables for a number of micro-batches, above ``known_ns`` or the label search's bound."""
+    label_ns = label_bound_ns(problem, batch) if known_ns is None else known_ns
+    search = BatchSearch(problem, batch, Links(problem), bound_ns=label_ns)
     search.carry(FAR_NS)
     return search.carried_ns
 
 
 def label_bound_ns(problem: Problem, batch: Batch) -> int:
-    """What the label search proves of it; ``NEVER_NS`` if there is no plan."""
+    """Return the bound of the label search; ``NEVER_NS`` if no plan exists."""
     search = BatchSearch(problem, batch, Links(problem))
     while not search.closed:
         raised(search)
@@ -109,7 +109,7 @@ def label_bound_ns(problem: Problem, batch: Batch) -> int:
 
 
 def plans_of(space: Space, batch: Batch) -> Iterator[Allocation]:
-    """Every plan of one number of micro-batches."""
+    """Yield every plan of one number of micro-batches."""
     for stages in range(1, space.most_stages + 1):
         for placement in space.placements(stages):
             if max(map(len, placement)) <= batch.replicas_fed(space.problem.min_slice):
@@ -118,11 +118,11 @@ def plans_of(space: Space, batch: Batch) -> Iterator[Allocation]:
 
 
 def plans_below(space: Space, batch: Batch, time_ns: int) -> list[Allocation]:
-    """The plans that can take less, by CP-SAT where a plan's own bound does not say that it cannot."""
-    found = []
+    """List the plans that can take less time, by CP-SAT where a plan's bound does not exclude it."""
+    plans = []
     for plan in plans_of(space, batch):
         if schedule_bound(space.problem, plan, WHOLE_BACKWARDS).bound_ns < time_ns:
             answer = solve(Question(space.problem, plan, time_ns - 1))
             assert answer.proven
-            found += [plan] if answer.orders is not None else []
-    return found
+            plans += [plan] if answer.orders is not None else []
+    return plans

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def raised(search: BatchSearch) -> Path | None:
-    """One step, with a generous limit; the plan that it ends at."""
+    """Run one step with a generous limit, and return the plan that it ends at."""
     return result_of(search.step(search.bound_ns * 2 + 10))
 
 
@@ -37,7 +37,7 @@ def result_of(work: Generator[None, None, T]) -> T:
 
 
 def proven_ns(problem: Problem, space: Space) -> tuple[int, bool]:
-    """The bound alone, without any plan to cut the search off with; and whether there is a plan at all."""
+    """Return the bound without any plan that cuts the search off, and whether a plan exists."""
     searches = Relaxation(problem, EFFORT).searches_of(space.batches)
     for search in searches:
         while not search.closed:
@@ -47,12 +47,12 @@ def proven_ns(problem: Problem, space: Space) -> tuple[int, bool]:
 
 
 def least_of_all(space: Space) -> int:
-    """The least bound of any plan."""
+    """Return the least bound of any plan."""
     return min([NEVER_NS, *(least_of(space, batch) for batch in space.batches)])
 
 
 def least_of(space: Space, batch: Batch) -> int:
-    """The least bound of the plans of one number of micro-batches; ``ChainTables`` says where to look first."""
+    """Return the least bound of the plans of one number of micro-batches; ``ChainTables`` gives the order."""
     tables, least = ChainTables(space, batch), NEVER_NS
     for stages in range(1, space.most_stages + 1):
         fed = [p for p in space.placements(stages) if max(map(len, p)) <= batch.replicas_fed(space.problem.min_slice)]

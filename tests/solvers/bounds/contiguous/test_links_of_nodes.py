@@ -1,4 +1,4 @@
-"""What a node's link carries in the label search: by the devices of a node run, and of a stage across nodes there."""
+"""Load of a node's link in the label search: by the devices of runs in the node, and of a stage across nodes there."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.solvers.model.micro_batches import candidates
 from penstock.solvers.model.problem import Problem
 
 HIGHER = 49, 98, 134
-"""Requests whose bound is higher for what is known of nodes."""
+"""Requests whose bound is higher with the limits of nodes."""
 
 
 def crowded_request(seed: int) -> Problem:
-    """Three or four layers on nodes of one to three devices, whose links are slow for what is sent."""
+    """Draw three or four layers on nodes of one to three devices, whose links are slow for the traffic."""
     rng = random.Random(seed)
     count, size = rng.randint(3, 4), rng.choice([2, 4, 6])
     return make_problem(
@@ -62,12 +62,12 @@ def test_never_above_any_plan(block: int) -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", HIGHER)
 def test_what_a_node_holds_raises_bounds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a stage across nodes is as near to every other as it can be."""
+    """Without these limits a stage across nodes is as near to every other stage as possible."""
     spread_rates = Links.spread_rates
 
     def near(links: Links, rates: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
-        found = spread_rates(links, rates, rows)
-        return np.broadcast_to(found.min(axis=0), found.shape).copy()
+        all_rates = spread_rates(links, rates, rows)
+        return np.broadcast_to(all_rates.min(axis=0), all_rates.shape).copy()
 
     space = Space.of(crowded_request(seed))
     bound, _some = proven_ns(space.problem, space)
@@ -107,9 +107,9 @@ def test_transfers_take_no_longer_than_on_any_devices(nodes: tuple[int, ...]) ->
 
 
 def _hop(problem: Problem, pieces: Pieces, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, int, int]:
-    """The transfer of the label search between stages on these devices, if no other stage is in their nodes."""
+    """Return the transfer of the label search between stages on these devices, if no other stage is in their nodes."""
     nodes = [sorted(problem.network.nodes_of(devices)) for devices in (first, second)]
-    spanning = [len(held) > 1 for held in nodes]
+    spanning = [len(places) > 1 for places in nodes]
     joined = nodes[0] == nodes[1] and not any(spanning)
     parts = [
         LabelledStage(s, s + 1, len(devices), SPANNING if across else JOINED if joined and s == 0 else ALONE, 0)

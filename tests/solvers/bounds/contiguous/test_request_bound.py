@@ -1,4 +1,4 @@
-"""The label search's bound: never above any plan that is listed, and as high as the least bound of them."""
+"""The label search's bound: never above the bound of any listed plan, and equal to the least of these bounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.tier("ci")
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("block", range(10))
 def test_never_above_the_bound_of_any_plan(block: int) -> None:
-    """All plans of 30 requests, each with its own bound (``windows``)."""
+    """All plans of 30 requests, each with its bound (``windows``)."""
     tight = total = 0
     for seed in range(30 * block, 30 * block + 30):
         problem = random_request(seed)
@@ -59,20 +59,20 @@ def test_never_above_the_bound_of_any_plan(block: int) -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_job_shop_of_any_plan(block: int) -> None:
-    """Every plan of tiny requests asked of CP-SAT, none left out because of a bound; no plan means no plan."""
+    """CP-SAT solves every plan of tiny requests; no bound leaves any out, and without a plan there is no bound."""
     for seed in range(10_000 + 25 * block, 10_025 + 25 * block):
         problem = random_request(seed, 4, 3)
         space = Space.of(problem)
         if space.count() > 40:
             continue
         bound, some = proven_ns(problem, space)
-        found = [value for batch in space.batches for value in _optima(space, batch)]
-        assert bound <= min(found, default=NEVER_NS), seed
-        assert some or not found
+        optima = [value for batch in space.batches for value in _optima(space, batch)]
+        assert bound <= min(optima, default=NEVER_NS), seed
+        assert some or not optima
 
 
 def _optima(space: Space, batch: Batch) -> Iterator[int]:
-    """The job shop's optimum of each plan."""
+    """Yield the job shop's optimum of each plan."""
     for stages in range(1, space.most_stages + 1):
         for placement in space.placements(stages):
             if max(map(len, placement)) > batch.replicas_fed(space.problem.min_slice):
@@ -86,7 +86,7 @@ def _optima(space: Space, batch: Batch) -> Iterator[int]:
 
 
 def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
-    """Longer than any sensible order: everything one after the other."""
+    """Return a time longer than any sensible order: everything one after the other."""
     times = StageTimes(problem, plan, WHOLE_BACKWARDS)
     work = sum(cost.forward_ns + cost.backward_ns + cost.recompute_ns for costs in times.costs for cost in costs)
     moved = sum(sum(use.load_ns for use in uses) for uses in times.resources.values())
@@ -97,24 +97,24 @@ def _one_at_a_time_ns(problem: Problem, plan: Allocation) -> int:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(20_000, 20_016))
 def test_no_planner_has_a_better_plan(seed: int) -> None:
-    """``relax`` and ``auto`` among them; and the certificate is never above the plan that it comes with."""
+    """The planners include ``relax`` and ``auto``; the certificate is never above the plan that it comes with."""
     problem = random_request(seed, 6, 4)
     bound, covers = None, NEUTRAL
     for name in ("relax", "dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", "auto"):
         try:
-            found = driver.solve(problem, name)
+            result = driver.solve(problem, name)
         except UnsupportedRequest:
             continue
         if name == "relax":
             relaxation = Relaxation(problem, EFFORT)
             list(relaxation.run())
             bound, covers = relaxation.bound_ns, relaxation.bound.covers
-        if found.best is None:
+        if result.best is None:
             continue
-        assert found.bounds[0].bound_ns <= found.best.value_ns
-        if features_of_candidate(problem, found.best) <= covers:
+        assert result.bounds[0].bound_ns <= result.best.value_ns
+        if features_of_candidate(problem, result.best) <= covers:
             assert bound is not None
-            assert bound <= found.best.value_ns, name
+            assert bound <= result.best.value_ns, name
 
 
 @pytest.mark.parametrize("number", [49, 56, 62, 84, 109, 115, 134])
@@ -154,7 +154,7 @@ def test_one_micro_batch_does_not_idle_twice() -> None:
 
 
 def test_backwards_before_a_stage_do_not_delay_its_all_reduce() -> None:
-    """BOUNDS section 7: the first stage's slow backwards come after those that the second one's gradients wait for."""
+    """BOUNDS section 7: the first stage's slow backwards come after the backwards that delay the second's gradients."""
     problem = make_problem(
         [10, 10], [200, 10], [0], [0, 3_000], nodes=(3,), global_batch_size=4, channel="none", overlap_all_reduce=False
     )
@@ -235,7 +235,10 @@ def test_a_plan_s_transfers_back_are_those_to_the_stage_before() -> None:
 
 @pytest.mark.tier("quick")
 def test_a_ring_over_two_nodes_has_the_steps_inside_them() -> None:
-    """Two nodes of four: 2 ÷ 2 of the bytes at 0.1 GB/s and 2 × 3 ÷ 4 at 1 GB/s; two steps of 6 ns, six of 3 ns."""
+    """Two nodes of four: 2 ÷ 2 of the bytes at 0.1 GB/s and 2 × 3 ÷ 4 at 1 GB/s.
+
+    Two steps take 6 ns and six take 3 ns.
+    """
     links = Links(make_problem([1], nodes=(4, 4), latency_ns=3, between_bytes_per_s=10**8, all_reduce="hierarchical"))
     assert links.ring(8, True) == (10.0 + 1.5, 2 * 6 + 6 * 3)
 
@@ -250,15 +253,15 @@ def test_only_more_replicas_than_a_node_holds_span_nodes() -> None:
 
 
 def _way_is_possible(costs: ChainCosts, pieces: Pieces, source: Stage, target: Stage) -> bool:
-    """Whether the table has a way between two stages that is no longer than the real one, and no less free."""
+    """Return whether the table has a way between two stages that is no longer than the real one, and no less free."""
     if target.replicas >= pieces.limit.shape[1]:
         return True
     row = costs.edge(source, target)
     real = costs.edge_columns[row]
     nodes = [costs.problem.network.nodes_of(stage.devices) for stage in (source, target)]
     spanning = [
-        len(held) > 1 and (pieces.spans or stage.replicas > pieces.node_size)
-        for held, stage in zip(nodes, (source, target), strict=True)
+        len(places) > 1 and (pieces.spans or stage.replicas > pieces.node_size)
+        for places, stage in zip(nodes, (source, target), strict=True)
     ]
     same_node = not any(spanning) and nodes[0] == nodes[1] and len(nodes[0]) == 1
     placed = SPANNING if spanning[0] else JOINED if same_node else ALONE
@@ -275,19 +278,19 @@ def test_more_devices_than_it_can_search_are_refused() -> None:
 
 def test_an_optimum_of_a_class_is_claimed_of_that_class_only() -> None:
     problem = make_problem([4, 4, 4, 4], boundary_bytes=1, nodes=(2,), global_batch_size=8)
-    found = driver.solve(problem, "relax")
-    assert found.status == "feasible"
-    wide, narrow, _own = found.bounds
-    assert found.best is not None
-    assert wide.bound_ns < narrow.bound_ns == found.best.value_ns
+    result = driver.solve(problem, "relax")
+    assert result.status == "feasible"
+    wide, narrow, _of_plan = result.bounds
+    assert result.best is not None
+    assert wide.bound_ns < narrow.bound_ns == result.best.value_ns
     assert claim(wide.scope, wide.covers) == "No plan of this request"
     assert claim(narrow.scope, narrow.covers).startswith("No plan of one pipeline, ")
-    plan = found.best.allocation
+    plan = result.best.allocation
     twice = single_pipeline((plan.stages[0], replace(plan.stages[-1], devices=plan.stages[0].devices)), 8)
     apart = contiguous(problem, [plan.num_micro_batches])
-    assert features_of_candidate(problem, found.best) <= apart
-    assert not features_of_candidate(problem, replace(found.best, allocation=twice)) <= apart
-    assert not features_of_candidate(problem, replace(found.best, update_rule="double_buffered")) <= apart
+    assert features_of_candidate(problem, result.best) <= apart
+    assert not features_of_candidate(problem, replace(result.best, allocation=twice)) <= apart
+    assert not features_of_candidate(problem, replace(result.best, update_rule="double_buffered")) <= apart
 
 
 def test_a_search_can_be_left_between_pieces() -> None:
@@ -308,16 +311,16 @@ def test_a_search_can_be_left_between_pieces() -> None:
 @pytest.mark.tier("quick")
 def test_proposals_carry_a_bound_from_the_first_piece_on() -> None:
     problem = random_request(7, 6, 4)
-    found = list(proposals(Setting(problem), {"effort": 30}))
-    proven = [each.proven.bound_ns for each in found if each.proven is not None]
-    assert found[0].proven is None
-    assert len(proven) == len(found) - 1
+    all_proposals = list(proposals(Setting(problem), {"effort": 30}))
+    proven = [each.proven.bound_ns for each in all_proposals if each.proven is not None]
+    assert all_proposals[0].proven is None
+    assert len(proven) == len(all_proposals) - 1
     assert proven == sorted(proven)
 
 
 @pytest.mark.tier("quick")
 def test_uneven_warm_ups_are_never_worse() -> None:
-    """Long transfers and little memory; what is found is what the judge says, fits, and often is better."""
+    """Long transfers and little memory; results equal the simulator's, fit into memory, and often are better."""
     better = 0
     for seed in range(12):
         rng = random.Random(seed)

@@ -26,7 +26,7 @@ EFFORT = 10**9
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_the_optimum_of_any_plan(block: int) -> None:
-    """Every plan of tiny requests, its split backwards ordered by CP-SAT, none left out because of a bound."""
+    """Every plan of tiny requests, its split backwards ordered by CP-SAT; a bound leaves none of them out."""
     equal = seen = 0
     for seed in range(16 * block, 16 * block + 16):
         problem = split_request(seed)
@@ -78,7 +78,7 @@ def test_a_device_s_own_cable_carries_all_transfers_of_its_stage(monkeypatch: py
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(40_000, 40_012))
 def test_never_above_what_planners_find(seed: int) -> None:
-    """Of larger requests: zero-bubble orders, and whole backwards, which the bound covers as well."""
+    """Larger requests: zero-bubble orders, and whole backwards, which the bound covers as well."""
     problem = split_request(seed, 6, 4)
     bound = split_apart_bound(problem)
     for name in ("zero-bubble", "relax", "dapple", "gpipe"):
@@ -103,11 +103,11 @@ def test_weight_gradients_fill_a_line_of_stages_but_for_its_head() -> None:
         global_batch_size=8,
         channel="none",
     )
-    found = split_apart_bound(problem)
-    assert found is not None
+    bound = split_apart_bound(problem)
+    assert bound is not None
     assert request_bound(problem).bound_ns == 240
-    assert found.bound_ns == 30 + 8 * 30
-    assert "split" in found.covers.backward
+    assert bound.bound_ns == 30 + 8 * 30
+    assert "split" in bound.covers.backward
     whole = least_bound_ns(problem, EFFORT)
     assert whole == 8 * 30 + 3 * 30
 

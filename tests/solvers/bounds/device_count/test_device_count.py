@@ -1,4 +1,4 @@
-"""The bound for many devices: never above a plan of stages apart, of random ones or of any planner's."""
+"""The bound for many devices: never above a plan of stages apart, neither random ones nor any planner's."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from penstock.solvers.solve.judging import Judge
 PLANNED = ("dapple", "spp", "spread", "gpipe")
 
 
-def known(problem: Problem) -> Bound:
-    """The bound, from nothing."""
+def bound_of(problem: Problem) -> Bound:
+    """Return the bound, without any earlier bound."""
     return bounds(problem, 1, lambda _: None)
 
 
 def number_of(problem: Problem, allocation: Allocation) -> Batch:
-    """The plan's number of micro-batches, as candidates are."""
+    """Return the plan's number of micro-batches, in the form of the bound's candidates."""
     number = allocation.num_micro_batches
     batch = problem.global_batch_size
     return Batch(number, -(-batch // number), batch // number)
 
 
 def apart(rng: random.Random, problem: Problem) -> Allocation:
-    """Stages by rows on devices of their own, each recomputing whole or not at all."""
+    """Draw stages on separate devices that split micro-batches, each recomputing whole or not at all."""
     drawn = random_allocation(rng, problem)
     free = list(range(problem.num_devices))
     rng.shuffle(free)
@@ -69,7 +69,7 @@ def apart(rng: random.Random, problem: Problem) -> Allocation:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("block", range(3))
 def test_never_above_random_plans(block: int) -> None:
-    """Each in any order that runs, recomputing within its backwards or apart; with no more memory than it takes."""
+    """Plans in any order that runs, recomputing within the backwards or apart, with no more memory than they take."""
     seen = 0
     for seed in range(80 * block, 80 * block + 80):
         rng = random.Random(seed)
@@ -93,7 +93,10 @@ def test_never_above_random_plans(block: int) -> None:
 
 
 def proven(drawn: Callable[[int], Iterable[Lean]], seeds: range) -> tuple[int, int, int]:
-    """Return how many plans there are, how many are proven quickest, and how many to a tenth; none is above itself."""
+    """Count the plans, the plans that are proven fastest, and the plans that are proven to a tenth.
+
+    No bound is above its plan.
+    """
     seen = equal = near = 0
     for seed in seeds:
         for plan in drawn(seed):
@@ -110,7 +113,7 @@ def proven(drawn: Callable[[int], Iterable[Lean]], seeds: range) -> tuple[int, i
 def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
     """Stages of which some recompute, in exactly the memory and on exactly the devices that they take.
 
-    The orders come near the bound: some are proven quickest.
+    The orders come near the bound: some are proven fastest.
     """
     seen, equal, near = proven(lean_plans, range(60 * block, 60 * block + 60))
     assert seen > 80
@@ -121,7 +124,7 @@ def test_never_above_the_quickest_orders_in_their_memory(block: int) -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("block", range(4))
 def test_never_above_plans_on_unlike_devices(block: int) -> None:
-    """Of two speeds, with just the memory that each of them needs, and links as slow as layers in every mode."""
+    """Devices of two speeds with just the memory that each needs, and links as slow as layers in every mode."""
     seen, equal, near = proven(unlike_plans, range(50 * block, 50 * block + 50))
     assert seen > 70
     assert near > seen // 16
@@ -130,7 +133,7 @@ def test_never_above_plans_on_unlike_devices(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(2))
 def test_no_round_trip_between_stages_is_shorter(block: int) -> None:
-    """Of the smaller micro-batch over the cut between any two stages of random plans, in every mode and network."""
+    """The smaller micro-batch's round trip between any two stages of random plans, in all modes and networks."""
     seen = sharp = 0
     for seed in range(100 * block, 100 * block + 100):
         rng = random.Random(seed)
@@ -140,16 +143,16 @@ def test_no_round_trip_between_stages_is_shorter(block: int) -> None:
         for s, stage in enumerate(allocation.stages[:-1]):
             least = transfers_of(drawn).round_trip_ns(batch, stage.replicas, stage.replicas)[stage.last + 1]
             out, back = (transfer(drawn, allocation, s + way, batch.least_rows, way) for way in (0, 1))
-            taken = sum(0 if each is None else each.duration_ns for each in (out, back))
-            assert least <= taken, seed
+            round_trip_ns = sum(0 if each is None else each.duration_ns for each in (out, back))
+            assert least <= round_trip_ns, seed
             seen += 1
-            sharp += least > taken // 2
+            sharp += least > round_trip_ns // 2
     assert seen > 60
     assert sharp > seen // 4
 
 
 def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """Seed a fault into what a stage costs, or into what there is."""
+    """Insert a fault into the costs of stages, or into the devices."""
 
     def faulty(problem: Problem, batch: Batch, time_ns: int, classes: list[DeviceClass]) -> Runs:
         runs = runs_within(problem, batch, time_ns, classes)
@@ -162,13 +165,13 @@ def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
         return runs._replace(work_ns=runs.work_ns + runs.again_ns * (fault == "recomputed twice"))
 
     def classes(problem: Problem) -> list[DeviceClass]:
-        found = device_classes(problem)
+        groups = device_classes(problem)
         if fault == "slowest kind" and problem.num_devices > 1:
-            kinds = [each.kinds for each in found if "slow" in each.kinds] or [found[0].kinds]
-            return [each._replace(kinds=kinds[0]) for each in found]
+            kinds = [each.kinds for each in groups if "slow" in each.kinds] or [groups[0].kinds]
+            return [each._replace(kinds=kinds[0]) for each in groups]
         if fault == "one device missing":
-            return [*found[:-1], found[-1]._replace(devices=found[-1].devices - 1)]
-        return found
+            return [*groups[:-1], groups[-1]._replace(devices=groups[-1].devices - 1)]
+        return groups
 
     monkeypatch.setattr(count, "runs_within", faulty)
     monkeypatch.setattr(count, "device_classes", classes)
@@ -193,20 +196,20 @@ def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.Monk
 def test_a_seeded_fault_is_found(fault: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery above fails where a stage may hold less, rebuild less ahead or has to work longer."""
     _too_high(monkeypatch, fault)
-    found = any(
+    noticed = any(
         Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
         for seed in seeds
         for plan in lean_plans(seed)
     )
-    assert found
+    assert noticed
 
 
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(70_000, 70_012))
 def test_never_above_planners_plans(seed: int) -> None:
-    """Of small requests with every kind of memory, network and batch."""
+    """Small requests with every kind of memory, network and batch."""
     problem = random_request(seed, 6, 4)
-    proven = known(problem)
+    proven = bound_of(problem)
     compared = 0
     for name in PLANNED:
         judge = Judge(Setting(problem, max_plans=12))
@@ -226,35 +229,35 @@ def test_even_stages_reach_it() -> None:
     """Eight equal layers on eight devices without transfers: one stage each takes (M + S - 1) (F + B)."""
     plain = make_problem([10] * 8, [20] * 8, [0] * 7, [0] * 8, global_batch_size=4, micro_batch_sizes=(1,))
     plain = replace(plain, devices=tuple(replace(plain.devices[0], name=f"d{i}", node=i) for i in range(8)))
-    assert known(plain).bound_ns >= request_bound(plain).bound_ns
+    assert bound_of(plain).bound_ns >= request_bound(plain).bound_ns
     assert Count(plain, batch_of(plain, 1), (4 + 7) * 30).refuted()
     assert not Count(plain, batch_of(plain, 1), (4 + 7) * 30 + 1).refuted()
 
 
 def test_every_better_bound_is_told_in_order() -> None:
-    """What is told rises to what is returned."""
+    """The reported bounds rise to the returned one."""
     problem = random_request(3, 6, 4)
-    told: list[int] = []
-    found = bounds(problem, 1, lambda bound: told.append(bound.bound_ns))
-    assert told == sorted(told)
-    assert told[-1] == found.bound_ns
-    assert all(str(batch.num_micro_batches) in found.model for batch in candidates(problem))
+    reported: list[int] = []
+    result = bounds(problem, 1, lambda bound: reported.append(bound.bound_ns))
+    assert reported == sorted(reported)
+    assert reported[-1] == result.bound_ns
+    assert all(str(batch.num_micro_batches) in result.model for batch in candidates(problem))
 
 
 def test_where_no_plan_is_possible_it_ends() -> None:
-    """No micro-batch feeds a replica, or nothing fits: what was known is what is returned, or more."""
+    """No micro-batch feeds a replica, or nothing fits: the result is the earlier bound, or more."""
     unfed = make_problem([1] * 3, nodes=(8,), global_batch_size=3, micro_batch_sizes=(1,), min_slice=2)
-    assert known(unfed).bound_ns == 1
+    assert bound_of(unfed).bound_ns == 1
     poor = make_problem([1] * 3, nodes=(8,), global_batch_size=3, parameter_bytes=1000, memory_bytes=10)
-    assert 1 <= known(poor).bound_ns < 100
-    # One number of micro-batches fits and the other one does not: the bound is that of the one that does.
+    assert 1 <= bound_of(poor).bound_ns < 100
+    # One number of micro-batches fits and the other does not: the bound belongs to the one that fits.
     mixed = make_problem([4], [8], nodes=(1,), stash_bytes=10, global_batch_size=4, memory_bytes=15)
     both, one = replace(mixed, micro_batch_sizes=(1, 4)), replace(mixed, micro_batch_sizes=(1,))
-    assert known(both).bound_ns == known(one).bound_ns > 40
+    assert bound_of(both).bound_ns == bound_of(one).bound_ns > 40
 
 
 def _halves(kinds: tuple[str, str] = ("cpu", "cpu"), memory: tuple[int, int] = (10**6, 10**6)) -> Problem:
-    """Twelve equal layers on six devices of each of two halves, whose links take no time."""
+    """Build twelve equal layers on six devices of each of two halves, whose links take no time."""
     return make_problem(
         [10] * 12,
         [20] * 12,
@@ -272,25 +275,25 @@ def _halves(kinds: tuple[str, str] = ("cpu", "cpu"), memory: tuple[int, int] = (
 def test_what_small_devices_cannot_hold_the_others_must() -> None:
     """Half of the devices hold no layer: what the other half alone cannot do is refuted."""
     halves = _halves(memory=(10**6, 150))
-    assert known(halves).bound_ns > 1.7 * known(_halves()).bound_ns
+    assert bound_of(halves).bound_ns > 1.7 * bound_of(_halves()).bound_ns
     alone = make_problem([10] * 12, [20] * 12, nodes=(1,) * 6, global_batch_size=40)
-    assert Count(halves, batch_of(halves, 1), known(alone).bound_ns).refuted()
+    assert Count(halves, batch_of(halves, 1), bound_of(alone).bound_ns).refuted()
 
 
 def test_slow_devices_count_for_what_they_do() -> None:
     """Six devices at a fourth of the speed are worth a device and a half, not six."""
-    quick, mixed = known(_halves()).bound_ns, known(_halves(kinds=("cpu", "slow"))).bound_ns
-    slow = known(_halves(kinds=("slow", "slow"))).bound_ns
+    quick, mixed = bound_of(_halves()).bound_ns, bound_of(_halves(kinds=("cpu", "slow"))).bound_ns
+    slow = bound_of(_halves(kinds=("slow", "slow"))).bound_ns
     assert 1.3 * quick < mixed < slow
 
 
 def test_many_classes_are_joined_to_no_plans_harm() -> None:
-    """Of twelve sizes of memory few remain, none with less than any of its devices; all devices are in one of them."""
+    """A few of twelve sizes of memory remain, none with less than any of its devices; each device is in one."""
     problem = _halves()
     unlike = tuple(replace(device, memory_bytes=1000 * (1 + d)) for d, device in enumerate(problem.devices))
-    found = device_classes(replace(problem, devices=unlike))
-    assert len(found) == MOST
-    assert sum(each.devices for each in found) == 12
+    groups = device_classes(replace(problem, devices=unlike))
+    assert len(groups) == MOST
+    assert sum(each.devices for each in groups) == 12
     largest = sorted((free_bytes(replace(problem, devices=unlike), (d,)) for d in range(12)), reverse=True)
-    held = [size for each in found for size in [each.free_bytes] * each.devices]
-    assert all(size >= own for size, own in zip(sorted(held, reverse=True), largest, strict=True))
+    sizes = [size for each in groups for size in [each.free_bytes] * each.devices]
+    assert all(size >= need for size, need in zip(sorted(sizes, reverse=True), largest, strict=True))

@@ -1,4 +1,4 @@
-"""The bounds of all plans: never above what any plan takes, of whatever kind; the label search against a reference."""
+"""The bounds of all plans: never above the time of any plan of any kind; the label search against a reference."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_never_above_any_planners_plan(seed: int) -> None:
     if rng.random() < 0.6:
         problem = replace(problem, micro_batch_sizes=())
     bounds = one_pipeline_bound(problem), one_pipeline_bound(problem, split=True), request_bound(problem)
-    compared = found = 0
+    compared = plans = 0
     for name, planner in PLANNERS.items():
         if name in ("auto", "exact") or "synchronous" not in planner.supports:
             continue
@@ -73,19 +73,19 @@ def test_never_above_any_planners_plan(seed: int) -> None:
                 best = driver.solve(problem, planner.name, schedule=schedule, max_plans=8).best
             except UnsupportedRequest:
                 continue
-            found += best is not None
+            plans += best is not None
             for bound in bounds:
                 if best is not None and features_of_candidate(problem, best) <= bound.covers:
                     assert bound.bound_ns <= best.value_ns, (name, schedule, bound)
                     compared += 1
-    assert compared > 10 or not found, "of seeds with plans enough are covered"
+    assert compared > 10 or not plans, "of seeds with plans enough are covered"
 
 
 @pytest.mark.cases(1)
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(14))
 def test_never_above_the_job_shop_of_any_plan(seed: int) -> None:
-    """All plans of tiny requests, every stage on any devices, none left out; CP-SAT orders each."""
+    """All plans of tiny requests, every stage on any devices; CP-SAT orders each, and none is left out."""
     problem = tiny_request(seed)
     optima = [
         solve(Question(problem, allocation, 10**4, effort=2.0)).bound_ns for allocation in every_allocation(problem)
@@ -94,7 +94,7 @@ def test_never_above_the_job_shop_of_any_plan(seed: int) -> None:
 
 
 def tiny_request(seed: int) -> Problem:
-    """Two or three layers on one to three devices, up to three samples."""
+    """Draw two or three layers on one to three devices, up to three samples."""
     rng = random.Random(seed)
     layers, nodes = rng.choice([(2, (1, 1)), (2, (2,)), (3, (1, 1)), (3, (2,)), (2, (2, 1)), (2, (3,))])
     return make_problem(
@@ -116,12 +116,12 @@ def tiny_request(seed: int) -> Problem:
 
 
 def every_allocation(problem: Problem) -> Iterator[Allocation]:
-    """Every partition, every set of devices for every stage, every number of micro-batches."""
+    """Yield every partition with every set of devices for every stage and every number of micro-batches."""
     sets = [tuple(d for d in range(problem.num_devices) if mask >> d & 1) for mask in range(1, 2**problem.num_devices)]
     for cut in product((False, True), repeat=problem.num_layers - 1):
         bounds = [0, *(i + 1 for i, each in enumerate(cut) if each), problem.num_layers]
-        for held in product(sets, repeat=len(bounds) - 1):
-            stages = tuple(Stage(i, j - 1, d) for (i, j), d in zip(pairwise(bounds), held, strict=True))
+        for devices_of_stages in product(sets, repeat=len(bounds) - 1):
+            stages = tuple(Stage(i, j - 1, d) for (i, j), d in zip(pairwise(bounds), devices_of_stages, strict=True))
             for number in range(1, problem.global_batch_size + 1):
                 yield single_pipeline(stages, number)
 
@@ -184,7 +184,7 @@ def _room(terms: Terms, devices: int, cap: int) -> Labels:
 
 
 def _listed(terms: Terms, devices: int) -> int:
-    """Each device's wait before its first and behind its last operation, added up over every choice."""
+    """Return the least cost over every choice: work, and each device's waits before and after its operations."""
     options, layers = terms.work.shape
     choices = [(o, new) for o in range(options) for new in range(int(terms.most[o]) + 1)]
     return min([NEVER, *(_cost(terms, devices, plan) for plan in product(choices, repeat=layers))])
@@ -221,7 +221,7 @@ def _cost(terms: Terms, devices: int, plan: tuple[tuple[int, int], ...]) -> int:
 
 @pytest.mark.parametrize("seed", range(60_000, 60_040))
 def test_more_devices_and_faster_links_never_raise_the_bounds(seed: int) -> None:
-    """Of small requests the bisection ends at the very ns, but larger ranges of devices may be merged differently."""
+    """For small requests the bisection ends at the exact ns, but larger ranges of devices may be merged differently."""
     rng = random.Random(seed)
     layers, inside, between = rng.randint(1, 5), rng.choice([10**9, 10**8]), rng.choice([10**8, 3 * 10**7])
     how = {
@@ -269,7 +269,7 @@ def test_times_of_slices_are_the_least_of_their_range(seed: int) -> None:
 
 
 def test_pieces_hold_for_each_of_their_numbers() -> None:
-    """What is proven of a range of numbers of micro-batches is proven of each of them."""
+    """A bound for a range of numbers of micro-batches holds for each of them."""
     proven = 0
     for seed in range(12):
         problem = replace(random_request(seed, 5, 4), micro_batch_sizes=(), global_batch_size=8)
@@ -285,10 +285,10 @@ def test_what_is_proven_once_is_proven_below() -> None:
     for seed in range(10):
         problem = replace(random_request(seed, 5, 4), micro_batch_sizes=())
         search = TimeBisection(problem)
-        known = request_bound(problem).bound_ns
-        bound = search.bound_ns(known)
-        assert TimeBisection(problem).proves(bound) or bound == known
-        assert all(TimeBisection(problem).proves(t) for t in range(known, bound, max(1, (bound - known) // 5)))
+        start_ns = request_bound(problem).bound_ns
+        bound = search.bound_ns(start_ns)
+        assert TimeBisection(problem).proves(bound) or bound == start_ns
+        assert all(TimeBisection(problem).proves(t) for t in range(start_ns, bound, max(1, (bound - start_ns) // 5)))
 
 
 def test_numbers_of_micro_batches_are_those_of_the_request() -> None:
@@ -322,8 +322,8 @@ def test_a_bound_covers_plans_of_its_class() -> None:
     apart = class_bound(problem, contiguous(problem, range(1, 5)), 1, "label search")
     plans = (("l", problem, line), ("t", looped, turned), ("s", problem, split))
     bounds = every, one, apart
-    found = {n: tuple(features_of_candidate(p, plan) <= b.covers for b in bounds) for n, p, plan in plans}
-    assert found == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
+    covered = {n: tuple(features_of_candidate(p, plan) <= b.covers for b in bounds) for n, p, plan in plans}
+    assert covered == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
     assert [bound.scope for bound in bounds] == [REQUEST_SCOPE, CLASS_SCOPE, CLASS_SCOPE]
 
 

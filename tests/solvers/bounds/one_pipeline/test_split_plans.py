@@ -23,7 +23,7 @@ NEAR = 51, 101, 156, 52
 
 
 def tiny_request(seed: int) -> Problem:
-    """Two or three layers on two devices, one to three samples, with memory for some of them or for all."""
+    """Draw two or three layers on two devices, one to three samples, with memory for some of them or for all."""
     rng = random.Random(seed)
     layers = rng.choice([2, 2, 3])
     stash = [rng.choice([10, 20]) for _ in range(layers)]
@@ -52,24 +52,24 @@ def tiny_request(seed: int) -> Problem:
 
 
 def every_allocation(problem: Problem) -> Iterator[Allocation]:
-    """Every partition, every set of devices for every stage, each stage recomputing or not as the request says."""
+    """Yield every partition with every set of devices for every stage, and every allowed recomputation."""
     sets = [tuple(d for d in range(problem.num_devices) if mask >> d & 1) for mask in range(1, 2**problem.num_devices)]
     ways = (False, True) if problem.recompute == "auto" else (False,)
     for cut in product((False, True), repeat=problem.num_layers - 1):
         edges = [0, *(i + 1 for i, each in enumerate(cut) if each), problem.num_layers]
         spans = list(pairwise(edges))
-        for held, again in product(product(sets, repeat=len(spans)), product(ways, repeat=len(spans))):
-            if max(map(len, held)) > problem.global_batch_size:
+        for devices_of_stages, again in product(product(sets, repeat=len(spans)), product(ways, repeat=len(spans))):
+            if max(map(len, devices_of_stages)) > problem.global_batch_size:
                 continue
             stages = (
                 Stage(i, j - 1, d, recompute=((i, j - 1),) if way else ())
-                for (i, j), d, way in zip(spans, held, again, strict=True)
+                for (i, j), d, way in zip(spans, devices_of_stages, again, strict=True)
             )
             yield single_pipeline(tuple(stages), problem.global_batch_size)
 
 
 def least_ns(problem: Problem) -> int:
-    """The least time of any order of any plan, by CP-SAT within memory."""
+    """Return the least time of any order of any plan, by CP-SAT within memory."""
     return min((value for _plan, value in optima(problem, every_allocation(problem))), default=LONG)
 
 
@@ -84,7 +84,7 @@ def test_never_above_the_optimum_of_any_plan(block: int) -> None:
 
 
 def test_memory_raises_it_for_plans_that_fit() -> None:
-    """Of request 52, whose memory holds no more than one micro-batch."""
+    """Request 52, whose memory holds no more than one micro-batch."""
     problem = tiny_request(52)
     bound, free = (one_pipeline_bound(problem, split=True, fits=fits) for fits in (True, False))
     assert bound.bound_ns > free.bound_ns
@@ -112,11 +112,11 @@ def test_these_requests_find_faults(
 
 
 def test_where_nothing_can_wait_it_is_the_bound_of_whole_backwards() -> None:
-    """Backwards of no weight gradients, as of frozen layers: split or whole, their plans take as long."""
+    """Backwards without weight gradients, as of frozen layers: split or whole, their plans take as long."""
     compared = 0
     for seed in range(24):
         problem = tiny_request(seed)
-        plain = replace(problem, measured={kind: tuple(map(_frozen, own)) for kind, own in problem.measured.items()})
+        plain = replace(problem, measured={kind: tuple(map(_frozen, each)) for kind, each in problem.measured.items()})
         split, whole = one_pipeline_bound(plain, split=True, fits=False), one_pipeline_bound(plain, fits=False)
         assert split.bound_ns <= whole.bound_ns
         compared += split.bound_ns == whole.bound_ns
@@ -130,8 +130,8 @@ def _frozen(point: Measured) -> Measured:
 def test_weight_gradients_fill_the_way_back_as_far_as_memory_holds_them() -> None:
     """Four layers on four devices, each too large to be there twice: ways of 0, 10, 20 and 30 ns there, and back.
 
-    With room for four micro-batches on each device, weight gradients of 40 ns may wait on it: more than the way back.
-    With room for one they fill 10 ns of it.
+    With memory for four micro-batches on each device, weight gradients of 40 ns may wait on it: more than the way back.
+    With memory for one they fill 10 ns of it.
     """
     problem = make_problem(
         [10] * 4,

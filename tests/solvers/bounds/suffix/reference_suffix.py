@@ -11,13 +11,13 @@ from penstock.solvers.compiled.decorators import compiled
 
 
 @compiled
-def _own(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
-    """``window_span`` is a part of kernels, which Python reaches through one."""
+def _window_span(forward: int, backward: int, around: int, limit: int, ahead: int, slowest: int, batches: int) -> int:
+    """Call ``window_span``, which Python reaches only through a kernel."""
     return window_span(forward, backward, around, limit, ahead, slowest, batches)
 
 
 def plain_optimum(line: Line, batches: int) -> int:
-    """The least end of n micro-batches over every order: any operation may be next, none is left out for its time."""
+    """Return the least end of n micro-batches over every order: any operation may be next, none is left out."""
     stages = len(line.forward)
     forward, backward, out, home, lane, limit, after = (
         [int(x) for x in column]
@@ -37,7 +37,7 @@ def plain_optimum(line: Line, batches: int) -> int:
 
 
 def _undominated(states):
-    """Of states with the same counts, those that are somewhere earlier than each other one."""
+    """Yield the states that no state with the same counts dominates in every time."""
     groups = {}
     for state in states:
         groups.setdefault(state[:4], []).append(state)
@@ -102,7 +102,7 @@ def _moved(state, what, s, m, end, tokens, stages, out, home, lane):
 
 
 def plain_table(line: Line) -> list[list[int]]:
-    """BOUNDS Part II, 1: windows, transfer, step and superadditivity with shift, by their formulas."""
+    """Build the table of BOUNDS Part II, 1, by its formulas: windows, transfer, step, superadditivity with shift."""
     stages, most = line.phi.shape[0], line.phi.shape[1] - 1
 
     @cache
@@ -134,18 +134,18 @@ def plain_table(line: Line) -> list[list[int]]:
             rate = max([int(line.forward[x]) for x in range(s, q)] + [int(line.out[x]) for x in queued], default=0)
             slow = max([int(line.backward[x]) for x in range(s, q)] + [int(line.home[x]) for x in queued], default=0)
             f, b, k = int(line.forward[q]), int(line.backward[q]), min(int(line.limit[q]), n)
-            best = max(best, head + _own(f, b, around(q), k, max(rate, f), slow, n) + rest)
+            best = max(best, head + _window_span(f, b, around(q), k, max(rate, f), slow, n) + rest)
             if q == stages - 1:
                 continue
             rate, slow = max(rate, f), max(slow, b)
             out, home = int(line.out[q]), int(line.home[q])
             inside = int(line.forward[q + 1]) + around(q + 1) + int(line.backward[q + 1])
             if line.lane[q] == SHARED:
-                taken = _own(out, home, inside, n, rate, slow, n)
+                window = _window_span(out, home, inside, n, rate, slow, n)
             else:
                 each = (rate, slow, out, home) if line.lane[q] == QUEUE else (rate, slow)
-                taken = (n - 1) * max(each) + out + inside + home
-            best = max(best, head + f + taken + rest + b)
+                window = (n - 1) * max(each) + out + inside + home
+            best = max(best, head + f + window + rest + b)
         return best
 
     return [[phi(s, n) for n in range(most + 1)] for s in range(stages)]
@@ -154,7 +154,7 @@ def plain_table(line: Line) -> list[list[int]]:
 def best_period_of_one(
     forward: tuple[int, int], backward: tuple[int, int], out: int, home: int, limits: tuple[int, int]
 ) -> int:
-    """The shortest period of two stages when every micro-batch does the same one period later.
+    """Return the shortest period of two stages when every micro-batch does the same one period later.
 
     Six operations at offsets in one period on two machines and a channel; brute force over the cyclic orders: in each
     the shortest period is a longest cycle ratio, found by trying periods.
@@ -169,7 +169,10 @@ def best_period_of_one(
 
 
 def _fits(durations, pairs, shifts, limits, period) -> bool:
-    """Longest paths; on each machine the second of a pair comes ``shift`` periods after the first, before the next."""
+    """Return whether longest paths exist: each machine's second operation is ``shift`` periods behind its first.
+
+    It ends before the next first operation of the machine.
+    """
     arcs = [(i, i + 1, durations[i], 0) for i in range(5)]
     for (a, b), shift in zip(pairs, shifts, strict=True):
         arcs.append((a, b, durations[a], -shift))

@@ -1,4 +1,4 @@
-"""The suffix search: the CP-SAT optimum, a reference, bounds that hold whenever it is cut short; what is refuted."""
+"""The suffix search: the CP-SAT optimum, a reference, valid bounds whenever it is cut short, and refuted claims."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAR = 10**7
 
 
 def optimum(problem: Problem, plan: Allocation) -> int:
-    """CP-SAT's, with channels in any order."""
+    """Return CP-SAT's optimum, with channels in any order."""
     answer = solve(Question(problem, plan, FAR))
     assert answer.proven
     return answer.bound_ns
@@ -44,7 +44,7 @@ def optimum(problem: Problem, plan: Allocation) -> int:
 
 @cache
 def solved_line(seed: int) -> tuple[Problem, Allocation, int]:
-    """A drawn line with CP-SAT's optimum, which several tests compare with."""
+    """Return a drawn line with CP-SAT's optimum, which several tests compare with."""
     problem, plan = random_line(seed)
     return problem, plan, optimum(problem, plan)
 
@@ -67,7 +67,7 @@ def test_the_search_finds_the_cp_sat_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_search_is_its_reference(seed: int) -> None:
-    """Any operation next, no bound, no value asked for."""
+    """In the reference any operation may be next, without bounds and target times."""
     problem, plan = random_line(seed, most_batches=4)
     line = line_of(StageTimes(problem, plan, Orders("any", ())))
     assert prove(problem, plan, FAR, 10**6).bound_ns == plain_optimum(line, plan.num_micro_batches)
@@ -112,7 +112,7 @@ def test_a_starved_search_never_says_too_much(seed: int, effort: int) -> None:
 
 @pytest.mark.tier("quick")
 def test_many_micro_batches_in_flight_are_searched_for_in_little_memory() -> None:
-    """Of 40,000 micro-batches that may all be in flight few states fit, and each counts as many."""
+    """Only few states of 40,000 micro-batches that may all be in flight fit into memory, and each counts as many."""
     problem, plan = limited_line([9, 7], [20, 11], [30], [30], [40_000] * 2, 40_000)
     search = search_of(problem, plan, 10_000)
     proof = search.run(FAR)
@@ -125,7 +125,7 @@ TRIES = 8
 
 
 def _drawn(seed: int) -> tuple[Problem, Allocation, Orders] | None:
-    """The first random plan of a seed that the search takes; None where there is none among TRIES of them."""
+    """Return the first random plan of a seed that the search supports; None if none of TRIES plans is."""
     for number in range(TRIES):
         rng = random.Random(TRIES * seed + number)
         problem = random_problem(rng)
@@ -197,7 +197,7 @@ def test_more_micro_batches_may_cost_less_than_the_bottleneck_each() -> None:
 
 
 def test_the_best_period_of_one_micro_batch_is_no_lower_bound() -> None:
-    """There two micro-batches come round every 154 ns; where all are alike, no period of one is as short as 77."""
+    """Two micro-batches come round every 154 ns; where all are alike, no period of one is as short as 77."""
     problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], 8)
     eight = prove(problem, plan, FAR, 10**6).bound_ns
     problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], 4)
@@ -207,7 +207,7 @@ def test_the_best_period_of_one_micro_batch_is_no_lower_bound() -> None:
 
 
 def test_warm_ups_that_the_stages_before_cannot_feed_deadlock() -> None:
-    """The reason for the clamp on limits: in flight on a stage is in flight on those before it."""
+    """The reason for the clamp on limits: micro-batches in flight on a stage are in flight on the stages before it."""
     problem, plan = limited_line([10, 10], [10, 10], [5], [5], [1, 3], 4)
     with pytest.raises(InvalidPlan, match="deadlock"):
         simulate(problem, plan, warmup_orders(plan, [1, 3]))
@@ -250,12 +250,12 @@ def test_as_judged_it_is_the_best_of_every_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_as_judged_it_is_cp_sats_optimum(seed: int) -> None:
     problem, plan = random_line(1500 + seed, most_batches=4, channel="half")
-    known = solve(Question(problem, plan, FAR, as_judged=True))
-    assert known.proven
+    optimum_of_judge = solve(Question(problem, plan, FAR, as_judged=True))
+    assert optimum_of_judge.proven
     for effort in (10, 100, 10**6):
         answer = prove(problem, plan, FAR, effort, as_judged=True)
-        assert answer.bound_ns <= known.bound_ns
-        assert answer.bound_ns == known.bound_ns or not answer.proven
+        assert answer.bound_ns <= optimum_of_judge.bound_ns
+        assert answer.bound_ns == optimum_of_judge.bound_ns or not answer.proven
     assert answer.proven
 
 
@@ -275,6 +275,6 @@ def test_recomputation_that_runs_apart_is_not_its_model() -> None:
     apart = recomputed(plan, whole)
     value_ns = makespan_ns(problem, plan, apart)
     assert not takes(StageTimes(problem, plan, apart))
-    found = optimise_order(problem, plan, apart, overlap=True, value_ns=value_ns, effort=3.0)
-    assert found.bound.bound_ns <= found.value_ns <= value_ns
-    assert found.value_ns < prove(problem, plan, makespan_ns(problem, plan, whole)).bound_ns
+    result = optimise_order(problem, plan, apart, overlap=True, value_ns=value_ns, effort=3.0)
+    assert result.bound.bound_ns <= result.value_ns <= value_ns
+    assert result.value_ns < prove(problem, plan, makespan_ns(problem, plan, whole)).bound_ns
