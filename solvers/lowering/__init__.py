@@ -1,9 +1,9 @@
-"""From a plan to one program per rank, refused when it would hang or corrupt (EXECUTOR C.2 and G.1).
+"""Lowering of a plan to one program per rank; programs that would hang or corrupt are refused (EXECUTOR C.2, G.1).
 
-Each operation becomes an instruction; F is followed by its sends, so are B and I; a receive is posted before the later
-of the previous operation of the same stage and direction and the second operation before the one that needs it. So a
+Each operation becomes an instruction; F, B and I are followed by their sends. A receive is posted before the later of
+the previous operation of the same stage and direction and the second operation before the one that needs it. So a
 stage has at most one receive ahead per direction, never M, and it is posted early enough to overlap with two
-operations. What reduces, steps and averages is in ``updates``, long runs of periodic plans in ``loops``.
+operations. ``updates`` adds reductions, steps and averaging; ``loops`` handles long runs of periodic plans.
 
 Where that order does not suit NCCL, whose sends wait and whose messages have no tags, receives are posted as their
 messages are sent (``receives``), and all-reduces at the end, in one order of their groups.
@@ -42,13 +42,15 @@ from penstock.solvers.model.update_rules import PERIODIC_RULES, UpdateRule
 __all__ = ["Lowered", "check_programs", "lower", "lower_arrays"]
 
 _RUN = ("prologue", "body", "repeat", "body_batches", "epilogue")
-"""The fields of a program that its instructions make."""
+"""The fields of a program that depend on its instructions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """Programs of all ranks as arrays: ``layouts`` without instructions, ``codes`` (N, 4) int32 with rank r's from
-    ``starts[r]`` on: word (index in ``WORDS``), stage, micro-batch, channel. ``span``: how much of a run that is.
+    """Programs of all ranks as arrays.
+
+    ``layouts``: the programs without instructions. ``codes`` (N, 4) int32, rank r's from ``starts[r]`` on: word (index
+    in ``WORDS``), stage, micro-batch, channel. ``span``: the part of a run that these are.
     """
 
     layouts: tuple[Program, ...]
@@ -58,15 +60,15 @@ class Lowered:
 
     def programs(self) -> list[Program]:
         """Return all programs. Ranks with the same instructions, as most replicas, share one copy of them."""
-        known: dict[bytes, dict[str, Any]] = {}
-        found = []
+        by_digest: dict[bytes, dict[str, Any]] = {}
+        programs = []
         for rank, layout in enumerate(self.layouts):
             mark = blake2b(self.codes[self.starts[rank] : self.starts[rank + 1]].tobytes()).digest()
-            if mark not in known:
+            if mark not in by_digest:
                 program = self.program(rank)
-                known[mark] = {name: getattr(program, name) for name in _RUN}
-            found.append(replace(layout, **known[mark]))
-        return found
+                by_digest[mark] = {name: getattr(program, name) for name in _RUN}
+            programs.append(replace(layout, **by_digest[mark]))
+        return programs
 
     def program(self, rank: int) -> Program:
         """Return one rank's program."""
@@ -90,19 +92,20 @@ def lower(
     norm: bool = False,
     staleness: int = 0,
 ) -> list[Program]:
-    """One program per used device, or per pipeline's share of it; ranks numbered in the order of the devices' indices.
+    """Lower a plan to one program per used device, or per pipeline's share of it.
 
-    Where GPUs share layers, devices are cells, and each of their GPUs has a program (``meshes``).
+    Ranks are numbered in the order of the devices' indices. Where GPUs share layers, devices are model-parallel groups,
+    and each of their GPUs has a program (``meshes``).
 
     ``batches``: global batches that a program of a periodic plan trains before it is flushed. ``norm``: with the norm
     of all gradients. ``staleness`` of elastic averaging. ``overlap``: whether the all-reduce overlaps with the last
-    backward; None: as the request has it. ``transport``: see ``transports``; the programs say what they were checked
-    for.
+    backward; None: as in the request. ``transport``: see ``transports``; the programs list the transports for which
+    they were checked.
 
     Raises InvalidPlan when the orders do not cover each micro-batch of each replica exactly once, when ranks would
     wait for each other (naming both and their next instructions), when rows do not tile, a version of the weights is
-    dead, and for ``nccl`` also when no order of receives and all-reduces suits all ranks; UnsupportedRequest for what
-    no executor trains, and for ``nccl`` of a plan that needs tags.
+    dead, and for ``nccl`` also when no order of receives and all-reduces suits all ranks. Raises UnsupportedRequest for
+    plans that no executor trains, and for ``nccl`` if the plan needs tags.
     """
     lowered = lower_arrays(
         problem,
@@ -130,7 +133,10 @@ def lower_arrays(
     norm: bool = False,
     staleness: int = 0,
 ) -> Lowered:
-    """As ``lower``, for large plans: 16 bytes per instruction, programs made when asked for; those of cells."""
+    """Lower a plan to arrays, for large plans: 16 bytes per instruction, and programs on demand.
+
+    Arguments as for ``lower``; where GPUs share layers, the programs are per model-parallel group.
+    """
     _refuse(schedule, update_rule, batches, norm, staleness)
     refuse_untrained(problem, allocation, update_rule, schedule)
     candidates = transports_to_try(problem, allocation, update_rule, transport)
@@ -155,14 +161,14 @@ def lower_arrays(
             except InvalidPlan as error:
                 fault = fault or error
                 continue
-            made = tuple(replace(program, batches=batches, transports=transports) for program in shown)
-            return Lowered(made, codes, starts, span)
+            lowered = tuple(replace(program, batches=batches, transports=transports) for program in shown)
+            return Lowered(lowered, codes, starts, span)
     assert fault is not None
     raise fault
 
 
 def check_programs(programs: Sequence[Program], *, transport: Transport = "gloo") -> None:
-    """The checks of ``lower`` on programs from elsewhere, one per rank in order. Raises InvalidPlan."""
+    """Check programs from elsewhere, one per rank in order, as ``lower`` does. Raises InvalidPlan."""
     codes, starts = codes_of(programs)
     check(programs, wire(programs), codes, starts, transport)
 
@@ -205,7 +211,7 @@ def _attempts(
     early: bool,
     norm: bool,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield all ranks' instructions and where each rank's start: as for gloo first, then as NCCL may need them."""
+    """Yield all ranks' instructions and where each rank's start: first in gloo's order, then in orders for NCCL."""
     periodic = programs[0].update_rule in PERIODIC_RULES
     divided = problem.degrees.tensor > 1
     for late in (False,) if transport == "gloo" or periodic or not programs[0].groups else (False, True):

@@ -1,7 +1,7 @@
-"""The channels of each rank: what it exchanges with which peers.
+"""The channels of each rank: its exchanges with each peer.
 
 Replicas i of a stage and j of the next exchange the rows that both hold (DAPPLE, section V-B2: split and concatenate);
-under round-robin dispatch those of the micro-batches that are theirs. A direction in which a boundary has no bytes
+under round-robin dispatch, the rows of the micro-batches that both take. A direction in which a boundary has no bytes
 has no channels.
 """
 
@@ -17,7 +17,7 @@ from penstock.solvers.model.micro_batches import slice_bounds
 from penstock.solvers.model.problem import Problem
 
 TENSORS_PER_CUT = 64
-"""The least number of tensors that a channel's tags leave room for; more where the profile has more."""
+"""The least number of tensors for which a channel reserves tags; more where the profile has more."""
 
 Rows = tuple[tuple[int, int], ...]
 
@@ -25,19 +25,20 @@ Rows = tuple[tuple[int, int], ...]
 def channels(
     problem: Problem, allocation: Allocation, ranks: Sequence[Sequence[int]], classes: Rows, batches: int
 ) -> dict[int, list[Channel]]:
-    """Channels of each rank, by edge, direction, replicas; both ends of an exchange within a rank are neighbours.
+    """Return the channels of each rank, by edge, direction, replicas.
 
-    ``ranks``: of the replicas of each stage. Raises UnsupportedRequest for more tags than 2^31.
+    Both ends of an exchange within a rank are neighbours. ``ranks``: each stage's replicas' ranks. Raises
+    UnsupportedRequest for more tags than 2^31.
     """
-    made: dict[int, list[Channel]] = {rank: [] for own in ranks for rank in own}
+    of_rank: dict[int, list[Channel]] = {rank: [] for replicas in ranks for rank in replicas}
     used: dict[tuple[int, int], int] = {}
     for low in range(len(allocation.stages)):
         high = allocation.next(low)
         if high is None:
             continue
         below, above = allocation.stages[low], allocation.stages[high]
-        own = allocation.micro_batches(low)
-        turns = _pairs(below, above, own.start, (batches - 1) * allocation.num_micro_batches + len(own), classes)
+        span = allocation.micro_batches(low)
+        turns = _pairs(below, above, span.start, (batches - 1) * allocation.num_micro_batches + len(span), classes)
         pairs = [(i, j, *rows) for i, j in turns if (rows := _common(below, i, above, j, classes))]
         for kind, sizes in (("F", problem.forward_bytes), ("B", problem.backward_bytes)):
             if sizes[below.last] == 0:
@@ -52,8 +53,10 @@ def channels(
                 tag = _tag(used, key, batches * allocation.num_micro_batches * tensors, below.coded[1])
                 codec = CODECS[0] if below.coded[1] else None
                 for rank, stage, peer_stage, peer, mine in ends:
-                    made[rank].append(Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag, codec))
-    return made
+                    of_rank[rank].append(
+                        Channel("F" if kind == "F" else "B", stage, peer_stage, peer, mine, tag, codec)
+                    )
+    return of_rank
 
 
 def slices(stage: Stage, replica: int, classes: Rows) -> Rows:
@@ -79,7 +82,7 @@ def _tag(used: dict[tuple[int, int], int], pair: tuple[int, int], width: int, co
 
 
 def _pairs(below: Stage, above: Stage, first: int, turns: int, classes: Rows) -> list[tuple[int, int]]:
-    """Return replicas that may exchange something; round-robin on both sides, those with a common micro-batch."""
+    """Return the pairs of replicas that may exchange rows; if both take turns, pairs with a common micro-batch."""
     if below.dispatch == above.dispatch == "round_robin":
         turns = min(turns, lcm(below.replicas, above.replicas))
         return sorted({(m % below.replicas, m % above.replicas) for m in range(first, first + turns)})
@@ -92,7 +95,7 @@ def _pairs(below: Stage, above: Stage, first: int, turns: int, classes: Rows) ->
 
 
 def _overlapping(rows: int, below: int, above: int) -> Iterator[tuple[int, int]]:
-    """Return the overlapping slices of two partitions of the rows, by one walk along the cuts of both."""
+    """Yield the overlapping slices of two partitions of the rows, in one walk along the cuts of both."""
     i = j = 0
     while i < below and j < above:
         (low, high), (other_low, other_high) = slice_bounds(rows, below, i), slice_bounds(rows, above, j)

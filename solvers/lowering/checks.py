@@ -1,7 +1,8 @@
 """Check whether programs run to their end, and explain why when they do not.
 
-Buffered semantics (gloo: a send never waits) always; for NCCL also rendezvous (a send ends when its receive is posted)
-and equal order of the messages on both ends of each pair, because messages there have no tags (EXECUTOR C.2).
+All programs are checked with buffered sends, which never wait (gloo). For NCCL they are also checked with rendezvous,
+where a send ends when its receive is posted, and for an equal order of the messages on both ends of each pair, because
+messages there have no tags (EXECUTOR C.2).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def check(
 ) -> None:
     """Run the programs without computing. Raises InvalidPlan naming ranks and their next instructions.
 
-    The instructions are those of ``codes``, whatever ``programs`` have.
+    The instructions are in ``codes``; any instructions in ``programs`` are ignored.
     """
     _Check(tuple(programs), wiring, codes, starts).run(transport)
 
@@ -77,7 +78,7 @@ class _Check:
 
     @cached_property
     def waiting(self) -> np.ndarray:
-        """Return the channel end that each rank waits for, or as which participant of a collective it waits, or -1."""
+        """Return the channel end, or the participant of a collective, as which each rank waits, or -1."""
         return np.zeros(len(self.programs), dtype=np.int64)
 
     @cached_property
@@ -89,10 +90,10 @@ class _Check:
         self.check_recomputed()
         passes = [(False, False)] if transport == "gloo" else [(False, True), (True, False)]
         for rendezvous, ordered in passes:
-            found = kernel.advance(
+            result = kernel.advance(
                 self.wiring, self.codes, self.starts, rendezvous, ordered, self.at, self.waiting, self.joined
             )
-            finding, where, detail = map(int, found)
+            finding, where, detail = map(int, result)
             if finding == kernel.OK:
                 continue
             if finding == kernel.STUCK:
@@ -161,7 +162,7 @@ class _Check:
         return f" and waits for {what} of rank {ends[other, END_RANK]}"
 
     def out_of_order(self, rank: int, number: int) -> InvalidPlan:
-        """``rank`` was the second to count message ``number`` of a pair."""
+        """Return the error for a pair's message ``number``, which ``rank`` was the second to count."""
         code = self.codes[self.at[rank]]
         end = self.wiring.first[rank, 1] + code[3]
         ends = self.wiring.ends
@@ -185,13 +186,13 @@ class _Check:
     def left_over(self, finding: int, where: int, detail: int) -> InvalidPlan:
         wiring = self.wiring
         if finding == kernel.NEVER_RUN:
-            rank, stage = (int(x) for x in wiring.held[where, :2])
+            rank, stage = (int(x) for x in wiring.replicas[where, :2])
             return InvalidPlan(
                 f"{self.name(rank)} never runs {stage}F{detail}, or not {stage}B{detail} (nor {stage}I{detail} and "
                 f"{stage}W{detail}); every replica runs each of its micro-batches once",
             )
         if finding == kernel.NEVER_STEPPED:
-            rank, stage = (int(x) for x in wiring.held[where, :2])
+            rank, stage = (int(x) for x in wiring.replicas[where, :2])
             return InvalidPlan(f"{self.name(rank)} never runs {stage}STEP0: stage {stage} would not be trained")
         if finding == kernel.NEVER_USED:
             return InvalidPlan(
@@ -203,16 +204,16 @@ class _Check:
         return InvalidPlan(f"{self.name(rank)} runs {stage}SEND_{word}{detail}, which {self.name(peer)} never receives")
 
     def check_recomputed(self) -> None:
-        """Check that R is of stages that recompute layers: modules by themselves run again within their backward."""
+        """Check that every R is of a stage that recomputes layers: single modules run again within their backward."""
         if not (self.codes[:, 0] == _WORD["R"]).any():
             return
         for rank, program in enumerate(self.programs):
             codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
-            without = [held.stage for held in program.stages if not held.recompute]
-            wrong = codes[(codes[:, 0] == _WORD["R"]) & np.isin(codes[:, 1], without)]
+            plain = [stage.stage for stage in program.stages if not stage.recompute]
+            wrong = codes[(codes[:, 0] == _WORD["R"]) & np.isin(codes[:, 1], plain)]
             if wrong.size:
                 one = instruction(wrong[0])
-                modules = next(held.modules for held in program.stages if held.stage == one.stage)
+                modules = next(stage.modules for stage in program.stages if stage.stage == one.stage)
                 again = f"only {', '.join(modules)} of each layer, within its backward" if modules else "nothing"
                 raise InvalidPlan(
                     f"{self.name(rank)} cannot run {one}: stage {one.stage} recomputes {again}",
@@ -243,12 +244,12 @@ class _Check:
 
     def check_reductions(self) -> None:
         """Check that ranks that are in two groups start their all-reduces in the same order."""
-        known: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        orders: dict[tuple[int, int], tuple[int, list[int]]] = {}
         for rank in range(len(self.programs)):
             reduced = self.reduced(rank)
             for pair in combinations(sorted(set(reduced)), 2):
                 order = [group for group in reduced if group in pair]
-                other, before = known.setdefault(pair, (rank, order))
+                other, before = orders.setdefault(pair, (rank, order))
                 if before != order:
                     raise InvalidPlan(
                         f"{self.name(other)} reduces {self.layers(before)}, {self.name(rank)} {self.layers(order)}; "
@@ -257,7 +258,7 @@ class _Check:
                     )
 
     def reduced(self, rank: int) -> list[int]:
-        """Return the groups of a rank's sums of buckets, and of what it gathers, in order."""
+        """Return the groups of a rank's reductions and gathers of buckets, in order."""
         codes = self.codes[self.starts[rank] : self.starts[rank + 1]]
         started = codes[np.isin(codes[:, 0], (_WORD["REDUCE"], _WORD["UNSHARD"]))]
         return [self.programs[rank].stage(int(s)).buckets[k][2] for s, k in started[:, 1:3].tolist()]

@@ -1,9 +1,9 @@
 """Inner loops of the lowering: where each message goes in a rank's program, and whether all programs come to an end.
 
-Instructions are rows of an int32 array: word (index in ``WORDS``), stage, micro-batch, channel. Stages held by ranks,
-the channels of all ranks ("ends") and the buckets of all stages are numbered through. The two ends of an exchange
-share *slots*, one for each of its micro-batches. A *participant* is one rank in one collective: a bucket, a tie, or the
-norm.
+Instructions are rows of an int32 array: word (index in ``WORDS``), stage, micro-batch, channel. The *replicas* (one
+stage on one rank), the channels of all ranks (*ends*) and the buckets of all stages have consecutive numbers. The two
+ends of an exchange share *slots*, one for each of its micro-batches. A *participant* is one rank in one collective: a
+bucket, a tie, or the norm.
 """
 
 # mypy: disallow-untyped-decorators=False, disallow-any-generics=False, warn-return-any=False
@@ -48,31 +48,37 @@ _HALVES = (1 << _B) | (1 << _I)
     BAD_VERSION,
     NOT_WHOLE,
 ) = range(17)
-"""What ``advance`` can find."""
+"""Results of ``advance``."""
 
 
 class Wiring(NamedTuple):
-    """What does not change: R ranks, S stages, H held stages, E ends, B buckets, T ties, up to two row classes; int64.
+    """The constant arrays, int64: R ranks, S stages, H replicas, E ends, B buckets, T ties, up to two row classes.
 
-    ``held_of`` (R, S): held stage or -1. ``first`` (R + 1, 2): bounds of each rank's held stages, and ends.
-    ``held`` (H, 16): rank, stage; own micro-batches as a range (first, stop, step) and their number; how many messages
-    one receives forward in class 0 and 1, backward in class 0 and 1; first bucket, number of buckets; the pipeline's
-    first micro-batch, micro-batches per step, versions; how many buckets that hold its layers are gathered once a step.
+    ``held_of`` (R, S): replica or -1. ``first`` (R + 1, 2): bounds of each rank's replicas, and ends.
+    ``replicas`` (H, 16) has these columns:
+
+    * rank, stage;
+    * its micro-batches as a range (first, stop, step), and their number;
+    * the number of messages that a micro-batch receives: forward in class 0 and 1, backward in class 0 and 1;
+    * first bucket, number of buckets;
+    * the pipeline's first micro-batch, micro-batches per step, versions;
+    * the number of buckets with layers of its stage that are gathered once a step.
+
     ``ends`` (E, 12): rank, stage, direction (0 forward), 1 if it sends, 1 if within the rank, turn and modulus (its
     micro-batches m have m mod modulus = turn), first slot, rows in class 0, rows in class 1, the other end, number of
     the pair (sending rank, receiving rank).
-    ``lists`` (4 H + 1): bounds in ``members`` (ends) of what a held stage receives forward, sends forward, receives
-    backward, sends backward.
-    ``sources`` (B + 1): bounds in ``source_held`` of the held stages that add to a bucket's gradients.
-    ``table`` (B + R T + R): the collective of each participant (buckets; ties of each rank; the norm of each rank), or
-    -1 where the rank is in none. ``bounds``: of each collective its participants in ``participants``.
+    ``lists`` (4 H + 1): bounds in ``members`` of the ends over which a replica receives forward, sends forward,
+    receives backward, sends backward.
+    ``sources`` (B + 1): bounds in ``source_held`` of the replicas that add to a bucket's gradients.
+    ``table`` (B + R T + R): the collective of each participant (buckets, then each rank's ties, then each rank's norm),
+    or -1 where the rank takes no part. ``bounds``: each collective's range in ``participants``.
     ``participant_rank``: the rank of each participant.
-    ``num_micro_batches``: of all global batches, ``per_batch`` of one, ``first_class`` of its first row class.
+    ``num_micro_batches``: in all global batches. ``per_batch``: in one, ``first_class``: in its first row class.
     """
 
     held_of: np.ndarray
     first: np.ndarray
-    held: np.ndarray
+    replicas: np.ndarray
     ends: np.ndarray
     lists: np.ndarray
     members: np.ndarray
@@ -101,10 +107,10 @@ PARTICIPANT = -2
 
 @compiled
 def emit(wiring: Wiring, rank: int, operations: Any, updates: Any, out: Any) -> int:
-    """Write the program of a rank that runs ``operations`` (n, 3); returns how many instructions it has.
+    """Write the program of a rank that runs ``operations`` (n, 3); return how many instructions it has.
 
-    ``updates`` (k, 4), by position: word, stage and number of what stands right before the operation at ``position``
-    (n: at the end). With an empty ``out`` it only counts.
+    ``updates`` (k, 4), by position: word, stage and number of the instruction right before the operation at
+    ``position`` (n: at the end). With an empty ``out`` it only counts.
     """
     held_of, ends, lists, members = wiring.held_of[rank], wiring.ends, wiring.lists, wiring.members
     base, channel_0 = wiring.first[rank, 0], wiring.first[rank, 1]
@@ -142,7 +148,7 @@ def emit(wiring: Wiring, rank: int, operations: Any, updates: Any, out: Any) -> 
 
 @compiled
 def _posts(held_of: Any, operations: Any, base: int, num_held: int) -> Any:
-    """Before which operation each one's receives are posted; -1: it has none."""
+    """Return the operation before which each operation's receives are posted; -1: no receives."""
     n = len(operations)
     post = np.full(n, -1, np.int64)
     previous = np.full((num_held, 2), -1, np.int64)
@@ -167,7 +173,7 @@ def _put(word: int, stage: int, number: int, channel: int, count: int, out: Any)
 
 @inner
 def _carries(ends: Any, end: int, m: int, per_batch: int, first_class: int) -> Any:
-    """Whether an end exchanges anything of micro-batch ``m``."""
+    """Return whether an end exchanges rows of micro-batch ``m``."""
     if ends[end, END_ROWS + (1 if m % per_batch >= first_class else 0)] == 0:
         return False
     return ends[end, END_MODULUS] == 1 or m % ends[end, END_MODULUS] == ends[end, END_TURN]
@@ -179,15 +185,16 @@ def _slot(ends: Any, end: int, m: int) -> Any:
 
 
 class ProgramState(NamedTuple):
-    """Where all programs stand; R ranks, H held stages, participants as in ``Wiring``.
+    """The state of all programs; R ranks, H replicas, participants as in ``Wiring``.
 
-    ``at`` (R,) the next instruction; ``waiting`` (R,) for which of its ends, or as which participant, a rank waits, or
-    -1; how often each participant has ``joined`` and ``left`` its collective. ``done`` (H, M): a bit for each
-    operation that ran; ``made`` (H, 3): backwards, steps, and how many of the buckets that it needs gathered are;
-    ``reduced``: 1 a bucket is begun, 2 it is over; ``whole``: 1 its parameters are gathered, 2 let go of again.
-    ``slots``: what has been sent and posted; ``sequence`` of each message in its pair, ``counts`` (pairs, 2) of both
-    sides. Ranks in the ``queue``, from where up to where in ``cursor``. ``book`` (R + 1, 3): first of a rank's receives
-    that may be open at once, how many are, whether it is in the queue; ``opened``: ends and micro-batches.
+    ``at`` (R,): the next instruction. ``waiting`` (R,): the end, or the participant, as which a rank waits, or -1.
+    ``joined`` and ``left``: how often each participant has joined and left its collective. ``done`` (H, M): a bit for
+    each operation that ran. ``progress`` (H, 3): the numbers of backwards, of steps, and of its gathered buckets.
+    ``reduced``: 1 if a bucket's reduction has begun, 2 if it is over. ``whole``: 1 if a bucket's parameters are
+    gathered, 2 if they are released again. ``slots``: bits for sent and posted. ``sequence``: the number of each
+    message in its pair; ``counts`` (pairs, 2): the messages on both sides. ``queue``: ranks, in the range ``cursor``.
+    ``book`` (R + 1, 3): first place of a rank's open receives, their number, whether the rank is in the queue;
+    ``opened``: the open receives' ends and micro-batches.
     """
 
     at: np.ndarray
@@ -195,7 +202,7 @@ class ProgramState(NamedTuple):
     joined: np.ndarray
     left: np.ndarray
     done: np.ndarray
-    made: np.ndarray
+    progress: np.ndarray
     reduced: np.ndarray
     whole: np.ndarray
     slots: np.ndarray
@@ -215,12 +222,12 @@ def advance(
 ) -> tuple[int, int, int]:
     """Run all programs: ``codes`` (N, 4), rank r's from ``starts[r]`` on. Returns (finding, where, detail).
 
-    A receive is posted without waiting; F, B and I wait for the messages of theirs to be sent. Under ``rendezvous`` a
-    send waits until its receive is posted. ``ordered``: the n-th message from one rank to another is the n-th receive.
-    ``at`` (R) tells where each rank stopped, ``waiting`` (R) for which of its ends, or as which participant, or -1;
-    ``joined`` how often each participant has joined its collective.
+    A receive is posted without waiting; F, B and I wait until their messages are sent. Under ``rendezvous`` a send
+    waits until its receive is posted. ``ordered``: the n-th message from one rank to another is the n-th receive.
+    On return ``at`` (R) has where each rank stopped, ``waiting`` (R) the end, or the participant, as which it waits, or
+    -1, and ``joined`` how often each participant has joined its collective.
     """
-    ranks, num_held = len(wiring.held_of), len(wiring.held)
+    ranks, num_held = len(wiring.held_of), len(wiring.replicas)
     book = _new_book(codes, starts)
     at[:] = starts[:-1]
     waiting[:] = -1
@@ -249,7 +256,7 @@ def advance(
 
 @loop
 def _run(wiring: Wiring, codes: Any, starts: Any, run: ProgramState) -> tuple[int, int, int]:
-    """Fetch, run, and go on with another rank where one has to wait."""
+    """Run instructions, and go on with another rank where one has to wait."""
     ranks = len(wiring.held_of)
     while run.cursor[0] != run.cursor[1]:
         rank = run.queue[run.cursor[0] % ranks]
@@ -274,7 +281,7 @@ def _run(wiring: Wiring, codes: Any, starts: Any, run: ProgramState) -> tuple[in
 
 @inner
 def _instruction(wiring: Wiring, run: ProgramState, rank: int, word: int, stage: int, number: int, channel: int) -> int:
-    """Run the next instruction of a rank: OK, STUCK where it has to wait, or what is wrong with it."""
+    """Run the next instruction of a rank; return OK, STUCK where it has to wait, or its fault."""
     if stage >= wiring.held_of.shape[1] or wiring.held_of[rank, stage] < 0:
         return NOT_HELD
     h = wiring.held_of[rank, stage]
@@ -293,44 +300,44 @@ def _instruction(wiring: Wiring, run: ProgramState, rank: int, word: int, stage:
     if word == _STEP:
         return _step_word(wiring, run, h, number)
     if word == _VERSION:
-        return OK if number < wiring.held[h, HELD_VERSIONS] else BAD_VERSION
+        return OK if number < wiring.replicas[h, HELD_VERSIONS] else BAD_VERSION
     return OK
 
 
 @inner
 def _compute_word(wiring: Wiring, run: ProgramState, rank: int, h: int, kind: int, stage: int, m: int) -> int:
-    """An operation: own micro-batch, once, after what precedes it, in its round, with what it needs received."""
-    held = wiring.held
-    first = held[h, HELD_FIRST]
-    if m < first or m >= held[h, HELD_STOP] or (m - first) % held[h, HELD_STEP_BY] != 0:
+    """Run an operation: of the replica's micro-batch, once, after its predecessors, in its round, with its inputs."""
+    replicas = wiring.replicas
+    first = replicas[h, HELD_FIRST]
+    if m < first or m >= replicas[h, HELD_STOP] or (m - first) % replicas[h, HELD_STEP_BY] != 0:
         return NOT_OWN
     before = run.done[h, m]
     if before & (1 << kind) or (kind != _W and before & _HALVES):
         return TWICE
     if (kind != _F and not before & (1 << _F)) or (kind == _W and not before & (1 << _I)):
         return TOO_EARLY
-    if run.made[h, 2] != held[h, HELD_GATHERED]:
+    if run.progress[h, 2] != replicas[h, HELD_GATHERED]:
         return NOT_WHOLE
-    steps = held[h, HELD_NUM_BUCKETS] > 0
-    if steps and kind in (_B, _W) and (m - held[h, HELD_BASE]) // held[h, HELD_EVERY] != run.made[h, 1]:
+    steps = replicas[h, HELD_NUM_BUCKETS] > 0
+    if steps and kind in (_B, _W) and (m - replicas[h, HELD_BASE]) // replicas[h, HELD_EVERY] != run.progress[h, 1]:
         return MIXED
     if kind <= _I:
         finding = _use(wiring, run, rank, h, stage, 0 if kind == _F else 1, m)
         if finding != OK:
             return finding
     run.done[h, m] |= 1 << kind
-    run.made[h, 0] += 1 if kind in (_B, _W) else 0
+    run.progress[h, 0] += 1 if kind in (_B, _W) else 0
     return OK
 
 
 @inner
 def _use(wiring: Wiring, run: ProgramState, rank: int, h: int, stage: int, direction: int, m: int) -> int:
-    """Take what was received for a micro-batch, once all of it has been sent."""
+    """Take the messages of a micro-batch, once all of them have been sent."""
     ends, book, opened = wiring.ends, run.book, run.opened
     row_class = 1 if m % wiring.per_batch >= wiring.first_class else 0
     first = book[rank, _OPEN_FIRST]
     stop = first + book[rank, _OPEN_COUNT]
-    found = 0
+    count = 0
     run.waiting[rank] = -1
     for k in range(first, stop):
         end = opened[k, 0]
@@ -338,14 +345,14 @@ def _use(wiring: Wiring, run: ProgramState, rank: int, h: int, stage: int, direc
             if not run.slots[_slot(ends, end, m)] & _SENT:
                 run.waiting[rank] = end
                 return STUCK
-            found += 1
-    if found != wiring.held[h, HELD_EXPECTED + 2 * direction + row_class]:
+            count += 1
+    if count != wiring.replicas[h, HELD_EXPECTED + 2 * direction + row_class]:
         return NOT_RECEIVED
     k = first
-    while found > 0:
+    while count > 0:
         end = opened[k, 0]
         if opened[k, 1] == m and ends[end, END_STAGE] == stage and ends[end, END_DIRECTION] == direction:
-            found -= 1
+            count -= 1
             stop -= 1
             opened[k, 0] = opened[stop, 0]
             opened[k, 1] = opened[stop, 1]
@@ -359,7 +366,7 @@ def _use(wiring: Wiring, run: ProgramState, rank: int, h: int, stage: int, direc
 def _exchange_word(
     wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, stage: int, m: int, channel: int
 ) -> int:
-    """A send, which may have to wait for its receive to be posted; the posting of a receive; or both within a rank."""
+    """Run a send, which may have to wait for its receive to be posted, or post a receive, or do both within a rank."""
     ends, end = wiring.ends, wiring.first[rank, 1] + channel
     if end < wiring.first[rank, 1] or end >= wiring.first[rank + 1, 1] or m >= wiring.num_micro_batches:
         return BAD_CHANNEL
@@ -383,16 +390,16 @@ def _exchange_word(
 
 @inner
 def _reduce_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, number: int) -> int:
-    """A bucket is reduced, after all of its backwards but perhaps the last, or waited for."""
-    bucket = wiring.held[h, HELD_BUCKET] + number
+    """Begin a bucket's reduction, after all of its backwards but perhaps the last, or wait for it."""
+    bucket = wiring.replicas[h, HELD_BUCKET] + number
     begins = word == _REDUCE
-    if number >= wiring.held[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0:
+    if number >= wiring.replicas[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0:
         return BAD_BUCKET
     if run.reduced[bucket] != (0 if begins else 1):
         return BAD_BUCKET
-    if begins and wiring.held[h, HELD_GATHERED] > 0 and run.whole[bucket] == 0:
+    if begins and wiring.replicas[h, HELD_GATHERED] > 0 and run.whole[bucket] == 0:
         return NOT_WHOLE
-    if _missing(wiring, run, bucket, run.made[h, 1] + 1) > (1 if begins else 0):
+    if _missing(wiring, run, bucket, run.progress[h, 1] + 1) > (1 if begins else 0):
         return TOO_EARLY
     finding = _meet(wiring, run, rank, bucket, begins, not begins)
     if finding == OK:
@@ -402,9 +409,13 @@ def _reduce_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int
 
 @inner
 def _shard_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int, number: int) -> int:
-    """A bucket's parameters are gathered, once a round, or let go of, after all of its backwards."""
-    bucket = wiring.held[h, HELD_BUCKET] + number
-    if number >= wiring.held[h, HELD_NUM_BUCKETS] or wiring.table[bucket] < 0 or not wiring.held[h, HELD_GATHERED]:
+    """Gather a bucket's parameters, once a round, or release them, after all of its backwards."""
+    bucket = wiring.replicas[h, HELD_BUCKET] + number
+    if (
+        number >= wiring.replicas[h, HELD_NUM_BUCKETS]
+        or wiring.table[bucket] < 0
+        or not wiring.replicas[h, HELD_GATHERED]
+    ):
         return BAD_BUCKET
     begins = word == _UNSHARD
     if run.whole[bucket] != (0 if begins else _WHOLE):
@@ -413,40 +424,40 @@ def _shard_word(wiring: Wiring, run: ProgramState, rank: int, h: int, word: int,
         finding = _meet(wiring, run, rank, bucket, run.waiting[rank] != PARTICIPANT - bucket, True)
         if finding != OK:
             return finding
-    elif _missing(wiring, run, bucket, run.made[h, 1] + 1) > 0:
+    elif _missing(wiring, run, bucket, run.progress[h, 1] + 1) > 0:
         return TOO_EARLY
     run.whole[bucket] = _WHOLE if begins else _FREED
     for k in range(wiring.sources[bucket], wiring.sources[bucket + 1]):
-        run.made[wiring.source_held[k], 2] += 1 if begins else -1
+        run.progress[wiring.source_held[k], 2] += 1 if begins else -1
     return OK
 
 
 @inner
 def _step_word(wiring: Wiring, run: ProgramState, h: int, number: int) -> int:
-    """A stage steps, once a round, after all of its backwards and buckets."""
-    held = wiring.held
-    first, stop = held[h, HELD_BUCKET], held[h, HELD_BUCKET] + held[h, HELD_NUM_BUCKETS]
+    """Run a stage's optimizer step, once a round, after all of its backwards and buckets."""
+    replicas = wiring.replicas
+    first, stop = replicas[h, HELD_BUCKET], replicas[h, HELD_BUCKET] + replicas[h, HELD_NUM_BUCKETS]
     if number != 0 or first == stop:
         return BAD_BUCKET
-    if run.made[h, 1] * held[h, HELD_EVERY] >= held[h, HELD_STOP] - held[h, HELD_BASE]:
+    if run.progress[h, 1] * replicas[h, HELD_EVERY] >= replicas[h, HELD_STOP] - replicas[h, HELD_BASE]:
         return TWICE
     for k in range(first, stop):
-        if _missing(wiring, run, k, run.made[h, 1] + 1) > 0:
+        if _missing(wiring, run, k, run.progress[h, 1] + 1) > 0:
             return TOO_EARLY
     for k in range(first, stop):
         if wiring.table[k] >= 0 and run.reduced[k] != 2:
             return BAD_BUCKET
-        if wiring.table[k] >= 0 and held[h, HELD_GATHERED] > 0 and run.whole[k] != _FREED:
+        if wiring.table[k] >= 0 and replicas[h, HELD_GATHERED] > 0 and run.whole[k] != _FREED:
             return BAD_BUCKET
         run.reduced[k] = 0
         run.whole[k] = 0
-    run.made[h, 1] += 1
+    run.progress[h, 1] += 1
     return OK
 
 
 @inner
 def _collective_word(wiring: Wiring, run: ProgramState, rank: int, word: int, number: int) -> int:
-    """A rank takes its part in the sum of a tie or in the norm, or waits for the norm."""
+    """Let a rank join the sum of a tie or the norm, or wait for the norm."""
     num_buckets, ranks = len(wiring.sources) - 1, len(wiring.held_of)
     ties = (len(wiring.table) - num_buckets) // ranks - 1
     if word == _REDUCE_SHARED and number >= ties:
@@ -482,7 +493,7 @@ def _meet(wiring: Wiring, run: ProgramState, rank: int, participant: int, takes:
 
 @compiled
 def _new_book(codes: Any, starts: Any) -> Any:
-    """``Run.book`` before anything has run: all ranks are in the queue."""
+    """Return the initial ``ProgramState.book``: all ranks are in the queue."""
     ranks = len(starts) - 1
     book = np.zeros((ranks + 1, 3), np.int64)
     for rank in range(ranks):
@@ -505,7 +516,7 @@ def _wake(run: ProgramState, rank: int) -> None:
 
 @inner
 def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
-    """Whether an end is of the stage, direction and side that a word means."""
+    """Return whether an end has the stage, direction and side that a word needs."""
     within = word in (_LOCAL_F, _LOCAL_B)
     sends = within or word in (_SEND_F, _SEND_B)
     direction = 0 if word in (_SEND_F, _RECV_F, _LOCAL_F) else 1
@@ -519,7 +530,7 @@ def _fits(ends: Any, end: int, word: int, stage: int) -> Any:
 
 @inner
 def _exchange(wiring: Wiring, run: ProgramState, rank: int, h: int, end: int, m: int) -> int:
-    """Send, or post a receive, or hand over within the rank, which is both at once."""
+    """Send, or post a receive, or do both at once within the rank."""
     ends = wiring.ends
     slot = _slot(ends, end, m)
     if run.slots[slot] & (_SENT if ends[end, END_SENDS] else _POSTED):
@@ -547,7 +558,7 @@ def _open(run: ProgramState, rank: int, end: int, m: int) -> None:
 
 @inner
 def _in_order(wiring: Wiring, run: ProgramState, end: int, m: int) -> Any:
-    """Count a message of a pair; whether the other side, if it was first, counted it the same."""
+    """Count a message of a pair; return whether the other side, if it was first, gave it the same number."""
     slot, pair = _slot(wiring.ends, end, m), wiring.ends[end, END_PAIR]
     side = 0 if wiring.ends[end, END_SENDS] else 1
     number = run.counts[pair, side]
@@ -562,25 +573,25 @@ def _in_order(wiring: Wiring, run: ProgramState, end: int, m: int) -> Any:
 
 @inner
 def _missing(wiring: Wiring, run: ProgramState, bucket: int, rounds: int) -> int:
-    """How many backwards a bucket lacks until it has the gradients of so many rounds."""
-    held, missing = wiring.held, 0
+    """Return how many backwards a bucket lacks until it has the gradients of ``rounds`` rounds."""
+    replicas, missing = wiring.replicas, 0
     for k in range(wiring.sources[bucket], wiring.sources[bucket + 1]):
         h = wiring.source_held[k]
-        own = rounds * held[h, HELD_EVERY] - (held[h, HELD_FIRST] - held[h, HELD_BASE])
-        missing += max(0, -(-own // held[h, HELD_STEP_BY]) - run.made[h, 0])
+        span = rounds * replicas[h, HELD_EVERY] - (replicas[h, HELD_FIRST] - replicas[h, HELD_BASE])
+        missing += max(0, -(-span // replicas[h, HELD_STEP_BY]) - run.progress[h, 0])
     return missing
 
 
 @loop
 def _left_over(wiring: Wiring, run: ProgramState) -> tuple[int, int, int]:
-    """What is missing when all programs have ended."""
-    held, ends = wiring.held, wiring.ends
-    for h in range(len(held)):
-        for m in range(held[h, HELD_FIRST], held[h, HELD_STOP], held[h, HELD_STEP_BY]):
+    """Find an operation, step or receive that is missing when all programs have ended."""
+    replicas, ends = wiring.replicas, wiring.ends
+    for h in range(len(replicas)):
+        for m in range(replicas[h, HELD_FIRST], replicas[h, HELD_STOP], replicas[h, HELD_STEP_BY]):
             if not run.done[h, m] & (1 << _F) or not run.done[h, m] & ((1 << _B) | (1 << _W)):
                 return NEVER_RUN, h, m
-        lacks = run.made[h, 1] * held[h, HELD_EVERY] < held[h, HELD_STOP] - held[h, HELD_BASE]
-        if lacks and held[h, HELD_NUM_BUCKETS] > 0:
+        lacks = run.progress[h, 1] * replicas[h, HELD_EVERY] < replicas[h, HELD_STOP] - replicas[h, HELD_BASE]
+        if lacks and replicas[h, HELD_NUM_BUCKETS] > 0:
             return NEVER_STEPPED, h, -1
     for rank in range(len(run.book) - 1):
         if run.book[rank, _OPEN_COUNT] > 0:

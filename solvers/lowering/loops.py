@@ -1,9 +1,9 @@
 """Long runs of a pattern as a loop: a short run is lowered and checked, and its steady state is repeated.
 
-Operations of a pattern follow each other in the same order in every period. What stands between them depends on the
-two operations around it, on the steps made so far and on the versions named last, so it repeats as well once the
-pipeline is full: a run of c more global batches has one more repetition of the same body, where c is the number after
-which the pattern, the row classes and all turns of replicas are where they were.
+Operations of a pattern follow each other in the same order in every period. The instructions between two operations
+depend on these operations, on the steps so far and on the latest versions, so they repeat as well once the pipeline is
+full. A run of c more global batches has one more repetition of the same body, where c is the number of global batches
+after which the pattern, the row classes and all turns of replicas repeat.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STAYS = np.asarray([word in UNSHIFTED for word in WORDS])
 
 
 class Length(NamedTuple):
-    """``batches`` of a run, ``short`` ones of what is lowered, ``body`` ones of a repetition, ``full``: when steady."""
+    """Global batches of a whole run, of the ``short`` run that is lowered, of its ``body``, and until it is steady."""
 
     batches: int
     short: int
@@ -40,7 +40,7 @@ def length(allocation: Allocation, pattern: Pattern, batches: int) -> Length:
 
 
 def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
-    """A rank's program of ``span.batches`` global batches, from the instructions (n, 4) of ``span.short`` of them."""
+    """Return a rank's program of ``span.batches`` global batches, from the instructions (n, 4) of ``span.short``."""
     missing = (span.batches - span.short) // span.body
     if missing == 0:
         return replace(program, batches=span.batches, prologue=_instructions(codes))
@@ -62,12 +62,12 @@ def folded(program: Program, codes: np.ndarray, span: Length) -> Program:
 def _steady(program: Program, codes: np.ndarray, span: Length, shift: int) -> tuple[int, int, int]:
     """Return where the body begins, its length, and how often it is repeated.
 
-    It goes from a forward once the pipeline is full to the same one ``shift`` micro-batches later.
+    The body goes from the first forward after the pipeline is full to the same forward ``shift`` micro-batches later.
     """
     stage = program.stages[0]
-    own = own_micro_batches(program, stage)
+    numbers = own_micro_batches(program, stage)
     full = span.full * program.num_micro_batches
-    m = next(each for each in own if each >= full)
+    m = next(each for each in numbers if each >= full)
     forwards = (codes[:, 0] == _FORWARD) & (codes[:, 1] == stage.stage)
     begin, end = (int(np.flatnonzero(forwards & (codes[:, 2] == each))[0]) for each in (m, m + shift))
     size = end - begin

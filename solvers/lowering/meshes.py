@@ -1,9 +1,9 @@
-"""From the programs of cells to those of their GPUs, which run the same instructions, each with its lane of the others.
+"""Programs of single GPUs, made from the programs of model-parallel groups, whose GPUs run the same instructions.
 
-GPU j of a cell sends to, and receives from, GPU j of other cells, and reduces with those that hold the same parameters:
-the same part of a layer's tensors in all meshes of all cells, and for routed experts the same experts. So what has
-been checked of the cells (order, rows, versions) holds of each lane, and the GPUs of a cell enter the collectives
-among themselves in one order, because they run the same instructions.
+GPU j of a group (its *lane*) sends to and receives from GPU j of other groups, and reduces with all GPUs that have the
+same parameters: the same part of a layer's tensors in all meshes of all groups, and for routed experts the same
+experts. So the checks of the groups' programs (order, rows, versions) hold for each lane, and the GPUs of a group enter
+the collectives among themselves in one order, because they run the same instructions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Untrained(NamedTuple):
-    """What ranks do not train of a plan, as a sentence, and what to do."""
+    """A part of a plan that ranks do not train, as a sentence, and a remedy."""
 
     why: str
     remedy: str
 
 
 def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> Untrained | None:
-    """Return what of a plan ranks that share layers do not train; None where they train all of it."""
+    """Return the part of a plan that ranks do not train; None where they train all of it."""
     degrees = problem.degrees
     copies = degrees.cell // degrees.tensor
     if copies > 1 and rule == "elastic_averaging":
@@ -63,21 +63,21 @@ def untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedu
 
 
 def refuse_untrained(problem: Problem, allocation: Allocation, rule: UpdateRule, schedule: Schedule) -> None:
-    """Raise UnsupportedRequest for what ranks that share layers do not train."""
-    found = untrained(problem, allocation, rule, schedule)
-    if found is not None:
-        raise UnsupportedRequest(found.why, remedy=found.remedy)
+    """Raise UnsupportedRequest for a plan that ranks do not train."""
+    fault = untrained(problem, allocation, rule, schedule)
+    if fault is not None:
+        raise UnsupportedRequest(fault.why, remedy=fault.remedy)
 
 
 def of_gpus(programs: Sequence[Program], problem: Problem) -> list[Program]:
-    """Return the programs of all GPUs of the cells that ``programs`` are of, cell by cell, in the order of lanes."""
+    """Return the programs of all GPUs of the model-parallel groups in ``programs``, group by group, by lane."""
     if problem.real is None:
         return list(programs)
     return _Cells(programs, problem).programs()
 
 
 class _Cells:
-    """The cells of a run, and the groups of their GPUs by number."""
+    """The model-parallel groups of a run, and the communication groups of their GPUs by number."""
 
     def __init__(self, programs: Sequence[Program], problem: Problem) -> None:
         assert problem.real is not None
@@ -88,11 +88,11 @@ class _Cells:
         names = [device.name for device in problem.real.devices]
         self._names = [[names[gpu] for gpu in problem.cells[number[program.device]]] for program in programs]
         self._groups: list[tuple[int, ...]] = []
-        given = programs[0].groups
+        groups = programs[0].groups
         degrees = self._degrees
-        self._dense = [self._between(group, degrees.tensor) for group in given]
+        self._dense = [self._between(group, degrees.tensor) for group in groups]
         shared = degrees.expert_group
-        self._experts = [self._between(group, shared) if shared > 1 else [] for group in given]
+        self._experts = [self._between(group, shared) if shared > 1 else [] for group in groups]
         self._tensor = self._inside(degrees.tensor, lambda lane: lane // degrees.tensor)
         self._context = self._inside(
             degrees.context, lambda lane: (lane // degrees.mesh) * degrees.tensor + lane % degrees.tensor
@@ -109,30 +109,30 @@ class _Cells:
         ]
 
     def _add(self, ranks: tuple[int, ...]) -> int:
-        """Number a group; a rank alone needs none, and no two reductions share one."""
+        """Add a group and return its number, -1 for a rank alone; no two reductions share a group."""
         if len(ranks) == 1:
             return -1
         self._groups.append(ranks)
         return len(self._groups) - 1
 
     def _between(self, cells: Sequence[int], parts: int) -> list[int]:
-        """Return, for each of ``parts`` neighbouring lanes, the group of all GPUs in these cells with the same part."""
+        """Return, for each of ``parts`` neighbouring lanes, the group of all GPUs of ``cells`` with the same part."""
         return [
             self._add(tuple(cell * self._size + lane for cell in cells for lane in range(part, self._size, parts)))
             for part in range(parts)
         ]
 
     def _inside(self, degree: int, key: Callable[[int], int]) -> list[list[int]]:
-        """Return, for each cell and lane, the group of those lanes of the cell that have the same ``key``."""
-        found = []
+        """Return, for each model-parallel group and lane, the group of its lanes that have the same ``key``."""
+        result = []
         for cell in range(len(self._programs)):
             numbers: dict[int, int] = {}
             for lane in range(self._size if degree > 1 else 0):
                 if key(lane) not in numbers:
                     together = [each for each in range(self._size) if key(each) == key(lane)]
                     numbers[key(lane)] = self._add(tuple(cell * self._size + each for each in together))
-            found.append([numbers.get(key(lane), -1) for lane in range(self._size)])
-        return found
+            result.append([numbers.get(key(lane), -1) for lane in range(self._size)])
+        return result
 
     def _of_gpu(self, program: Program, lane: int, groups: Groups, device: str) -> Program:
         degrees, cell = self._degrees, program.rank
@@ -151,7 +151,7 @@ class _Cells:
             device=device,
             global_batch_size=program.global_batch_size * mesh.meshes,
             row_classes=tuple((rows * mesh.meshes, count) for rows, count in program.row_classes),
-            stages=tuple(self._held(program, held, mesh) for held in program.stages),
+            stages=tuple(self._stage(program, stage, mesh) for stage in program.stages),
             channels=tuple(self._channel(each, lane) for each in program.channels),
             groups=groups,
             shared=tuple(
@@ -160,23 +160,23 @@ class _Cells:
             mesh=mesh,
         )
 
-    def _held(self, program: Program, held: Held, mesh: Mesh) -> Held:
-        """Return a stage as one GPU holds it: mesh m of a cell runs the m-th part of each micro-batch."""
+    def _stage(self, program: Program, stage: Held, mesh: Mesh) -> Held:
+        """Return a stage for one GPU: mesh m of a model-parallel group runs the m-th part of each micro-batch."""
         first_of = mesh.lane // (mesh.tensor * mesh.context)
         rows = tuple(
             (first_of * whole + low, first_of * whole + high)
-            for (low, high), (whole, _count) in zip(held.rows, program.row_classes, strict=True)
+            for (low, high), (whole, _count) in zip(stage.rows, program.row_classes, strict=True)
         )
         return replace(
-            held,
-            ranks=tuple(rank * self._size + mesh.lane for rank in held.ranks),
+            stage,
+            ranks=tuple(rank * self._size + mesh.lane for rank in stage.ranks),
             rows=rows,
             buckets=tuple(
                 (first, last, -1 if group < 0 else self._dense[group][mesh.tensor_rank])
-                for first, last, group in held.buckets
+                for first, last, group in stage.buckets
             ),
             expert_groups=tuple(
-                -1 if group < 0 else self._experts[group][mesh.expert_rank] for _first, _last, group in held.buckets
+                -1 if group < 0 else self._experts[group][mesh.expert_rank] for _first, _last, group in stage.buckets
             )
             if self._degrees.expert_group > 1
             else (),

@@ -1,4 +1,4 @@
-"""Collective work of ranks as arrays: which ranks take part in each bucket, each tie and the norm."""
+"""Collectives as arrays: the ranks that take part in each bucket, each tie and the norm."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ class Participants(NamedTuple):
     participant_rank: np.ndarray
 
 
-def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]]) -> Participants:
-    """Number the participants: buckets in the order of the held stages, the ties of each rank, the norm of each rank.
+def participants_of(programs: Sequence[Program], replicas: Sequence[tuple[int, Held]]) -> Participants:
+    """Return the participants: buckets in the order of the replicas, then each rank's ties, then each rank's norm.
 
-    Raises InvalidPlan where the buckets of a rank do not cover each of its layers once, a group is not there, or its
+    Raises InvalidPlan where the buckets of a rank do not cover each of its layers once, a group does not exist, or its
     ranks do not all have the same buckets in it.
     """
     groups, ties = programs[0].groups, programs[0].shared
     apart = programs[0].update_rule != "elastic_averaging" and programs[0].sharding not in WITHIN_PASSES
     of_rank: dict[int, list[int]] = {program.rank: [] for program in programs}
-    for h, (rank, _) in enumerate(held):
+    for h, (rank, _) in enumerate(replicas):
         of_rank[rank].append(h)
     for program in programs:
         _check_cover(program)
     sources: list[list[int]] = []
     parties: dict[tuple[int, ...], list[int]] = {}
     ranks: list[int] = []
-    for rank, one in held:
+    for rank, one in replicas:
         for first, last, group in one.buckets:
             if group >= len(groups) or (group >= 0 and rank not in groups[group]):
                 raise InvalidPlan(f"rank {rank} reduces layers {first} to {last} in group {group}, which it is not in")
             if group >= 0 and apart:
                 parties.setdefault((group, first, last), []).append(len(sources))
-            holds = [h for h in of_rank[rank] if held[h][1].first <= last and first <= held[h][1].last]
+            holds = [h for h in of_rank[rank] if replicas[h][1].first <= last and first <= replicas[h][1].last]
             sources.append(holds)
             ranks.append(rank)
-    for (group, first, last), own in parties.items():
-        if sorted(ranks[participant] for participant in own) != list(groups[group]):
+    for (group, first, last), members in parties.items():
+        if sorted(ranks[participant] for participant in members) != list(groups[group]):
             raise InvalidPlan(f"not all ranks of group {group} have a bucket of layers {first} to {last}")
     for program in programs:
         for k, tie in enumerate(ties):
@@ -60,14 +60,14 @@ def participants_of(programs: Sequence[Program], held: Sequence[tuple[int, Held]
         parties.setdefault((), []).append(len(ranks))
         ranks.append(program.rank)
     table = np.full(len(ranks), -1, dtype=np.int64)
-    for number, own in enumerate(parties.values()):
-        table[own] = number
+    for number, members in enumerate(parties.values()):
+        table[members] = number
     return Participants(
-        sources=prefix_sums([len(own) for own in sources]),
-        source_held=_ints([h for own in sources for h in own]),
+        sources=prefix_sums([len(each) for each in sources]),
+        source_held=_ints([h for each in sources for h in each]),
         table=table,
-        bounds=prefix_sums([len(own) for own in parties.values()]),
-        participants=_ints([participant for own in parties.values() for participant in own]),
+        bounds=prefix_sums([len(members) for members in parties.values()]),
+        participants=_ints([participant for members in parties.values() for participant in members]),
         participant_rank=_ints(ranks),
     )
 

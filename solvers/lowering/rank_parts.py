@@ -1,4 +1,4 @@
-"""What each rank holds: a program without its instructions and channels.
+"""Each rank's part of a plan: a program without its instructions.
 
 A rank is a device; under elastic averaging it is one pipeline's share of a device, so that a device has a rank for
 each pipeline on it. Ranks are numbered by device, then by pipeline.
@@ -25,7 +25,7 @@ def layouts(
     """Return one program per rank, without instructions. Versions of weight stashing are not counted yet.
 
     Raises InvalidPlan when a replica would get no row or no micro-batch, a device holds a stage twice, or updates do
-    not end with the last global batch; UnsupportedRequest for ties that the rule has no single version for, and for
+    not end with the last global batch; UnsupportedRequest for ties of which the rule keeps several versions, and for
     more tags than 2^31.
     """
     _refuse(problem, allocation, rule, batches)
@@ -46,11 +46,11 @@ def layouts(
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     sharding = _sharding(problem, allocation)
     grouping = groups_of(problem, allocation, ranks, averaging)
-    held: list[list[Held]] = [[] for _ in lanes]
-    for s, own in enumerate(ranks):
-        for replica, rank in enumerate(own):
-            one = _held(allocation, rule, s, replica, own, classes)
-            held[rank].append(replace(one, buckets=grouping.buckets.get((s, rank), ())))
+    stages: list[list[Held]] = [[] for _ in lanes]
+    for s, replicas in enumerate(ranks):
+        for replica, rank in enumerate(replicas):
+            one = _stage(allocation, rule, s, replica, replicas, classes)
+            stages[rank].append(replace(one, buckets=grouping.buckets.get((s, rank), ())))
     ends = channels(problem, allocation, ranks, classes, batches)
     return [
         Program(
@@ -60,7 +60,7 @@ def layouts(
             global_batch_size=problem.global_batch_size,
             num_micro_batches=allocation.num_micro_batches,
             row_classes=classes,
-            stages=tuple(held[rank]),
+            stages=tuple(stages[rank]),
             channels=tuple(ends[rank]),
             prologue=(),
             update_rule=rule,
@@ -82,20 +82,20 @@ def _is_shared_out(problem: Problem, allocation: Allocation) -> bool:
 
 
 def _sharding(problem: Problem, allocation: Allocation) -> Sharding | None:
-    """Return what programs share out in addition to states; None where each rank holds parameters of its own."""
+    """Return the sharding of programs beyond states; None where no two ranks have the same parameters."""
     chosen = None if problem.choice is None else problem.choice.sharding
     return next((each for each in SHARDINGS if each == chosen and _is_shared_out(problem, allocation)), None)
 
 
-def own_micro_batches(program: Program, held: Held) -> range:
+def own_micro_batches(program: Program, stage: Held) -> range:
     """Return the micro-batches of a stage's replica, in all global batches of a program."""
-    first, last = held.micro_batches
+    first, last = stage.micro_batches
     stop = (program.batches - 1) * program.num_micro_batches + last + 1
-    step = len(held.ranks) if held.dispatch == "round_robin" else 1
-    return range(first + (held.replica - first) % step, stop, step)
+    step = len(stage.ranks) if stage.dispatch == "round_robin" else 1
+    return range(first + (stage.replica - first) % step, stop, step)
 
 
-def _held(
+def _stage(
     allocation: Allocation, rule: UpdateRule, number: int, replica: int, ranks: tuple[int, ...], classes: Rows
 ) -> Held:
     stage = allocation.stages[number]
@@ -136,7 +136,7 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
             )
     for name, layers, _ in problem.shared_parameters:
         users = tied_stages(allocation, layers)
-        if any(len(own) > 1 for own in users) and rule not in SUMMING_RULES:
+        if any(len(stages) > 1 for stages in users) and rule not in SUMMING_RULES:
             raise UnsupportedRequest(
                 f"parameter {name!r} is shared by layers {list(layers)}, which stages {users[0]} hold; under {rule} "
                 "updates these stages have different versions of it",
@@ -145,7 +145,7 @@ def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches:
 
 
 def _refuse_sharding(problem: Problem, allocation: Allocation, rule: UpdateRule) -> None:
-    """Raise UnsupportedRequest for what ranks do not train where they share out gradients or parameters."""
+    """Raise UnsupportedRequest for plans that ranks do not train where they share out gradients or parameters."""
     sharding = _sharding(problem, allocation)
     if sharding is None:
         return

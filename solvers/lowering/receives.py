@@ -1,9 +1,10 @@
 """Placement of receives where sends wait for them: each is posted at the moment at which its message is sent.
 
-Without tags the receives of a pair of ranks have to be in the order of its sends, and a send that waits until its
-receive is posted hangs when that comes after something that waits for the sender. All ranks are run side by side, an
-operation each in turn; whenever one sends, the receive is put next in its peer's program. That run is itself a proof
-that no rank waits for another in a circle (as ``_add_send_recv`` of torch's pipelining does; EXECUTOR A.1 and C.2).
+Without tags the receives of a pair of ranks have to be in the order of its sends. A send that waits until its receive
+is posted hangs when the posting comes after an instruction that waits for the sender. All ranks are simulated side by
+side, one operation each in turn; whenever a rank sends, the receive is put next in its peer's program. That simulation
+proves that no ranks wait for each other in a circle (as ``_add_send_recv`` of torch's pipelining does; EXECUTOR A.1 and
+C.2).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _REDUCE, _WAIT_REDUCE, _UNSHARD = _WORD["REDUCE"], _WORD["WAIT_REDUCE"], _WORD["
 
 
 def posted_as_sent(wiring: Wiring, codes: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same programs with receives where the messages are sent, as far as they can run."""
+    """Return the same programs with receives where the messages are sent; from where they block, they are unchanged."""
     run = _Run(wiring, codes, starts)
     while sum(run.advance(rank) for rank in range(len(starts) - 1)):
         pass
@@ -47,12 +48,12 @@ def posted_as_sent(wiring: Wiring, codes: np.ndarray, starts: np.ndarray) -> tup
 class _Run:
     def __init__(self, wiring: Wiring, codes: np.ndarray, starts: np.ndarray) -> None:
         self.wiring = wiring
-        own = [codes[low:high] for low, high in pairwise(starts.tolist())]
+        programs = [codes[low:high] for low, high in pairwise(starts.tolist())]
         self.left: list[list[Code]] = [
-            [(w, s, m, c) for w, s, m, c in each[~np.isin(each[:, 0], _RECEIVES)].tolist()] for each in own
+            [(w, s, m, c) for w, s, m, c in each[~np.isin(each[:, 0], _RECEIVES)].tolist()] for each in programs
         ]
-        self.at = [0] * len(own)
-        self.done: list[list[Code]] = [[] for _ in own]
+        self.at = [0] * len(programs)
+        self.done: list[list[Code]] = [[] for _ in programs]
         self.arrived: Counter[tuple[int, int, int, int]] = Counter()
         self.joined: Counter[int] = Counter()
         self.waited: Counter[int] = Counter()
@@ -75,16 +76,16 @@ class _Run:
 
     def can(self, rank: int, code: Code) -> bool:
         word, stage, m, _ = code
-        held = int(self.wiring.held_of[rank, stage])
+        h = int(self.wiring.held_of[rank, stage])
         if word in (_REDUCE, _WAIT_REDUCE):
-            return self.meet(int(self.wiring.held[held, HELD_BUCKET]) + m, word == _REDUCE)
+            return self.meet(int(self.wiring.replicas[h, HELD_BUCKET]) + m, word == _REDUCE)
         if word == _UNSHARD:
-            return self.gather(int(self.wiring.held[held, HELD_BUCKET]) + m)
+            return self.gather(int(self.wiring.replicas[h, HELD_BUCKET]) + m)
         if word != _FORWARD and word not in _NEEDS_GRADIENTS:
             return True
         direction = 0 if word == _FORWARD else 1
         smaller = m % self.wiring.per_batch >= self.wiring.first_class
-        wanted = self.wiring.held[held, HELD_EXPECTED + 2 * direction + smaller]
+        wanted = self.wiring.replicas[h, HELD_EXPECTED + 2 * direction + smaller]
         return self.arrived[rank, stage, direction, m] == int(wanted)
 
     def meet(self, participant: int, takes: bool) -> bool:
@@ -107,7 +108,7 @@ class _Run:
         return True
 
     def send(self, rank: int, code: Code) -> None:
-        """Note that a message arrives; where it leaves the rank, receive it next in the peer's program."""
+        """Count a message's arrival; if it leaves the rank, receive it next in the peer's program."""
         word, _, m, channel = code
         other = self.wiring.ends[self.wiring.ends[self.wiring.first[rank, 1] + channel, END_PARTNER]]
         peer, stage = int(other[END_RANK]), int(other[END_STAGE])

@@ -15,20 +15,20 @@ from penstock.solvers.model.schedule import STEP, Orders
 
 
 class RankRow(NamedTuple):
-    """``operations`` of shape (n, 3) int32; ``steps`` (k, 2): before which operation which stage steps, in order."""
+    """A rank's ``operations`` (n, 3) int32; ``steps`` (k, 2): (operation after the step, stage), in order."""
 
     operations: np.ndarray
     steps: np.ndarray
 
 
 def rows_of_ranks(problem: Problem, programs: Sequence[Program], orders: Orders) -> list[RankRow]:
-    """Each rank's operations. Raises InvalidPlan where they are not each of its micro-batches once.
+    """Return each rank's operations. Raises InvalidPlan where they are not each of its micro-batches once.
 
     Rows of devices that hold no stage have to be empty; under elastic averaging a device has a row for each pipeline.
     """
-    rank_of = {(program.device, held.stage): program.rank for program in programs for held in program.stages}
+    rank_of = {(program.device, stage.stage): program.rank for program in programs for stage in program.stages}
     used = {program.device for program in programs}
-    found: dict[int, RankRow] = {}
+    rows: dict[int, RankRow] = {}
     for row in orders.rows:
         operations = np.ascontiguousarray(row.operations, dtype=np.int32)
         for device in row.devices:
@@ -36,19 +36,19 @@ def rows_of_ranks(problem: Problem, programs: Sequence[Program], orders: Orders)
             if name not in used:
                 raise InvalidPlan(f"device {name!r} has a row of {len(operations)} operations but holds no stage")
             rank = _rank_of(programs, rank_of, name, operations)
-            if rank in found:
+            if rank in rows:
                 raise InvalidPlan(f"device {name!r} is in two rows")
-            found[rank] = _checked(programs[rank], operations)
-    missing = [program.device for program in programs if program.rank not in found]
+            rows[rank] = _checked(programs[rank], operations)
+    missing = [program.device for program in programs if program.rank not in rows]
     if missing:
         raise InvalidPlan(f"the schedule has no row for {missing}, which hold stages")
-    return [found[rank] for rank in range(len(programs))]
+    return [rows[rank] for rank in range(len(programs))]
 
 
 def _rank_of(
     programs: Sequence[Program], rank_of: dict[tuple[str, int], int], device: str, operations: np.ndarray
 ) -> int:
-    """Return the rank of a row: where a device has several, the one that holds the stage of its first operation."""
+    """Return the rank of a row: of a device's ranks, the rank that holds the stage of the row's first operation."""
     if len(operations) and (rank := rank_of.get((device, int(operations[0, 1])))) is not None:
         return rank
     return next(program.rank for program in programs if program.device == device)
@@ -58,43 +58,43 @@ def _checked(program: Program, row: np.ndarray) -> RankRow:
     stepping = row[:, 0] == STEP
     operations = np.ascontiguousarray(row[~stepping]) if stepping.any() else row
     _check_operations(program, operations)
-    for held in program.stages:
-        _check_counts(program, held, operations)
+    for stage in program.stages:
+        _check_counts(program, stage, operations)
     places = np.flatnonzero(stepping)
     return RankRow(operations, np.stack((places - np.arange(len(places)), row[places, 1]), axis=1))
 
 
 def _check_operations(program: Program, operations: np.ndarray) -> None:
     """Check that kinds, stages and micro-batches exist on the rank."""
-    held = [one.stage for one in program.stages]
+    numbers = [one.stage for one in program.stages]
     kind, stage, m = operations.T
     count = program.batches * program.num_micro_batches
-    bad = (kind < 0) | (kind >= len(KINDS)) | ~np.isin(stage, held) | (m < 0) | (m >= count)
+    bad = (kind < 0) | (kind >= len(KINDS)) | ~np.isin(stage, numbers) | (m < 0) | (m >= count)
     if bad.any():
         i = int(np.argmax(bad))
         kinds = KINDS[kind[i]] if 0 <= kind[i] < len(KINDS) else f"kind {kind[i]}"
         raise InvalidPlan(
             f"rank {program.rank} ({program.device}) has {stage[i]}{kinds}{m[i]} at position {i} of its row; it holds "
-            f"stages {held} and there are {count} micro-batches"
+            f"stages {numbers} and there are {count} micro-batches"
         )
 
 
-def _check_counts(program: Program, held: Held, operations: np.ndarray) -> None:
+def _check_counts(program: Program, stage: Held, operations: np.ndarray) -> None:
     """Check that each of the replica's micro-batches has one forward, and one backward, whole or in halves."""
-    own = own_micro_batches(program, held)
-    turns = own.step
-    mine = operations[operations[:, 1] == held.stage]
-    good = (mine[:, 2] >= own.start) & (mine[:, 2] < own.stop) & ((mine[:, 2] - own.start) % turns == 0)
-    who = f"rank {program.rank} ({program.device}) runs {held.stage}"
+    numbers = own_micro_batches(program, stage)
+    turns = numbers.step
+    mine = operations[operations[:, 1] == stage.stage]
+    good = (mine[:, 2] >= numbers.start) & (mine[:, 2] < numbers.stop) & ((mine[:, 2] - numbers.start) % turns == 0)
+    who = f"rank {program.rank} ({program.device}) runs {stage.stage}"
     if not good.all():
         kind, _, m = mine[np.argmin(good)]
-        whose = f"replica {m % turns}'s; it is replica {held.replica}" if turns > 1 else "another pipeline's"
+        whose = f"replica {m % turns}'s; it is replica {stage.replica}" if turns > 1 else "another pipeline's"
         raise InvalidPlan(f"{who}{KINDS[kind]}{m}, which is {whose}")
     number = len(KINDS)
-    count = np.bincount(mine[:, 2] * number + mine[:, 0], minlength=own.stop * number).reshape(-1, number)
-    f, b, i, w, r = count[own.start : own.stop : turns].T
+    count = np.bincount(mine[:, 2] * number + mine[:, 0], minlength=numbers.stop * number).reshape(-1, number)
+    f, b, i, w, r = count[numbers.start : numbers.stop : turns].T
     for letter, right in (("F", f == 1), ("B", b + i == 1), ("W", w == i), ("R", r <= 1)):
         if not right.all():
-            m = int(np.argmin(right)) * turns + own.start
+            m = int(np.argmin(right)) * turns + numbers.start
             times = int(count[m, KINDS.index(letter)])
             raise InvalidPlan(f"{who}{letter}{m} {times} times; a replica runs each of its micro-batches once")

@@ -1,4 +1,4 @@
-"""Decides which transports a plan's programs are lowered for (decision 38); no other module does."""
+"""The choice of the transports that a plan's programs are lowered for (decision 38); no other module makes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.update_rules import UpdateRule
 
 TransportChoice = Literal["auto", "auto-on-gpus", "gloo", "nccl"]
-"""What the caller asks for; ``auto-on-gpus`` is ``auto`` for ranks on GPUs, whatever kinds of device the plan names."""
+"""The caller's choice; ``auto-on-gpus`` is ``auto`` for ranks on GPUs, whatever kinds of device the plan names."""
 
 GLOO: tuple[Transport, ...] = ("gloo",)
 
@@ -21,10 +21,10 @@ _REMEDY = "leave the transport at auto; or plan with codec: never, and without e
 def transports_to_try(
     problem: Problem, allocation: Allocation, update_rule: UpdateRule, choice: TransportChoice
 ) -> tuple[tuple[Transport, ...], ...]:
-    """Sets of transports that all programs of the plan may be lowered for; the first that succeeds is taken.
+    """Return the sets of transports to lower all programs of the plan for; the first that succeeds is used.
 
     ``auto``: gloo and NCCL where some device is not a CPU and nothing in the plan needs tags; gloo alone where no order
-    of receives and reductions suits NCCL. Raises UnsupportedRequest when NCCL is demanded of a plan that needs tags.
+    of receives and reductions suits NCCL. Raises UnsupportedRequest when ``choice`` is NCCL and the plan needs tags.
     """
     needs_tags = _needs_tags(allocation, update_rule)
     if choice == "nccl":

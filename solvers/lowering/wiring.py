@@ -1,4 +1,4 @@
-"""The wiring of all ranks' programs as arrays, with the checks that need no order: both ends agree, rows tile."""
+"""The wiring of all ranks' programs as arrays, with the checks that need no order: ends agree and rows tile."""
 
 from __future__ import annotations
 
@@ -31,48 +31,48 @@ _Key = tuple[int, str, int, int, int]
 
 
 def wire(programs: Sequence[Program]) -> Wiring:
-    """Number stages and channel ends through the ranks.
+    """Return the arrays of all ranks' replicas, channel ends and participants.
 
     Raises InvalidPlan when an end has no partner, when both ends of a channel disagree about rows, tag or codec, or
     when the rows that a replica receives do not tile its slice.
     """
-    held = [(p.rank, one) for p in programs for one in p.stages]
+    replicas = [(p.rank, one) for p in programs for one in p.stages]
     ends = [(p.rank, channel) for p in programs for channel in p.channels]
-    number_of = {(rank, one.stage): h for h, (rank, one) in enumerate(held)}
-    _check_numbers(programs, held, ends, number_of)
-    own = [own_micro_batches(programs[rank], one) for rank, one in held]
+    number_of = {(rank, one.stage): h for h, (rank, one) in enumerate(replicas)}
+    _check_numbers(programs, replicas, ends, number_of)
+    micro_batches = [own_micro_batches(programs[rank], one) for rank, one in replicas]
     of_end = [number_of[rank, channel.stage] for rank, channel in ends]
     partner = _partners(ends)
-    stage_of = [held[h][1] for h in of_end]
+    stage_of = [replicas[h][1] for h in of_end]
     _check_agreement(ends, partner, stage_of)
-    lists, members = _lists(ends, number_of, len(held))
-    table = np.zeros((len(held), HELD_COLUMNS), dtype=np.int64)
+    lists, members = _lists(ends, number_of, len(replicas))
+    table = np.zeros((len(replicas), HELD_COLUMNS), dtype=np.int64)
     table[:, :6] = [
         (rank, one.stage, each.start, each.stop, each.step, len(each))
-        for (rank, one), each in zip(held, own, strict=True)
+        for (rank, one), each in zip(replicas, micro_batches, strict=True)
     ]
-    table[:, HELD_EXPECTED : HELD_EXPECTED + 4] = _expected(held, ends, partner, stage_of, lists, members).reshape(
-        len(held), 4
+    table[:, HELD_EXPECTED : HELD_EXPECTED + 4] = _expected(replicas, ends, partner, stage_of, lists, members).reshape(
+        len(replicas), 4
     )
-    table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in held]
+    table[:, HELD_NUM_BUCKETS] = [len(one.buckets) for _, one in replicas]
     table[1:, HELD_BUCKET] = np.cumsum(table[:-1, HELD_NUM_BUCKETS])
     table[:, HELD_BASE:] = [
-        (one.micro_batches[0], one.update_every, one.versions, _gathered(programs[rank], one)) for rank, one in held
+        (one.micro_batches[0], one.update_every, one.versions, _gathered(programs[rank], one)) for rank, one in replicas
     ]
     per_batch, classes = programs[0].num_micro_batches, programs[0].row_classes
     count = per_batch * programs[0].batches
-    rows, num_slots, num_pairs = _end_table(ends, partner, [own[h] for h in of_end], count)
-    held_of = np.full((len(programs), 1 + max(one.stage for _, one in held)), -1, dtype=np.int32)
-    held_of[table[:, 0], table[:, 1]] = np.arange(len(held))
+    rows, num_slots, num_pairs = _end_table(ends, partner, [micro_batches[h] for h in of_end], count)
+    held_of = np.full((len(programs), 1 + max(one.stage for _, one in replicas)), -1, dtype=np.int32)
+    held_of[table[:, 0], table[:, 1]] = np.arange(len(replicas))
     first = prefix_sums([[len(p.stages) for p in programs], [len(p.channels) for p in programs]])
     return Wiring(
         held_of=held_of,
         first=np.ascontiguousarray(first.T),
-        held=table,
+        replicas=table,
         ends=rows,
         lists=lists,
         members=members,
-        **participants_of(programs, held)._asdict(),
+        **participants_of(programs, replicas)._asdict(),
         num_slots=num_slots,
         num_pairs=num_pairs,
         num_micro_batches=count,
@@ -81,25 +81,25 @@ def wire(programs: Sequence[Program]) -> Wiring:
     )
 
 
-def _gathered(program: Program, held: Held) -> int:
+def _gathered(program: Program, stage: Held) -> int:
     """Return how many buckets that hold a stage's layers are gathered once a step."""
     if program.sharding != "parameters_kept":
         return 0
     buckets = [bucket for one in program.stages for bucket in one.buckets]
-    return sum(first <= held.last and held.first <= last and group >= 0 for first, last, group in buckets)
+    return sum(first <= stage.last and stage.first <= last and group >= 0 for first, last, group in buckets)
 
 
 def _end_table(
-    ends: list[tuple[int, Channel]], partner: list[int], own: list[range], num_micro_batches: int
+    ends: list[tuple[int, Channel]], partner: list[int], micro_batches: list[range], num_micro_batches: int
 ) -> tuple[np.ndarray, int, int]:
-    """Return the ends as ``Wiring`` has them, and the numbers of slots and pairs."""
+    """Return the ends in the form of ``Wiring``, and the numbers of slots and pairs."""
     pairs: dict[tuple[int, int], int] = {}
     rows = np.zeros((len(ends), 12), dtype=np.int64)
     slots = 0
     for e, (rank, channel) in enumerate(ends):
         sends = _sends(channel)
         route = (rank, channel.peer) if sends else (channel.peer, rank)
-        turn, modulus = _turn(rank, channel, own[e], own[partner[e]])
+        turn, modulus = _turn(rank, channel, micro_batches[e], micro_batches[partner[e]])
         rows[e, : END_MODULUS + 1] = (
             rank,
             channel.stage,
@@ -119,7 +119,7 @@ def _end_table(
 
 def _check_numbers(
     programs: Sequence[Program],
-    held: list[tuple[int, Held]],
+    replicas: list[tuple[int, Held]],
     ends: list[tuple[int, Channel]],
     number_of: dict[tuple[int, int], int],
 ) -> None:
@@ -136,11 +136,11 @@ def _check_numbers(
     if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
         raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")
     count = len(programs[0].row_classes)
-    parts: list[tuple[int, Held | Channel]] = [*held, *ends]
+    parts: list[tuple[int, Held | Channel]] = [*replicas, *ends]
     for rank, part in parts:
         if len(part.rows) != count:
             raise InvalidPlan(f"rank {rank} has rows for {len(part.rows)} classes in stage {part.stage}, not {count}")
-    if len(number_of) < len(held):
+    if len(number_of) < len(replicas):
         raise InvalidPlan("a rank holds a stage twice")
     for rank, channel in ends:
         if (rank, channel.stage) not in number_of:
@@ -156,10 +156,10 @@ def _key(rank: int, channel: Channel) -> _Key:
 
 
 def _partners(ends: list[tuple[int, Channel]]) -> list[int]:
-    known = {_key(rank, channel): e for e, (rank, channel) in enumerate(ends)}
+    number_of = {_key(rank, channel): e for e, (rank, channel) in enumerate(ends)}
     partners = []
     for rank, c in ends:
-        other = known.get((c.peer, c.kind, c.peer_stage, c.stage, rank))
+        other = number_of.get((c.peer, c.kind, c.peer_stage, c.stage, rank))
         if other is None:
             raise InvalidPlan(
                 f"rank {rank} exchanges {_what(c)} of stages {c.stage} and {c.peer_stage} with rank {c.peer}, "
@@ -174,7 +174,7 @@ def _what(channel: Channel) -> str:
 
 
 def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held]) -> None:
-    """Check that both ends have the same rows of the micro-batch, the same tag and codec."""
+    """Check that both ends have the same rows of the micro-batch, the same tag and the same codec."""
     for e, (rank, channel) in enumerate(ends):
         other = ends[partner[e]][1]
         mine, theirs = _rows_of(channel, stage_of[e]), _rows_of(other, stage_of[partner[e]])
@@ -186,11 +186,11 @@ def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_
             )
 
 
-def _rows_of(channel: Channel, held: Held) -> list[tuple[int, int]]:
+def _rows_of(channel: Channel, stage: Held) -> list[tuple[int, int]]:
     """Return a channel's rows, counted in the micro-batch."""
     return [
         (low + start, low + end) if start < end else (0, 0)
-        for (start, end), (low, _) in zip(channel.rows, held.rows, strict=True)
+        for (start, end), (low, _) in zip(channel.rows, stage.rows, strict=True)
     ]
 
 
@@ -206,19 +206,20 @@ def _lists(
 
 
 def _expected(
-    held: list[tuple[int, Held]],
+    replicas: list[tuple[int, Held]],
     ends: list[tuple[int, Channel]],
     partner: list[int],
     stage_of: list[Held],
     lists: np.ndarray,
     members: np.ndarray,
 ) -> np.ndarray:
-    """Messages that a micro-batch receives per held stage, direction and row class; their rows must tile the slice.
+    """Return the numbers of messages that a micro-batch receives, by replica, direction and row class.
 
-    From a round-robin stage one replica sends the whole slice; from another stage each replica its part.
+    Their rows must tile the slice. From a round-robin stage one replica sends the whole slice; from another stage each
+    replica sends its part.
     """
-    expected = np.zeros((len(held), 2, 2), dtype=np.int64)
-    for h, (rank, one) in enumerate(held):
+    expected = np.zeros((len(replicas), 2, 2), dtype=np.int64)
+    for h, (rank, one) in enumerate(replicas):
         for direction in (0, 1):
             at = 4 * h + 2 * direction
             received = members[lists[at] : lists[at + 1]].tolist()
@@ -247,11 +248,11 @@ def _all_whole(parts: list[tuple[int, int]], rows: int) -> bool:
     return bool(parts) and all(part == (0, rows) for part in parts)
 
 
-def _turn(rank: int, channel: Channel, own: range, other: range) -> tuple[int, int]:
+def _turn(rank: int, channel: Channel, numbers: range, other: range) -> tuple[int, int]:
     """Return (turn, modulus): both replicas hold the micro-batches m with m mod modulus = turn."""
-    modulus = lcm(own.step, other.step)
+    modulus = lcm(numbers.step, other.step)
     for m in range(modulus):
-        if (m - own.start) % own.step == 0 and (m - other.start) % other.step == 0:
+        if (m - numbers.start) % numbers.step == 0 and (m - other.start) % other.step == 0:
             return m, modulus
     raise InvalidPlan(
         f"rank {rank} in stage {channel.stage} and rank {channel.peer} in stage {channel.peer_stage} have no "
