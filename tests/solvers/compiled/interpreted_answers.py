@@ -1,6 +1,6 @@
-"""What kernels answer, as JSON: drawn plans as the judge times them, and plans of planners on a small request.
+"""Answers of kernels, as JSON: simulated times of drawn plans, and plans of planners on a small request.
 
-``python -m interpreted_answers`` prints it of kernels that are interpreted.
+``python -m interpreted_answers`` prints the answers of interpreted kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 SEEDS = range(12)
 PLANNERS = ("even", "gpipe", "dapple", "spp", "relax", "chimera", "zero-bubble")
 PLANS = 6
-"""Of each planner, judged."""
+"""Plans that each planner may simulate."""
 
 
 def answers() -> dict[str, Any]:
@@ -25,23 +25,23 @@ def answers() -> dict[str, Any]:
     from penstock.solvers.judge.simulate import simulate
     from penstock.solvers.solve.driver import solve
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for seed in SEEDS:
         rng = random.Random(seed)
         problem = random_problem(rng)
         allocation = random_allocation(rng, problem)
         line = simulate(problem, allocation, random_orders(rng, allocation))
         uses = [line.uses[device] for device in sorted(line.uses)]
-        found[str(seed)] = [line.time_per_global_batch_ns, line.fill_ns, line.drain_ns, uses]
+        results[str(seed)] = [line.time_per_global_batch_ns, line.fill_ns, line.drain_ns, uses]
     problem = to_problem(a_request())
     for name in PLANNERS:
         result = solve(problem, name, max_plans=PLANS)
         best = result.best
         stages = None if best is None else [[s.first, s.last, list(s.devices)] for s in best.allocation.stages]
         bounds = [bound.bound_ns for bound in result.bounds]
-        found[name] = [result.status, None if best is None else best.value_ns, stages, bounds]
-    made: dict[str, Any] = json.loads(json.dumps(found, default=int))
-    return made
+        results[name] = [result.status, None if best is None else best.value_ns, stages, bounds]
+    plain: dict[str, Any] = json.loads(json.dumps(results, default=int))
+    return plain
 
 
 def main() -> None:

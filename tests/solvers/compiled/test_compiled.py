@@ -1,4 +1,4 @@
-"""What kernels receive by its address, parts that only kernels can call, and the event clock's state set back."""
+"""Arguments that kernels receive by address, parts that only kernels can call, and the event clock's reset state."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def test_a_state_that_is_set_back_runs_as_a_new_one(seed: int):
     plan = random_allocation(rng, problem)
     tables = cost_tables(problem, plan, problem.rules.overlap_all_reduce)
     lanes = make_lanes(tables, random_orders(rng, plan))
-    given = tables.flows, tables.chains, tables.ties, lanes.arrays
-    state = new_state(*given)
+    inputs = tables.flows, tables.chains, tables.ties, lanes.arrays
+    state = new_state(*inputs)
     words = state.words.copy()
-    run_events(*given, state)
-    known = [state.position.copy(), state.time.copy(), state.start.copy(), state.sent.copy(), state.bucket_start.copy()]
+    run_events(*inputs, state)
+    first = [state.position.copy(), state.time.copy(), state.start.copy(), state.sent.copy(), state.bucket_start.copy()]
     restore(state, words)
     assert (state.position == lanes.arrays.lane_start[:-1]).all()
-    run_events(*given, state)
+    run_events(*inputs, state)
     again = [state.position, state.time, state.start, state.sent, state.bucket_start]
-    assert all(np.array_equal(*each) for each in zip(known, again, strict=True))
+    assert all(np.array_equal(*each) for each in zip(first, again, strict=True))

@@ -1,4 +1,4 @@
-"""Kernels of modules that promise it are compiled without a look for negative indices, all others as numba does."""
+"""Kernels of modules that promise valid indices are compiled without a check for negative ones, others with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.solvers.compiled import indices
 
 
 def _kernels() -> list[Callable[[np.ndarray, int], int]]:
-    """A read, a read at two indices, and a write with its read, at an index counted from any end."""
+    """Return a read, a read at two indices, and a write with its read, at an index counted from any end."""
 
     def read(array: np.ndarray, i: int) -> int:
         return int(array[i])

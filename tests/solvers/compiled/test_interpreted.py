@@ -42,12 +42,12 @@ def test_they_answer_as_compiled_ones() -> None:
 
 
 def test_elements_of_32_bits_do_not_overflow_and_arrays_are_the_callers() -> None:
-    values, given = np.array([3, 4], dtype=np.int32), np.zeros(2, dtype=np.int64)
-    number, rest = _shifted(Both(values, 1), (given, 0))
+    values, zeros = np.array([3, 4], dtype=np.int32), np.zeros(2, dtype=np.int64)
+    number, rest = _shifted(Both(values, 1), (zeros, 0))
     assert number == (3 << 40) + 1
     assert type(rest) is np.ndarray
     assert np.shares_memory(rest, values)
-    assert given.tolist() == [4, 0]
+    assert zeros.tolist() == [4, 0]
 
 
 def test_kernels_that_were_decorated_are_not_interpreted_afterwards() -> None:

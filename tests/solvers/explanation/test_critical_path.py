@@ -49,7 +49,7 @@ def random_flushed(rng: random.Random, several: bool) -> tuple[Problem, JudgedPl
 
 
 def assert_joined(path: CriticalPath, length_ns: int) -> None:
-    """Links without a hole between them, whose shares and lengths add up to the time."""
+    """Check that links have no hole between them, and that their shares and lengths add up to the time."""
     assert path.length_ns == length_ns
     assert all(a.end_ns == b.start_ns for a, b in pairwise(path.steps))
     assert sum(share.length_ns for share in path.shares()) == length_ns
@@ -141,7 +141,7 @@ def test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path(seed: int) -
 
 
 def _time_with(problem: Problem, plan: JudgedPlan, lane: int, operation: Operation) -> int:
-    """The reference's makespan with one operation a nanosecond longer."""
+    """Return the reference's makespan with one operation a nanosecond longer."""
     count = plan.allocation.num_micro_batches
     problem = replace(problem, rules=replace(problem.rules, overlap_all_reduce=plan.overlap_all_reduce))
     rows = [micro_batch_rows(problem.global_batch_size, count, m) for m in range(count)]

@@ -1,4 +1,4 @@
-"""Changes, what-ifs, sensitivities and layouts: every row is what another simulation of the changed request gives."""
+"""Changes, what-ifs, sensitivities and layouts: every row equals another simulation of the changed request."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ COSTS = [10, 20, 30, 40]
 
 
 def small(**how: object) -> Problem:
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "boundary_bytes": 8, "parameter_bytes": 16, "stash_bytes": 10, "update_ns": 1, "nodes": (2, 2),
         "global_batch_size": 8, "latency_ns": 2, "shared": True,
     }  # fmt: skip
-    return make_problem(COSTS, **{**given, **how})  # type: ignore[arg-type]
+    return make_problem(COSTS, **{**defaults, **how})  # type: ignore[arg-type]
 
 
 def judged(problem: Problem, allocation: Allocation | None = None) -> JudgedPlan:
@@ -44,16 +44,16 @@ def judged(problem: Problem, allocation: Allocation | None = None) -> JudgedPlan
     return JudgedPlan.of("test", allocation, orders, simulate(problem, allocation, orders))
 
 
-def asked_of(problem: Problem, plan: JudgedPlan, asked: Sequence[str], replan: Replan | None = None) -> Iterator[Row]:
-    """Return the rows of the changes that are named."""
-    return what_if(problem, plan, [change(problem, plan, text) for text in asked], replan)
+def rows_of(problem: Problem, plan: JudgedPlan, changes: Sequence[str], replan: Replan | None = None) -> Iterator[Row]:
+    """Return the rows of the named changes."""
+    return what_if(problem, plan, [change(problem, plan, text) for text in changes], replan)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
     """The changed problems are built here from scratch."""
     plan = judged(small(shared=shared))
-    asked = ["bandwidth=2", "bandwidth=1/2", "latency=0", "memory=2", "speed=2", "devices=+2"]
+    changes = ["bandwidth=2", "bandwidth=1/2", "latency=0", "memory=2", "speed=2", "devices=+2"]
     network = {"inside_bytes_per_s": 2 * 10**9, "between_bytes_per_s": 2 * 10**9}
     slow = {"inside_bytes_per_s": 10**9 // 2, "between_bytes_per_s": 10**9 // 2}
     same = (
@@ -61,14 +61,14 @@ def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
         small(shared=shared, memory_bytes=2**41), small(shared=shared, kinds=["fast"] * 4, speed={"fast": 2.0}),
         small(shared=shared, nodes=(2, 2, 2)),
     )  # fmt: skip
-    rows = list(asked_of(small(shared=shared), plan, asked))
-    assert [row.name for row in rows] == ["", *asked]
+    rows = list(rows_of(small(shared=shared), plan, changes))
+    assert [row.name for row in rows] == ["", *changes]
     for row, problem in zip(rows[1:], same, strict=True):
-        own = makespan_ns(problem, plan.allocation, plan.schedule)
+        same_ns = makespan_ns(problem, plan.allocation, plan.schedule)
         assert row.plan is not None
         assert row.plan.value_ns == makespan_ns(problem, row.plan.allocation, row.plan.schedule)
-        assert row.plan.value_ns <= own
-        assert row.how == ("re-timed" if row.plan.value_ns == own else "re-drafted")
+        assert row.plan.value_ns <= same_ns
+        assert row.how == ("re-timed" if row.plan.value_ns == same_ns else "re-drafted")
         peak = max(use.memory.total for use in row.plan.timeline.uses.values())
         assert row.headroom_bytes == problem.devices[0].memory_bytes - peak
 
@@ -76,8 +76,8 @@ def test_what_ifs_are_what_another_simulation_gives(shared: bool) -> None:
 def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
     problem = make_problem([100] * 4, boundary_bytes=1, nodes=(1, 1), global_batch_size=8)
     plan = judged(problem, chain([(2, [0]), (2, [1])], 4))
-    asked = ["devices=-1", "devices=+2", "micro-batches=2"]
-    fewer, more, batches = list(asked_of(problem, plan, asked, replanned_by("relax", 10)))[1:]
+    changes = ["devices=-1", "devices=+2", "micro-batches=2"]
+    fewer, more, batches = list(rows_of(problem, plan, changes, replanned_by("relax", 10)))[1:]
     assert (fewer.how, more.how, batches.how) == ("re-planned", "re-planned", "re-drafted")
     assert fewer.plan is not None
     assert more.plan is not None
@@ -86,13 +86,13 @@ def test_fewer_devices_and_other_micro_batches_are_planned_anew() -> None:
     assert fewer.plan.value_ns > plan.value_ns > more.plan.value_ns
     assert batches.plan.allocation.num_micro_batches == 8
     assert batches.plan.allocation.stages == plan.allocation.stages
-    assert [row.how for row in asked_of(problem, plan, ["devices=-1"])] == ["as it is", "none"]
+    assert [row.how for row in rows_of(problem, plan, ["devices=-1"])] == ["as it is", "none"]
 
 
 def test_too_little_memory_says_which_stage_lacks_how_much() -> None:
     problem = small(memory_bytes=256)
     plan = judged(problem)
-    row = list(asked_of(problem, plan, ["memory=1/8"]))[1]
+    row = list(rows_of(problem, plan, ["memory=1/8"]))[1]
     assert (row.how, row.plan) == ("none", None)
     worst = max(plan.timeline.uses.values(), key=lambda use: use.memory.total).memory.total
     assert f"need {worst} B on " in row.why
@@ -125,13 +125,13 @@ def test_changes_that_are_none_are_refused(text: str, error: type[Exception], wo
 
 def test_the_default_changes_are_those_that_can_be() -> None:
     problem = small()
-    assert [made.name for made in default_changes(problem, judged(problem))][5:9] == [
+    assert [each.name for each in default_changes(problem, judged(problem))][5:9] == [
         "devices=-2", "devices=+2", "micro-batches=1/2", "micro-batches=2",
     ]  # fmt: skip
     alone = small(nodes=(4,), shared=False)
     matrix = np.full((4, 4), 10**9) * ~np.eye(4, dtype=bool)
     wired = replace(alone, network=replace(alone.network, matrix_bytes_per_s=matrix))
-    named = [made.name for made in default_changes(wired, judged(wired))]
+    named = [each.name for each in default_changes(wired, judged(wired))]
     assert not any(name.startswith("devices") for name in named)
 
 
@@ -152,7 +152,7 @@ def test_devices_that_come_can_go_again(nodes: tuple[int, ...]) -> None:
 
 
 def test_a_kind_of_devices_can_be_left_out() -> None:
-    """The rest is the cluster that has never had them, wherever they stood, and routes through their node stay."""
+    """The rest is the cluster that has never had them, wherever they were, and routes through their node stay."""
     fast = small(nodes=(2, 2, 2), kinds=["cpu", "cpu", "slow", "slow", "cpu", "cpu"], speed={"slow": 0.1})
     plan = judged(fast, chain([(2, [0, 1]), (2, [2, 3])], 4))
     (name,) = {each.name for each in default_changes(fast, plan) if each.name == "devices=-slow"}
@@ -181,11 +181,11 @@ def test_every_resource_is_of_a_link(form: str) -> None:
 
 
 def test_sensitivities_are_other_simulations() -> None:
-    """A stage in nine tenths of its time; both cables; transfers of nothing; gradients of nothing; no latency."""
+    """A stage in nine tenths of its time; both cables, transfers of nothing, gradients of nothing, no latency."""
     problem = small()
     plan = judged(problem)
     run = JudgedRun(problem, plan)
-    found = {each.sentence: each.time_ns for each in sensitivities(run, path_of_run(run))}
+    times = {each.sentence: each.time_ns for each in sensitivities(run, path_of_run(run))}
     first = make_problem(
         [9, 18, 30, 40], [18, 36, 60, 80], 8, 16, update_ns=1, nodes=(2, 2), global_batch_size=8, latency_ns=2,
         shared=True, weight_ns=[9, 18, 30, 40],
@@ -198,16 +198,16 @@ def test_sensitivities_are_other_simulations() -> None:
         "n0 is twice as wide": None,
         "n0 – switch is twice as wide": None,
     }.items():
-        assert sentence in found or changed is None
+        assert sentence in times or changed is None
         if changed is not None:
-            assert found[sentence] == makespan_ns(changed, plan.allocation, plan.schedule), sentence
-    links = [name for name in found if name.endswith("twice as wide")]
+            assert times[sentence] == makespan_ns(changed, plan.allocation, plan.schedule), sentence
+    links = [name for name in times if name.endswith("twice as wide")]
     assert links
-    assert all(found[name] <= plan.value_ns for name in links)
+    assert all(times[name] <= plan.value_ns for name in links)
 
 
 def test_what_binds() -> None:
-    """A heavy stage; a slow link; memory that keeps one micro-batch in flight where three would hide the way back."""
+    """A heavy stage, a slow link, and memory for one micro-batch in flight where three would hide the way back."""
 
     def sentence(problem: Problem, plan: JudgedPlan) -> str:
         run = JudgedRun(problem, plan)
@@ -226,9 +226,9 @@ def test_what_binds() -> None:
     orders = reordered(tight, allocation, warmup=(1, 1))
     plan = JudgedPlan.of("test", allocation, orders, simulate(tight, allocation, orders))
     assert "memory of n0/0 (stage 0) binds" in sentence(tight, plan)
-    said = hints(tight, plan, replanned_by("relax", 4))
-    assert "memory of n0/0" in said[0]
-    assert "half as much memory again" in said[1]
+    sentences = hints(tight, plan, replanned_by("relax", 4))
+    assert "memory of n0/0" in sentences[0]
+    assert "half as much memory again" in sentences[1]
 
 
 def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
@@ -263,13 +263,13 @@ def test_low_use_of_the_gpus_is_said_of_any_planners_plan() -> None:
 @pytest.mark.tier("ci")
 def test_auto_says_what_binds_and_what_would_help_most() -> None:
     problem = make_problem([100, 100], boundary_bytes=40, nodes=(1, 1), global_batch_size=2, shared=True)
-    found = solve(problem, "auto", max_plans=3)
-    assert found.best is not None
-    said = hints(problem, found.best, replanned_by("relax", 4))
-    assert "; ".join(said) in found.sentence
-    assert "binds" in said[0]
+    result = solve(problem, "auto", max_plans=3)
+    assert result.best is not None
+    sentences = hints(problem, result.best, replanned_by("relax", 4))
+    assert "; ".join(sentences) in result.sentence
+    assert "binds" in sentences[0]
     assert "binds" not in solve(problem, "dapple").sentence
-    assert hints(problem, found.best, replanned_by("relax", 4)) == said
+    assert hints(problem, result.best, replanned_by("relax", 4)) == sentences
 
 
 def test_far_above_the_bound_the_largest_loss_is_words() -> None:
@@ -294,7 +294,7 @@ def test_far_above_the_bound_the_largest_loss_is_words() -> None:
 
 
 def test_a_layout_is_judged_beside_the_plan() -> None:
-    """Differences of the parts of the paths add up to that of the times."""
+    """Differences of the parts of the paths add up to the difference of the times."""
     problem = small()
     ours = judged(problem)
     for layout in (Layout(("1",)), Layout(("1", "2", "3")), Layout(("3",), replicas=(1, 3)), Layout(())):
@@ -396,7 +396,7 @@ def test_recomputation_is_retimed_in_the_plans_own_order() -> None:
     problem = make_problem([10, 20, 30, 40], stash_bytes=10, nodes=(2,), global_batch_size=4)
     allocation = chain([(4, [0])], 4)
     plan = judged(problem, allocation)
-    never, here = list(asked_of(problem, plan, ["recompute=never", "recompute=here"]))[1:]
+    never, here = list(rows_of(problem, plan, ["recompute=never", "recompute=here"]))[1:]
     assert never.plan is not None
     assert here.plan is not None
     assert (never.plan.value_ns, never.how) == (plan.value_ns, "re-timed")
@@ -419,8 +419,8 @@ def test_stages_recompute_in_the_way_that_leaves_most_room(stages: int, boundary
         for stage in whole
     ]
     ways = [changed, *(single_pipeline(tuple(way), 4) for way in (whole, layers))]
-    found, *rooms = [headroom(problem, retime(problem, plan, way)) for way in ways]
-    assert found == max(rooms) > min(rooms)
+    room, *rooms = [headroom(problem, retime(problem, plan, way)) for way in ways]
+    assert room == max(rooms) > min(rooms)
 
 
 def test_a_layout_that_breaks_a_pin_is_told_so() -> None:

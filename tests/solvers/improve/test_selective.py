@@ -22,7 +22,7 @@ from penstock.solvers.verify.verifier import verify
 
 
 def four_layers(memory_bytes: int, recompute: str = "auto") -> Problem:
-    """Four alike layers on two devices, 8 samples one by one; a layer keeps 100 bytes, 12 of them its norms'."""
+    """Build four alike layers on two devices, 8 samples one by one; a layer keeps 100 bytes, 12 of them its norms'."""
     problem = make_problem(
         [100] * 4,
         parameter_bytes=[0] * 4,
@@ -33,33 +33,33 @@ def four_layers(memory_bytes: int, recompute: str = "auto") -> Problem:
         global_batch_size=8,
         recompute=recompute,  # type: ignore[arg-type]
     )
-    ((kind, (known,)),) = problem.measured.items()
+    ((kind, (point,)),) = problem.measured.items()
     modules: dict[Module, tuple[np.ndarray, np.ndarray]] = {
         "norm": (np.array([1] * 4), np.array([12] * 4)),
         "mlp": (np.array([70] * 4), np.array([60] * 4)),
     }
-    return replace(problem, measured={kind: (replace(known, modules=modules),)}, _costs={})
+    return replace(problem, measured={kind: (replace(point, modules=modules),)}, _costs={})
 
 
 def recomputing() -> Allocation:
-    """Two stages that recompute whole."""
+    """Return two stages that recompute whole."""
     return single_pipeline(tuple(Stage(s, s + 1, (s // 2,), recompute=((s, s + 1),)) for s in (0, 2)), 8)
 
 
 def test_each_stage_recomputes_what_it_lacks_memory_for() -> None:
-    """The first stage has two micro-batches in flight, the last one."""
+    """The first stage has two micro-batches in flight, the last stage one."""
     for memory_bytes, wanted in ((450, [(), ()]), (400, [("norm",), ()]), (330, [("mlp",), ()]), (250, None)):
         problem, plan = four_layers(memory_bytes), recomputing()
         orders = recomputed(plan, warmup_orders(plan, [2, 1]))
         assert fits(problem, simulate(problem, plan, orders))
-        found = lighter(problem, plan, orders, True, lambda: False)
+        lighter_plan = lighter(problem, plan, orders, True, lambda: False)
         if wanted is None:
-            assert found is None or makespan_ns(problem, *found) <= makespan_ns(problem, plan, orders)
+            assert lighter_plan is None or makespan_ns(problem, *lighter_plan) <= makespan_ns(problem, plan, orders)
             continue
-        assert found is not None
-        assert [stage.modules for stage in found[0].stages] == wanted
-        timeline = simulate(problem, *found)
-        assert verify(problem, *found, timeline) == []
+        assert lighter_plan is not None
+        assert [stage.modules for stage in lighter_plan[0].stages] == wanted
+        timeline = simulate(problem, *lighter_plan)
+        assert verify(problem, *lighter_plan, timeline) == []
         assert timeline.time_per_global_batch_ns < makespan_ns(problem, plan, orders)
 
 
@@ -72,12 +72,12 @@ def test_nothing_is_found_where_modules_are_not_allowed_or_time_is_up() -> None:
 
 
 def test_even_recomputes_modules_where_that_is_enough() -> None:
-    found = [next(iter(proposals(Setting(four_layers(memory)), {}))) for memory in (460, 410, 290)]
-    ways = [{(stage.modules, bool(stage.recompute)) for stage in each.allocation.stages} for each in found]
+    all_proposals = [next(iter(proposals(Setting(four_layers(memory)), {}))) for memory in (460, 410, 290)]
+    ways = [{(stage.modules, bool(stage.recompute)) for stage in each.allocation.stages} for each in all_proposals]
     assert ways[0] == {((), False)}
     assert ways[1] == {(("norm",), False)}
     assert ways[2] != ways[1]
-    for each, memory in zip(found, (460, 410, 290), strict=True):
+    for each, memory in zip(all_proposals, (460, 410, 290), strict=True):
         assert each.fixed is not None
         assert fits(four_layers(memory), simulate(four_layers(memory), each.allocation, each.fixed))
 
@@ -86,15 +86,15 @@ def test_chunked_planners_propose_what_fits_first_and_recompute_modules() -> Non
     """Above 330 bytes the mlp is enough, which takes less time than whole layers."""
     for memory in (450, 400, 330, 250):
         problem = four_layers(memory)
-        for made, options in (
+        for propose, options in (
             (interleaved_proposals, {"depth": 0, "chunks": 0}),
             (zero_bubble_proposals, {"depth": 0, "shape": "all"}),
         ):
-            found = list(made(Setting(problem), options))
-            plans = [(each.allocation, each.fixed) for each in found if isinstance(each.fixed, Orders)]
-            assert len(plans) == len(found)
+            all_proposals = list(propose(Setting(problem), options))
+            plans = [(each.allocation, each.fixed) for each in all_proposals if isinstance(each.fixed, Orders)]
+            assert len(plans) == len(all_proposals)
             fit = [fits(problem, simulate(problem, *plan)) for plan in plans]
-            assert fit[0], f"{made.__name__} at {memory}"
+            assert fit[0], f"{propose.__name__} at {memory}"
             assert not all(fit) or memory == 450
             ways = {stage.modules for stage in plans[0][0].stages}
-            assert (("mlp",) in ways) == (made is interleaved_proposals and memory >= 400)
+            assert (("mlp",) in ways) == (propose is interleaved_proposals and memory >= 400)

@@ -1,4 +1,4 @@
-"""Lowering: programs by hand, what is refused, and random plans against plain oracles."""
+"""Lowering: programs by hand, refusals, and random plans against plain oracles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def orders(*rows: tuple[Sequence[int], str]) -> Orders:
 
 
 def test_1f1b_on_two_stages() -> None:
-    """By hand: a receive is posted before the previous one's operation, or two operations before its own."""
+    """By hand: receives are posted before the previous receive's operation, or two operations before their own."""
     problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=3)
     first, second = lower(problem, allocation := straight(problem, 3), early_backward(allocation))
     assert text(first) == (
@@ -150,7 +150,7 @@ def test_tags_are_unique_between_two_ranks() -> None:
 
 
 def test_each_pair_of_ranks_counts_its_tags_from_one() -> None:
-    """Two replicas before one: rank 2 receives from both, each with tags of its own."""
+    """Two replicas before one: rank 2 receives from both, with separate tags for each."""
     problem = make_problem([1, 1], boundary_bytes=4, global_batch_size=2)
     allocation = chain([(1, [0, 1]), (1, [2])], 1)
     programs = lower(problem, allocation, gpipe(allocation))
@@ -188,10 +188,10 @@ def two_stages(num_micro_batches: int = 2) -> tuple[Problem, Allocation]:
 
 
 def test_a_deadlock_names_both_ranks_and_their_next_instructions() -> None:
-    said = refused(*two_stages(), ([0], "0F0 0B0 0F1 0B1"), ([1], "1F1 1B1 1F0 1B0"))
-    assert said.startswith("the ranks wait for each other in a circle, even when no send waits: ")
-    assert "rank 0 (n0/0) is at 0B0 (instruction 4) and waits for 1SEND_B0 of rank 1" in said
-    assert "rank 1 (n0/1) is at 1F1 (instruction 2) and waits for 0SEND_F1 of rank 0" in said
+    message = refused(*two_stages(), ([0], "0F0 0B0 0F1 0B1"), ([1], "1F1 1B1 1F0 1B0"))
+    assert message.startswith("the ranks wait for each other in a circle, even when no send waits: ")
+    assert "rank 0 (n0/0) is at 0B0 (instruction 4) and waits for 1SEND_B0 of rank 1" in message
+    assert "rank 1 (n0/1) is at 1F1 (instruction 2) and waits for 0SEND_F1 of rank 0" in message
 
 
 def test_receives_are_posted_as_sent_where_sends_wait_in_a_circle() -> None:
@@ -248,15 +248,15 @@ def test_messages_are_received_in_the_order_of_their_sends_where_they_have_no_ta
 def test_orders_that_do_not_run_everything_once_are_refused(
     rows: tuple[tuple[Sequence[int], str], ...], words: str
 ) -> None:
-    said = refused(*two_stages(), *rows)
-    assert words in said
+    message = refused(*two_stages(), *rows)
+    assert words in message
 
 
 def test_a_replica_runs_its_own_micro_batches_only() -> None:
     problem = make_problem([1], global_batch_size=2)
     allocation = single_pipeline((Stage(0, 0, (0, 1), "round_robin"),), 2)
-    said = refused(problem, allocation, ([0, 1], "0F0:2 0B0:2"))
-    assert "rank 0 (n0/0) runs 0F1, which is replica 1's" in said
+    message = refused(problem, allocation, ([0, 1], "0F0:2 0B0:2"))
+    assert "rank 0 (n0/0) runs 0F1, which is replica 1's" in message
 
 
 def test_plans_that_leave_a_replica_without_work_are_refused() -> None:
@@ -277,17 +277,17 @@ def test_groups_that_share_ranks_reduce_in_one_order_where_collectives_have_no_t
     tagged = lower(problem, allocation, orders(*rows))
     with pytest.raises(InvalidPlan) as caught:
         check_programs(tagged, transport="nccl")
-    said = "rank 0 (n0/0) reduces layers 1 to 1 before layers 0 to 0, rank 1 (n0/1) layers 0 to 0 before layers 1 to 1"
-    assert said in str(caught.value)
+    words = "rank 0 (n0/0) reduces layers 1 to 1 before layers 0 to 0, rank 1 (n0/1) layers 0 to 0 before layers 1 to 1"
+    assert words in str(caught.value)
     programs = lower(problem, allocation, orders(*rows), transport="nccl")
     assert [text(p).split("0REDUCE0 1REDUCE0")[0] for p in programs] == ["0F0 1F0 1B0 0B0 ", "0F0 1F0 0B0 1B0 "]
     check_programs(programs, transport="nccl")
 
 
 def change(program: Program, old: str, new: Sequence[str]) -> Program:
-    """The program with instructions in place of one of them."""
-    known = {str(one): one for one in program.instructions()}
-    code = [one for i in program.instructions() for one in ([known[n] for n in new] if str(i) == old else [i])]
+    """Return the program with instructions in place of one of them."""
+    by_text = {str(one): one for one in program.instructions()}
+    code = [one for i in program.instructions() for one in ([by_text[n] for n in new] if str(i) == old else [i])]
     return replace(program, prologue=tuple(code))
 
 

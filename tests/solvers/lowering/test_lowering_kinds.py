@@ -28,7 +28,7 @@ SEEDS = 80
 
 
 def _drawn(seed: int) -> tuple[Problem, Allocation, Orders]:
-    """Two or three pipelines, with three times the samples."""
+    """Draw two or three pipelines, with three times the samples."""
     rng = random.Random(seed)
     problem = random_problem(rng)
     while problem.num_devices < 2 or problem.global_batch_size < 2:
@@ -54,12 +54,12 @@ def test_pipelines_reduce_each_layer_once(seed: int) -> None:
     programs = lower(problem, allocation, schedule)
     ran(programs)
     for layer in range(problem.num_layers):
-        holds = {p.rank for p in programs for held in p.stages if held.first <= layer <= held.last}
+        holds = {p.rank for p in programs for part in p.stages if part.first <= layer <= part.last}
         buckets = [
             (p.rank, group)
             for p in programs
-            for held in p.stages
-            for first, last, group in held.buckets
+            for part in p.stages
+            for first, last, group in part.buckets
             if first <= layer <= last
         ]
         assert sorted(rank for rank, _ in buckets) == sorted(holds)
@@ -78,8 +78,8 @@ def test_a_device_in_two_pipelines_reduces_behind_the_last_backward_of_both() ->
         Row((1,), as_operations(parse_row("2F1 1F0 1B0 2B1"))),
     )
     first, second = lower(problem, allocation, Orders("chimera", rows))
-    assert [held.buckets for held in first.stages] == [((0, 0, 0),), ((1, 1, 1),)]
-    assert [held.buckets for held in second.stages] == [((1, 1, 1),), ((0, 0, 0),)]
+    assert [part.buckets for part in first.stages] == [((0, 0, 0),), ((1, 1, 1),)]
+    assert [part.buckets for part in second.stages] == [((1, 1, 1),), ((0, 0, 0),)]
     assert " ".join(str(one) for one in first.instructions() if one.channel < 0) == (
         "0F0 3F1 3REDUCE0 3B1 0REDUCE0 0B0 3WAIT_REDUCE0 3STEP0 0WAIT_REDUCE0 0STEP0"
     )
@@ -92,7 +92,7 @@ def test_a_layer_that_a_rank_holds_twice_is_one_module() -> None:
     stages = (Stage(0, 1, (0,)),)
     allocation = Allocation((Pipeline(stages, (0, 0)), Pipeline(stages, (1, 1))), 2)
     (program,) = lower(problem, allocation, Orders("twice", (Row((0,), as_operations(parse_row("0F0 0B0 1F1 1B1"))),)))
-    assert [held.buckets for held in program.stages] == [((0, 1, -1),), ()]
+    assert [part.buckets for part in program.stages] == [((0, 1, -1),), ()]
     assert " ".join(map(str, program.instructions())) == "0F0 0B0 1F1 1B1 0STEP0"
 
 
@@ -108,22 +108,22 @@ def test_averaging_gives_every_pipeline_a_rank_on_every_device(pipelines: int, d
     schedule = advance_forward(problem, allocation, delta=delta)
     programs = lower(problem, allocation, schedule, update_rule="elastic_averaging", staleness=1)
     ran(programs)
-    assert [(p.device, held.pipeline) for p in programs for held in p.stages] == [
+    assert [(p.device, part.pipeline) for p in programs for part in p.stages] == [
         (f"n0/{d}", i) for d in range(3) for i in range(pipelines)
     ]
     assert programs[0].groups == tuple(tuple(range(d * pipelines, (d + 1) * pipelines)) for d in (2, 1, 0))
     for program in programs:
-        (held,) = program.stages
-        assert program.groups[held.buckets[0][2]].index(program.rank) == held.pipeline
+        (part,) = program.stages
+        assert program.groups[part.buckets[0][2]].index(program.rank) == part.pipeline
         assert (program.pipelines, program.staleness, program.batches) == (pipelines, 1, 1)
         tail = [str(one) for one in program.instructions()][-3:]
-        assert tail == [f"{held.stage}AVG_PULL0", f"{held.stage}STEP0", f"{held.stage}AVG_PUSH0"]
+        assert tail == [f"{part.stage}AVG_PULL0", f"{part.stage}STEP0", f"{part.stage}AVG_PUSH0"]
         peers = {channel.peer for channel in program.channels}
-        assert all(programs[peer].stages[0].pipeline == held.pipeline for peer in peers)
+        assert all(programs[peer].stages[0].pipeline == part.pipeline for peer in peers)
 
 
 def folded(num_micro_batches: int) -> Orders:
-    """Two stages on devices 0 and 1 both, one micro-batch after the other."""
+    """Return the order of two stages on both of devices 0 and 1, one micro-batch after the other."""
     row = " ".join(f"0F{m} 1F{m} 1B{m} 0B{m}" for m in range(num_micro_batches))
     return Orders("folded", (Row((0, 1), as_operations(parse_row(row))),))
 
@@ -135,7 +135,7 @@ def test_recomputed_modules_are_in_the_program_of_their_stage() -> None:
     problem = make_problem([1] * 4)
     allocation = single_pipeline((Stage(0, 1, (0,)), Stage(2, 3, (1,), modules=("norm", "mlp"))), 2)
     first, second = lower(problem, allocation, early_backward(allocation))
-    assert [held.modules for program in (first, second) for held in program.stages] == [(), ("norm", "mlp")]
+    assert [part.modules for program in (first, second) for part in program.stages] == [(), ("norm", "mlp")]
 
 
 def test_modules_are_not_recomputed_by_an_instruction_of_its_own() -> None:
@@ -272,7 +272,7 @@ def test_programs_that_do_not_fit_together_are_refused() -> None:
     problem = make_problem([1, 1], parameter_bytes=8, global_batch_size=4)
     allocation = chain([(2, [0, 1])], 2)
     good = lower(problem, allocation, gpipe(allocation))
-    held = good[1].stages[0]
+    part = good[1].stages[0]
 
     def changed(**fields: object) -> list[Program]:
         return [good[0], replace(good[1], **fields)]  # type: ignore[arg-type]
@@ -280,11 +280,11 @@ def test_programs_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(InvalidPlan, match="do not agree on micro-batches"):
         check_programs(changed(batches=2))
     with pytest.raises(InvalidPlan, match="cover the layers"):
-        check_programs(changed(stages=(replace(held, buckets=((1, 1, 0),)),)))
+        check_programs(changed(stages=(replace(part, buckets=((1, 1, 0),)),)))
     with pytest.raises(InvalidPlan, match="not all ranks of group 0 have a bucket of layers"):
-        check_programs(changed(stages=(replace(held, buckets=((1, 1, 0), (0, 0, 0))),)))
+        check_programs(changed(stages=(replace(part, buckets=((1, 1, 0), (0, 0, 0))),)))
     with pytest.raises(InvalidPlan, match="in group 3, which it is not in"):
-        check_programs(changed(stages=(replace(held, buckets=((0, 1, 3),)),)))
+        check_programs(changed(stages=(replace(part, buckets=((0, 1, 3),)),)))
     hasty = tuple(one for one in good[0].prologue if one.kind != "WAIT_REDUCE")
     with pytest.raises(InvalidPlan, match="each bucket is reduced once"):
         check_programs([replace(good[0], prologue=hasty), good[1]])

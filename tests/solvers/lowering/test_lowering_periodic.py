@@ -41,20 +41,20 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def papers_version(rule: str, allocation: Allocation, stage: int, update_round: int) -> int:
-    """The version of ALGORITHMS 5.1 with -1 before 0: what the program before has left."""
+    """Return the version of ALGORITHMS 5.1; -1, before 0, is the version that the program before has left."""
     pipeline = len(allocation.stages)
     late = rule == "double_buffered" or 2 * stage < pipeline
     return update_round - 1 if late else update_round
 
 
-def dead(problem: Problem, allocation: Allocation, made: Unrolled, rule: UpdateRule) -> bool:
-    """Whether the verifier finds that a version is used that is not kept."""
+def dead(problem: Problem, allocation: Allocation, run: Unrolled, rule: UpdateRule) -> bool:
+    """Return whether the verifier reports that a version is used that is not kept."""
     names = [device.name for device in problem.devices]
-    return any("weight version" in fault for fault in check_versions(names, allocation, made, rule))
+    return any("weight version" in fault for fault in check_versions(names, allocation, run, rule))
 
 
 def deadlocks(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> bool:
-    """Whether the judge finds that steps of replicas wait for each other's reductions."""
+    """Return whether the simulator reports that steps of replicas wait for each other's reductions."""
     try:
         simulate(problem, allocation, pattern, update_rule=rule)
     except InvalidPlan as error:
@@ -67,11 +67,11 @@ def test_random_patterns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng)
     problem = replace(problem, global_batch_size=3 * problem.global_batch_size)
-    allocation, pattern, rule, made = random_pattern(rng, problem)
-    while made.allocation.num_micro_batches > 250:
-        allocation, pattern, rule, made = random_pattern(rng, problem)
+    allocation, pattern, rule, run = random_pattern(rng, problem)
+    while run.allocation.num_micro_batches > 250:
+        allocation, pattern, rule, run = random_pattern(rng, problem)
     every = [micro_batches_per_update(rule, stage, allocation.num_micro_batches) for stage in allocation.stages]
-    batches = made.rounds + rng.randint(0, 9)
+    batches = run.rounds + rng.randint(0, 9)
     batches += -batches % max(every) if rule == "weight_stashing" else 0
     if any(batches * allocation.num_micro_batches % each for each in every):
         with pytest.raises(InvalidPlan, match="do not end with"):
@@ -81,19 +81,19 @@ def test_random_patterns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InvalidPlan, match="some would get"):
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
-    if dead(problem, allocation, made, rule) or deadlocks(problem, allocation, pattern, rule):
+    if dead(problem, allocation, run, rule) or deadlocks(problem, allocation, pattern, rule):
         with pytest.raises(InvalidPlan, match=r"would need weights|in a circle"):
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
     programs = lower(problem, allocation, pattern, update_rule=rule, batches=batches)
     reference = ran(programs)
     for program in programs:
-        for held in program.stages:
-            assert reference.steps[program.rank, held.stage] * held.update_every == batches * program.num_micro_batches
-            for m in reference.own(held):
+        for part in program.stages:
+            assert reference.steps[program.rank, part.stage] * part.update_every == batches * program.num_micro_batches
+            for m in reference.batches_of(part):
                 if rule != "weight_stashing":
-                    expected = papers_version(rule, allocation, held.stage, m // held.update_every)
-                    assert reference.used[program.rank, held.stage, m] == expected
+                    expected = papers_version(rule, allocation, part.stage, m // part.update_every)
+                    assert reference.used[program.rank, part.stage, m] == expected
     whole(monkeypatch)
     unfolded = lower(problem, allocation, pattern, update_rule=rule, batches=batches)
     assert [list(p.instructions()) for p in programs] == [list(p.instructions()) for p in unfolded]
@@ -126,30 +126,30 @@ def test_rows_of_every_global_batch_are_the_real_ones() -> None:
 
 
 def counted(programs: Sequence[Program]) -> tuple[list[int], list[int], int]:
-    """Most versions alive and most micro-batches in flight of each stage, and messages per micro-batch, by walking."""
+    """Count each stage's most versions and micro-batches in flight, and messages per micro-batch, by walking."""
     versions: Counter[int] = Counter()
     flying: Counter[int] = Counter()
     messages: Counter[int] = Counter()
     for program in programs:
         newest: Counter[int] = Counter()
         age: Counter[int] = Counter()
-        taken: dict[tuple[int, int], int] = {}
+        version: dict[tuple[int, int], int] = {}
         for one in program.instructions():
             key = one.stage, one.micro_batch
             if one.kind == "VERSION":
                 age[one.stage] = one.micro_batch
             elif one.kind == "F":
-                taken[key] = newest[one.stage] - age[one.stage]
+                version[key] = newest[one.stage] - age[one.stage]
             elif one.kind == "STEP":
                 newest[one.stage] += 1
             elif one.kind.startswith("SEND"):
                 messages[one.micro_batch] += 1
-            own = {m: v for (s, m), v in taken.items() if s == one.stage}
-            flying[one.stage] = max(flying[one.stage], len(own))
-            kept = {newest[one.stage], newest[one.stage] - age[one.stage], *own.values()}
+            flights = {m: v for (s, m), v in version.items() if s == one.stage}
+            flying[one.stage] = max(flying[one.stage], len(flights))
+            kept = {newest[one.stage], newest[one.stage] - age[one.stage], *flights.values()}
             versions[one.stage] = max(versions[one.stage], len(kept))
             if one.kind == "B":
-                del taken[key]
+                del version[key]
     (per_micro_batch,) = set(messages.values())
     stages = sorted(flying)
     return [versions[s] for s in stages], [flying[s] for s in stages], per_micro_batch

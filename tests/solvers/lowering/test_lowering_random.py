@@ -1,4 +1,4 @@
-"""Random plans: what lowers, what is refused, and what the checks say, against plain oracles."""
+"""Random plans: lowering, refusals, and the verdicts of the checks, against plain oracles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.solvers.model.schedule import Orders, Row
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
-    """Stages of one to three replicas in both dispatches, on devices of their own; warm-ups in any order."""
+    """Draw stages of one to three replicas in both dispatches, on separate devices; warm-ups in any order."""
     num_stages = draw(st.integers(1, 4))
     num_micro_batches = draw(st.integers(1, 6))
     batch = num_micro_batches * 3 + draw(st.integers(0, num_micro_batches - 1))
@@ -53,7 +53,7 @@ def plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
 
 @st.composite
 def folded_plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
-    """Stages that share devices, backwards whole or in halves, in any order that one process could run."""
+    """Draw stages that share devices, backwards whole or in halves, in any order that one process could run."""
     num_stages, num_micro_batches = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     stages = []
     for s in range(num_stages):
@@ -76,14 +76,14 @@ def folded_plans(draw: st.DrawFn) -> tuple[Problem, Allocation, Orders]:
 
 
 def shared_out(problem: Problem, kept: bool) -> Problem:
-    """The problem, or the one whose stages gather their parameters once a step."""
+    """Return the problem, or with ``kept`` the problem whose stages gather their parameters once a step."""
     return replace(problem, choice=Choice(sharding="parameters_kept")) if kept else problem
 
 
 def one_process(
     num_stages: int, num_micro_batches: int, halves: list[bool], chance: random.Random
 ) -> list[tuple[int, int, int]]:
-    """All operations in a random order that respects what each one needs."""
+    """Return all operations in a random order in which inputs come first."""
     graph: nx.DiGraph[tuple[int, int, int]] = nx.DiGraph()
     for m in range(num_micro_batches):
         way = [(FORWARD, s, m) for s in range(num_stages)]
@@ -108,14 +108,14 @@ def per_replica(allocation: Allocation, schedule: Orders) -> Orders:
 
 
 def has_a_circle(problem: Problem, allocation: Allocation, schedule: Orders) -> bool:
-    """Whether the order of each device and the messages between them contradict each other."""
+    """Return whether the order of each device and the messages between them contradict each other."""
     graph: nx.DiGraph[tuple[int, int, int, int]] = nx.DiGraph()
-    found = {}
+    visited = {}
     for row in schedule.rows:
         for device in row.devices:
             nodes = [(device, *op) for op in row.operations.tolist()]
             nx.add_path(graph, nodes)
-            found.update(dict.fromkeys(nodes, True))
+            visited.update(dict.fromkeys(nodes, True))
     for low in range(len(allocation.stages) - 1):
         below, above = allocation.stages[low : low + 2]
         for m in range(allocation.num_micro_batches):
@@ -165,7 +165,7 @@ def test_what_one_process_could_run_its_ranks_can(plan: tuple[Problem, Allocatio
 
 
 def assert_receives_are_bounded(program: Program) -> None:
-    """At most one micro-batch ahead of the one in work per stage and direction."""
+    """Check that receives are at most one micro-batch ahead of the current one, per stage and direction."""
     ahead: dict[tuple[int, str], set[int]] = {}
     for one in program.instructions():
         key = one.stage, "F" if one.kind in ("F", "RECV_F") else "B"
@@ -219,6 +219,6 @@ def test_the_checks_say_what_the_reference_says(
         rank = chance.randrange(len(programs))
         programs[rank] = mutate(programs[rank], chance)
     for transport in ("gloo", "nccl"):
-        said, expected = outcome(programs, transport), verdict(programs, transport)
+        verdict_of_checks, expected = outcome(programs, transport), verdict(programs, transport)
         # with two faults of these kinds, either may be met first
-        assert said == expected or {said, expected} == {"bad", "disordered"}
+        assert verdict_of_checks == expected or {verdict_of_checks, expected} == {"bad", "disordered"}

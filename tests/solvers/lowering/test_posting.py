@@ -1,4 +1,4 @@
-"""Where programs post receives is where the judge's reference implementation counts them from."""
+"""Programs post receives where the simulator's reference implementation counts them from."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ READ_BY = {"RECV_F": ("F",), "RECV_B": ("B", "I")}
 
 
 def posted_after(program: Program) -> dict[tuple[str, int, int], int]:
-    """How many operations a rank has run when it posts a receive, by (word, stage, micro-batch)."""
-    found: dict[tuple[str, int, int], int] = {}
+    """Count the operations that a rank has run when it posts a receive, by (word, stage, micro-batch)."""
+    counts: dict[tuple[str, int, int], int] = {}
     done = 0
     for one in program.instructions():
         if one.kind in KINDS:
             done += 1
         elif one.kind in READ_BY:
-            assert found.setdefault((one.kind, one.stage, one.micro_batch), done) == done
-    return found
+            assert counts.setdefault((one.kind, one.stage, one.micro_batch), done) == done
+    return counts
 
 
 def agrees(reference: Reference, programs: list[Program], names: list[str]) -> int:
-    """How many receives were compared."""
+    """Compare the posting times of all receives, and return how many were compared."""
     posted, seen = posted_times(reference), 0
     for program in programs:
         lane = next(
@@ -38,9 +38,9 @@ def agrees(reference: Reference, programs: list[Program], names: list[str]) -> i
         row = [tuple(op) for op in reference.orders.rows[lane].operations.tolist() if op[0] < len(KINDS)]
         place = {(KINDS[kind], s, m): (kind, s, m) for kind, s, m in row}
         for (word, s, m), done in posted_after(program).items():
-            own = next(place[kind, s, m] for kind in READ_BY[word] if (kind, s, m) in place)
+            operation = next(place[kind, s, m] for kind in READ_BY[word] if (kind, s, m) in place)
             expected = reference.end[lane, row[done - 1]] if done else 0
-            assert posted[lane, own] == expected
+            assert posted[lane, operation] == expected
             seen += 1
     return seen
 

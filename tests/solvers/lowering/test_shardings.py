@@ -1,4 +1,4 @@
-"""Programs of plans that share out gradients and parameters: words, their places, and what is refused."""
+"""Programs of plans that share out gradients and parameters: words, their places, and refusals."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def plan_of(
 
 
 def orders_of(allocation: Allocation) -> Orders:
-    """1F1B, with a row for each replica."""
-    made = warmup_orders(allocation, list(range(len(allocation.stages), 0, -1)))
-    rows = zip(allocation.stages, made.rows, strict=True)
+    """Return 1F1B, with a row for each replica."""
+    orders = warmup_orders(allocation, list(range(len(allocation.stages), 0, -1)))
+    rows = zip(allocation.stages, orders.rows, strict=True)
     return Orders("1f1b", tuple(Row((device,), row.operations) for stage, row in rows for device in stage.devices))
 
 
@@ -70,7 +70,7 @@ def test_kept_parameters_are_gathered_before_all_and_let_go_of_between_backwards
 ) -> None:
     for program in plan_of("parameters_kept", TWO, norm=norm, transport=transport):
         words = kinds(program)
-        buckets = sum(group >= 0 for held in program.stages for _, _, group in held.buckets)
+        buckets = sum(group >= 0 for part in program.stages for _, _, group in part.buckets)
         assert words.count("UNSHARD") == words.count("RESHARD") == words.count("REDUCE") == buckets > 0
         last = max(index for index, word in enumerate(words) if word == "B")
         assert max(index for index, word in enumerate(words) if word == "UNSHARD") < words.index("F")
@@ -82,7 +82,7 @@ def test_kept_parameters_are_gathered_before_all_and_let_go_of_between_backwards
 def test_what_moves_within_passes_has_no_words(sharding: Sharding) -> None:
     for program in plan_of(sharding, ONE):
         assert set(kinds(program)) == {"F", "B", "STEP"}
-        assert any(group >= 0 for held in program.stages for _, _, group in held.buckets)
+        assert any(group >= 0 for part in program.stages for _, _, group in part.buckets)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Lanes against what they stand for: every card as a place of its own with a cable of its own, device by device."""
+"""Lanes of cables, against networks with every card as a separate switch with a separate cable, device by device."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penstock.solvers.model.problem import Problem
 
 SEEDS = 150
 RATE = 840 * 10**6
-"""Divisible by all numbers of lanes."""
+"""A number that all numbers of lanes divide."""
 AT_ONCE = 10**18
 """Bytes per second of the way from a device to its card."""
 
 
 def drawn(rng: random.Random, network: Network, lanes: tuple[int, ...]) -> Network:
-    """Its nodes around a switch or in racks, each with its number of cards, or one that all share."""
+    """Put the nodes around a switch or in racks, each with its number of cards, or with one that all devices share."""
     spread, full = rng.random() < 0.5, rng.random() < 0.5
     cables = [
         Cable(host, f"rack{i % 2}" if spread else "switch", RATE * rng.choice((1, 2, 3)), rng.choice((0, 2)), full, n)
@@ -37,22 +37,22 @@ def drawn(rng: random.Random, network: Network, lanes: tuple[int, ...]) -> Netwo
 
 
 def expanded(network: Network) -> Network:
-    """Card i of a node is a switch of its own, with a cable for each device of the node that uses it."""
+    """Replace card i of a node by a separate switch, with a cable for each device of the node that uses it."""
     cables = []
     for cable in network.cables:
         if cable.lanes == 1:
             cables.append(cable)
             continue
         node = network.node_names.index(cable.a)
-        own = [d for d, of in enumerate(network.node_of) if of == node]
+        devices = [d for d, of in enumerate(network.node_of) if of == node]
         each = cable.bandwidth_bytes_per_s // cable.lanes
-        used = {number % cable.lanes for number in range(len(own))}
+        used = {number % cable.lanes for number in range(len(devices))}
         cables += [
             Cable(f"{cable.a} card {i}", cable.b, each, cable.latency_ns, cable.full_duplex) for i in sorted(used)
         ]
         cables += [
             Cable(network.device_names[d], f"{cable.a} card {number % cable.lanes}", AT_ONCE, 0, True)
-            for number, d in enumerate(own)
+            for number, d in enumerate(devices)
         ]
     return Network(network.device_names, network.node_names, network.node_of, network.insides, tuple(cables))
 
@@ -64,7 +64,7 @@ def sizes_of(network: Network) -> list[int]:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [random_allocation, random_crossing_pipelines], ids=["one pipeline", "crossing"])
 def test_plans_take_as_long_as_with_a_cable_for_each_card(make) -> None:  # type: ignore[no-untyped-def]
-    """With a card for each device, or one for all: transfers, rings, and what waits for what in a shared network."""
+    """A card for each device, or one for all: transfers, rings, and waits in a shared network."""
     differ = 0
     for seed in range(SEEDS):
         rng = random.Random(seed)
@@ -77,15 +77,15 @@ def test_plans_take_as_long_as_with_a_cable_for_each_card(make) -> None:  # type
         one, other = (replace(problem, network=each) for each in (network, expanded(network)))
         allocation = make(rng, one)
         orders = random_orders(rng, allocation)
-        found, expected = simulate(one, allocation, orders), simulate(other, allocation, orders)
-        assert found.time_per_global_batch_ns == expected.time_per_global_batch_ns, seed
+        timeline, expected = simulate(one, allocation, orders), simulate(other, allocation, orders)
+        assert timeline.time_per_global_batch_ns == expected.time_per_global_batch_ns, seed
         whole = replace(problem, network=replaced(network))
-        differ += simulate(whole, allocation, orders).time_per_global_batch_ns != found.time_per_global_batch_ns
+        differ += simulate(whole, allocation, orders).time_per_global_batch_ns != timeline.time_per_global_batch_ns
     assert differ > SEEDS // 10
 
 
 def replaced(network: Network) -> Network:
-    """Without lanes."""
+    """Return the network without lanes."""
     cables = tuple(cable._replace(lanes=1) for cable in network.cables)
     return Network(network.device_names, network.node_names, network.node_of, network.insides, cables)
 

@@ -92,7 +92,7 @@ def test_the_trees_bottleneck_is_the_widest_paths() -> None:
 
 
 def widest(cables: tuple[Cable, ...], start: str, goal: str) -> int:
-    """By trying every simple path."""
+    """Return the width of the widest path, by trying every simple path."""
     wide = {}
     for cable in cables:
         for ends in ((cable.a, cable.b), (cable.b, cable.a)):

@@ -1,4 +1,4 @@
-"""Pins: every planner keeps them, with the least change, or says why nobody can."""
+"""Pins: every planner keeps them with the least change, or gives the reason why no planner can."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_devices_change_places() -> None:
 
 def test_a_move_is_found_whenever_there_is_one() -> None:
     draw = np.random.default_rng(7)
-    found = 0
+    moves = 0
     for _ in range(200):
         problem = pinned(
             *((at, at, set(draw.choice(4, size=int(draw.integers(1, 4)), replace=False))) for at in range(0, 6, 2))
@@ -57,13 +57,13 @@ def test_a_move_is_found_whenever_there_is_one() -> None:
             for order in permutations(range(4))
         )
         kept = keep_pins(problem, allocation)
-        found += possible
+        moves += possible
         if possible:
             assert kept is not None
             assert [(s.first, s.last) for s in kept.stages] == [(s.first, s.last) for s in allocation.stages]
         if kept is not None:
             assert broken_pin(problem, kept) is None
-    assert 0 < found < 200
+    assert 0 < moves < 200
 
 
 def _renumbered(allocation: Allocation, order: tuple[int, ...]) -> tuple[Stage, ...]:

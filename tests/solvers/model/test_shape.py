@@ -1,4 +1,4 @@
-"""Headlines name data parallelism, pipelines beside each other and pipelines on the same devices for what they are."""
+"""Headlines name data parallelism, pipelines side by side and pipelines on the same devices correctly."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _text(operations: np.ndarray) -> str:
 
 
 def _one_forward_one_backward() -> Pattern:
-    """Two stages, F = 1, B = 2: the first is two micro-batches ahead."""
+    """Return two stages, F = 1, B = 2; the first is two micro-batches ahead."""
     return Pattern(
         "1f1b",
         3,
@@ -59,13 +59,13 @@ def test_what_is_unrolled() -> None:
     """5 samples in 2 micro-batches: all are as large as the larger. One round deep; 24 rounds are 48 micro-batches."""
     problem = make_problem([1, 1], nodes=(2,), global_batch_size=5)
     allocation, pattern = straight(problem, 2), _one_forward_one_backward()
-    made = unroll(problem, allocation, pattern, "double_buffered")
-    assert (made.first, made.last, made.rounds) == (3, 27, 29)
-    assert made.allocation.num_micro_batches == 58
-    assert made.problem.global_batch_size == 58 * 3
-    assert made.orders.update_every == (2, 2)
+    run = unroll(problem, allocation, pattern, "double_buffered")
+    assert (run.first, run.last, run.rounds) == (3, 27, 29)
+    assert run.allocation.num_micro_batches == 58
+    assert run.problem.global_batch_size == 58 * 3
+    assert run.orders.update_every == (2, 2)
     assert unroll(problem, allocation, pattern, "weight_stashing").orders.update_every == (1, 1)
-    for row in made.orders.rows:
+    for row in run.orders.rows:
         assert np.bincount(row.operations[:, 0], minlength=STEP + 1).tolist() == [58, 58, 0, 0, 0, 29]
 
 
@@ -74,17 +74,17 @@ def test_how_long_is_judged(batches: int, numbers: tuple[int, int, int]) -> None
     """7 periods are 4, 1 and 1 global batches; 48 micro-batches are 24, 6 and 1."""
     problem = make_problem([1], nodes=(1,), global_batch_size=batches)
     pattern = Pattern("deep", 3, 1, (PatternOperation(FORWARD, 0, 0, 0), PatternOperation(BACKWARD, 0, 1, 6)))
-    made = unroll(problem, straight(problem, batches), pattern, "double_buffered")
-    assert (made.first, made.last, made.rounds) == numbers
+    run = unroll(problem, straight(problem, batches), pattern, "double_buffered")
+    assert (run.first, run.last, run.rounds) == numbers
 
 
 def test_what_is_measured_is_whole_turns() -> None:
     problem = make_problem([1, 1], nodes=(4,), global_batch_size=4)
     allocation = chain([(1, [0, 1, 2]), (1, [3])], 4, dispatch="round_robin")
-    made = unroll(problem, allocation, _one_forward_one_backward(), "weight_stashing")
-    assert made.whole == 3
-    assert (made.last - made.first) % 3 == 0
-    assert made.orders.update_every == (3, 1)
+    run = unroll(problem, allocation, _one_forward_one_backward(), "weight_stashing")
+    assert run.whole == 3
+    assert (run.last - run.first) % 3 == 0
+    assert run.orders.update_every == (3, 1)
 
 
 def test_the_same_pattern_is_unrolled_once() -> None:
@@ -114,25 +114,25 @@ def test_rows_equal_the_reference(seed: int) -> None:
     stages, device = [], 0
     for s in range(rng.randint(1, 4)):
         replicas = rng.choice([1, 1, 2, 3])
-        own = stages[0].devices if stages and rng.random() < 0.2 else tuple(range(device, device + replicas))
+        group = stages[0].devices if stages and rng.random() < 0.2 else tuple(range(device, device + replicas))
         device += replicas
-        stages.append(Stage(s, s, own, rng.choice(["rows", "round_robin"])))
+        stages.append(Stage(s, s, group, rng.choice(["rows", "round_robin"])))
     allocation = single_pipeline(tuple(stages), rng.randint(3, 6))
     problem = make_problem([1] * len(stages), nodes=(device,), global_batch_size=allocation.num_micro_batches)
     pattern = _random_pattern(rng, len(stages))
-    made = unroll(problem, allocation, pattern, rule)
-    held: set[int] = set()
-    for row in made.orders.rows:
-        held |= set(row.devices)
+    run = unroll(problem, allocation, pattern, rule)
+    present: set[int] = set()
+    for row in run.orders.rows:
+        present |= set(row.devices)
         for d in row.devices:
-            expected, in_order = _plain_row(made.allocation, pattern, rule, made.orders.update_every, d)
+            expected, in_order = _plain_row(run.allocation, pattern, rule, run.orders.update_every, d)
             if in_order:
                 assert [tuple(op) for op in row.operations.tolist()] == expected
             else:
                 with pytest.raises(InvalidPlan, match="gradients of a round come between its step and the one before"):
                     simulate(problem, allocation, pattern, update_rule=rule)
-    assert held == {d for stage in stages for d in stage.devices}
-    assert sum(len(row.devices) for row in made.orders.rows) == len(held)
+    assert present == {d for stage in stages for d in stage.devices}
+    assert sum(len(row.devices) for row in run.orders.rows) == len(present)
 
 
 def _random_pattern(rng: random.Random, stages: int) -> Pattern:
@@ -152,7 +152,10 @@ def _random_pattern(rng: random.Random, stages: int) -> Pattern:
 def _plain_row(
     allocation: Allocation, pattern: Pattern, rule: UpdateRule, every: tuple[int, ...], device: int
 ) -> tuple[list[tuple[int, int, int]], bool]:
-    """One device's row: a stage's step is due once a round's gradients are done. And whether rounds do not mix."""
+    """Return one device's row, in which a stage's step is due once a round's gradients are done.
+
+    The second result is whether rounds do not mix.
+    """
     left: dict[tuple[int, int], int] = defaultdict(int)
     row = []
     for _start, _place, m, kind, s in sorted(_listed(pattern, allocation.num_micro_batches)):
@@ -164,16 +167,16 @@ def _plain_row(
     gradients = [(s, m // every[s]) for kind, s, m in row if kind not in (FORWARD, RECOMPUTE)]
     in_order = sorted(gradients) == sorted(gradients, key=lambda each: each[0])
     due: dict[int, int] = {}
-    made = []
+    operations = []
     for kind, s, m in row:
         if s in due and _needs_step(allocation, rule, kind, s, m // every[s], due[s]):
-            made.append((STEP, s, (due.pop(s) + 1) * every[s] - 1))
-        made.append((kind, s, m))
+            operations.append((STEP, s, (due.pop(s) + 1) * every[s] - 1))
+        operations.append((kind, s, m))
         if kind not in (FORWARD, RECOMPUTE):
             left[s, m // every[s]] -= 1
             if left[s, m // every[s]] == 0 and (m // every[s] + 1) * every[s] <= allocation.num_micro_batches:
                 due[s] = m // every[s]
-    return made + [(STEP, s, (t + 1) * every[s] - 1) for s, t in sorted(due.items())], in_order
+    return operations + [(STEP, s, (t + 1) * every[s] - 1) for s, t in sorted(due.items())], in_order
 
 
 def _listed(pattern: Pattern, total: int) -> list[tuple[int, int, int, int, int]]:

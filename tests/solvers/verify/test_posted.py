@@ -1,4 +1,4 @@
-"""When receives are posted, against the rule applied to one operation after the other."""
+"""Posting times of receives, against the rule applied to one operation after the other."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from penstock.solvers.verify.memory import LOOK_AHEAD, _posted
 
 
 def one_by_one(track: Track) -> list[int]:
-    """The rule of `_posted`: the ends of operations that run, without steps, and each way's latest reader."""
-    found, ends, latest = [], [0], dict[tuple[int, bool], int]()
+    """Apply the rule of `_posted`: the ends of operations that run, without steps, and each way's latest reader."""
+    times, ends, latest = [], [0], dict[tuple[int, bool], int]()
     for (kind, stage, _batch), end in zip(track.operations.tolist(), track.end_ns.tolist(), strict=True):
         number = len(ends) - 1
-        found.append(0)
+        times.append(0)
         if kind in (FORWARD, BACKWARD, INPUT):
             way = stage, kind == FORWARD
-            found[-1] = ends[max(latest.get(way, 0), number - LOOK_AHEAD, 0)]
+            times[-1] = ends[max(latest.get(way, 0), number - LOOK_AHEAD, 0)]
             latest[way] = number
         if kind != STEP:
             ends.append(end)
-    return found
+    return times
 
 
 def test_receives_are_posted_before_the_later_of_two_operations() -> None:

@@ -1,4 +1,4 @@
-"""The verifier is silent on what the judge made, and says a sentence for each way in which a plan can be wrong."""
+"""The verifier is silent on the simulator's timelines, and reports each way in which a plan can be wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _problem(**changes: object) -> Problem:
 
 
 def _allocation() -> Allocation:
-    """Layers 0 and 1 on two replicas, layer 2 on one device; three micro-batches of two rows."""
+    """Return layers 0 and 1 on two replicas, layer 2 on one device; three micro-batches of two rows."""
     return chain([(2, [0, 1]), (1, [2])], 3)
 
 
@@ -315,8 +315,8 @@ def test_the_verifier_shares_no_code_with_the_judge() -> None:
     for name in modules:
         tree = ast.parse((folder / f"{name}.py").read_text())
         imports = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-        own = {module.rsplit(".", 1)[1] for module in imports if module.startswith("penstock.solvers.")}
-        assert own <= allowed
+        parts = {module.rsplit(".", 1)[1] for module in imports if module.startswith("penstock.solvers.")}
+        assert parts <= allowed
 
 
 def test_straight_plans_of_every_network_verify() -> None:

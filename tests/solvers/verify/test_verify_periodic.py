@@ -1,4 +1,4 @@
-"""The verifier on periodic plans: silent on what the judge made, a sentence for each way in which one can be wrong."""
+"""The verifier on periodic plans: silent on the simulator's timelines, one sentence for each possible fault."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _problem() -> Problem:
 
 
 def _allocation() -> Allocation:
-    """Layers 0 and 1 on two replicas, layer 2 on one device; three micro-batches of two rows."""
+    """Return layers 0 and 1 on two replicas, layer 2 on one device; three micro-batches of two rows."""
     return chain([(2, [0, 1]), (1, [2])], 3)
 
 
 def eager(stages: int, depth: int | None = None) -> Pattern:
-    """One forward and one backward in turn, ``depth`` micro-batches in flight on the first stage (N by default)."""
+    """Return one forward and one backward in turn; ``depth`` is in flight on the first stage (N by default)."""
     far = stages if depth is None else depth
     operations = []
     for s in range(stages):
@@ -76,7 +76,7 @@ def _track(timeline: Timeline, lane: int, at: int, start: int, end: int) -> Time
 
 
 def _step(timeline: Timeline, lane: int, number: int) -> int:
-    """The place of an optimizer step in a row."""
+    """Return the place of an optimizer step in a row."""
     return int(np.flatnonzero(timeline.tracks[lane].operations[:, 0] == STEP)[number])
 
 
@@ -287,7 +287,7 @@ def test_steps_and_versions_are_checked_row_by_row(name: str) -> None:
 
 
 def test_more_stashed_versions_than_micro_batches_in_flight_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a lane kept one copy only."""
+    """A lane is treated as if it kept one copy only."""
     problem, allocation, pattern, timeline = _good("weight_stashing")
     monkeypatch.setattr(verify_versions, "_most_in_flight", lambda _operations: 1)
     assert verify(problem, allocation, pattern, timeline, update_rule="weight_stashing") == [

@@ -18,7 +18,7 @@ from penstock.solvers.verify.verifier import verify
 
 
 def _good() -> tuple[Problem, Allocation, Orders, Timeline]:
-    """Two pipelines of unlike cuts: layers 0, 1 | 2 and 0 | 1, 2; two micro-batches each."""
+    """Return two pipelines of unlike cuts: layers 0, 1 | 2 and 0 | 1, 2; two micro-batches each."""
     problem = make_problem([10, 12, 8], boundary_bytes=6, parameter_bytes=40, update_ns=3, shared=True)
     first = Pipeline((Stage(0, 1, (0,)), Stage(2, 2, (1,))), (0, 1))
     second = Pipeline((Stage(0, 0, (2,)), Stage(1, 2, (3,))), (2, 3))
@@ -100,7 +100,7 @@ def test_a_device_of_two_pipelines_has_one_row_in_a_flushed_step() -> None:
 
 
 def replace_device(pipeline: Pipeline, device: int) -> Pipeline:
-    """The pipeline with its last stage on another device."""
+    """Return the pipeline with its last stage on another device."""
     return replace(pipeline, stages=(*pipeline.stages[:-1], replace(pipeline.stages[-1], devices=(device,))))
 
 

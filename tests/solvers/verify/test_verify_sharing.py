@@ -1,4 +1,4 @@
-"""Timelines of pipelines that share devices: what the judge makes is good, and every kind of fault is found."""
+"""Timelines of pipelines that share devices: the simulator's are good, and every kind of fault is reported."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def a_plan() -> tuple[Problem, Allocation, Orders, Timeline]:
 
 
 def shifted(timeline: Timeline, track: int, operation: int, start: int, end: int) -> Timeline:
-    own = timeline.tracks[track]
-    starts, ends = own.start_ns.copy(), own.end_ns.copy()
+    old = timeline.tracks[track]
+    starts, ends = old.start_ns.copy(), old.end_ns.copy()
     starts[operation] += start
     ends[operation] += end
-    changed = replace(own, start_ns=starts, end_ns=ends)
+    changed = replace(old, start_ns=starts, end_ns=ends)
     return replace(timeline, tracks=(*timeline.tracks[:track], changed, *timeline.tracks[track + 1 :]))
 
 
@@ -72,10 +72,10 @@ def _send_twice(columns: dict[str, np.ndarray]) -> None:
 
 
 def _use_at_once(columns: dict[str, np.ndarray]) -> None:
-    """Pipeline 1's first activation leaves with pipeline 0's."""
-    own = np.flatnonzero((columns["stage"] == 2) & (columns["direction"] == 0))[0]
+    """Let pipeline 1's first activation leave with pipeline 0's."""
+    moved = np.flatnonzero((columns["stage"] == 2) & (columns["direction"] == 0))[0]
     for name in ("start_ns", "end_ns"):
-        columns[name][own] = columns[name][0]
+        columns[name][moved] = columns[name][0]
 
 
 def _as_stage(number: int) -> Callable[[dict[str, np.ndarray]], None]:
@@ -147,6 +147,6 @@ def test_finds_pipelines_and_rows_that_do_not_fit() -> None:
     ]
     twice = replace(orders.rows[1], operations=orders.rows[1].operations[[0, 0, *range(2, 6)]])
     cases.append((allocation, replace(orders, rows=(orders.rows[0], twice, *orders.rows[2:])), "Row 1 does not run F"))
-    for plan, given, sentence in cases:
-        assert any(sentence in fault for fault in verify_sharing(problem, plan, given, timeline)), sentence
+    for plan, schedule, sentence in cases:
+        assert any(sentence in fault for fault in verify_sharing(problem, plan, schedule, timeline)), sentence
     assert "periodic" in verify_sharing(problem, allocation, Pattern("p", 1, 1, ()), timeline)[0]

@@ -59,7 +59,7 @@ def random_case(seed: int) -> tuple[Problem, Allocation]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_between_the_bound_and_every_heuristic(seed: int) -> None:
-    """With plenty of memory, with that of the request, and with what an order needs and no byte more."""
+    """Plenty of memory, the request's memory, and just the bytes that an order needs."""
     problem, plan = random_case(seed)
     lowest = schedule_bound(problem, plan, WHOLE_BACKWARDS).bound_ns
     roomy = replace(problem, devices=tuple(replace(d, memory_bytes=2**50) for d in problem.devices))
@@ -102,18 +102,18 @@ def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
         channel="half",
     )
     plan = straight(problem, batches)
-    found = min(times_of_every_order(problem, plan))
-    plain = solve(Question(problem, plan, 10 * found))
-    judged = solve(Question(problem, plan, 10 * found, 0, as_judged=True))
-    assert plain.bound_ns <= found
-    assert judged.bound_ns == found
+    best_ns = min(times_of_every_order(problem, plan))
+    plain = solve(Question(problem, plan, 10 * best_ns))
+    judged = solve(Question(problem, plan, 10 * best_ns, 0, as_judged=True))
+    assert plain.bound_ns <= best_ns
+    assert judged.bound_ns == best_ns
     assert judged.orders is not None
-    assert makespan_ns(problem, plan, judged.orders) == found
-    assert solve(Question(problem, plan, found - 1, 0, as_judged=True)).orders is None
-    optimised = optimise_order(problem, plan, None, overlap=True, value_ns=10 * found, effort=10.0)
-    assert optimised.bound.bound_ns == found
+    assert makespan_ns(problem, plan, judged.orders) == best_ns
+    assert solve(Question(problem, plan, best_ns - 1, 0, as_judged=True)).orders is None
+    optimised = optimise_order(problem, plan, None, overlap=True, value_ns=10 * best_ns, effort=10.0)
+    assert optimised.bound.bound_ns == best_ns
     assert optimised.schedule is not None
-    assert optimised.value_ns == found == makespan_ns(problem, plan, optimised.schedule)
+    assert optimised.value_ns == best_ns == makespan_ns(problem, plan, optimised.schedule)
 
 
 def test_the_vector_of_two_stages() -> None:

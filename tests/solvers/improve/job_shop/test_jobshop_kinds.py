@@ -1,4 +1,4 @@
-"""The job shop for every kind of flushed plan: as good as every order of tiny plans; judged steps are its solutions."""
+"""The job shop for every kind of flushed plan: as good as every order of tiny plans; simulated steps are solutions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLIT = (FORWARD, INPUT, WEIGHT)
 
 
 def random_plan(seed: int) -> tuple[Problem, Allocation, Orders]:
-    """Any plan that can run, on devices with the memory that it needs and no byte more."""
+    """Draw any plan that can run, on devices with exactly the memory that it needs."""
     rng = random.Random(seed)
     while True:
         problem = random_problem(rng)
@@ -48,7 +48,7 @@ def random_plan(seed: int) -> tuple[Problem, Allocation, Orders]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_judged_step_is_a_solution_above_the_optimum_and_the_bounds(seed: int) -> None:
-    """In whole units of 1 and of 3 ns, with a hint that names every variable."""
+    """Whole units of 1 and of 3 ns, with a hint that names every variable."""
     problem, plan, orders = random_plan(seed)
     step = simulate(problem, plan, orders)
     value = step.time_per_global_batch_ns
@@ -76,7 +76,7 @@ def test_without_effort_the_hint_is_the_answer() -> None:
 
 
 def tiny(kind: str, seed: int) -> tuple[Problem, Allocation, tuple[int, ...]]:
-    """A plan of few orders, without channels, and its kinds of operations."""
+    """Draw a plan of few orders, without channels; return it with its kinds of operations."""
     rng = random.Random(seed)
     layers = 4 if kind == "v" else 2
     backward = [rng.randint(2, 12) for _ in range(layers)]
@@ -133,29 +133,29 @@ def test_the_optimum_is_the_best_of_every_order(kind: str, seed: int) -> None:
 
 
 def _every_order(plan: Allocation, kinds: tuple[int, ...]) -> Iterator[Orders]:
-    """All rows in which what is alike runs in index order."""
+    """Yield all rows in which alike operations run in index order."""
     rows = whole_backwards(plan).rows
     each = []
     for row in rows:
-        held = sorted({int(s) for s in row.operations[:, 1]})
-        own = [[(kinds[0], s, m) for m in plan.micro_batches(s)] for s in held]
-        own += [[(kind, s, m) for m in plan.micro_batches(s)] for s in reversed(held) for kind in kinds[1:]]
-        each.append([as_operations(order) for order in _merged(own, plan)])
+        stages = sorted({int(s) for s in row.operations[:, 1]})
+        lists = [[(kinds[0], s, m) for m in plan.micro_batches(s)] for s in stages]
+        lists += [[(kind, s, m) for m in plan.micro_batches(s)] for s in reversed(stages) for kind in kinds[1:]]
+        each.append([as_operations(order) for order in _merged(lists, plan)])
     for chosen in product(*each):
         yield Orders("any", tuple(Row(row.devices, order) for row, order in zip(rows, chosen, strict=True)))
 
 
 def _merged(lists: list[list[tuple[int, int, int]]], plan: Allocation) -> Iterator[list[tuple[int, int, int]]]:
-    """All merges in which a micro-batch's operations come in the order of the lists, pipeline by pipeline."""
+    """Yield all merges in which a micro-batch's operations keep the order of the lists, pipeline by pipeline."""
     if not any(lists):
         yield []
     seen: set[tuple[int, int]] = set()
-    for i, own in enumerate(lists):
-        if own and (own[0][2], plan.pipeline_of[own[0][1]]) not in seen:
+    for i, first in enumerate(lists):
+        if first and (first[0][2], plan.pipeline_of[first[0][1]]) not in seen:
             rest = [each[1:] if k == i else each for k, each in enumerate(lists)]
             for order in _merged(rest, plan):
-                yield [own[0], *order]
-        seen.update((m, plan.pipeline_of[s]) for _kind, s, m in own)
+                yield [first[0], *order]
+        seen.update((m, plan.pipeline_of[s]) for _kind, s, m in first)
 
 
 def test_closing_tells_of_every_better_order_and_proves_the_last() -> None:
@@ -208,7 +208,7 @@ def test_nothing_fits_below_one_micro_batch() -> None:
 
 @pytest.mark.parametrize("patience", [0, 2])
 def test_whoever_says_stop_is_heard_in_the_middle_of_the_work(patience: int) -> None:
-    """Without it the search would go on for hours; that a short horizon has no step proves nothing of the last."""
+    """Without a stop the search would go on for hours; that a short horizon has no step proves nothing of the last."""
     draw = random.Random(1016)
     forward = [draw.randint(60, 140) for _ in range(16)]
     problem = make_problem(
@@ -220,9 +220,9 @@ def test_whoever_says_stop_is_heard_in_the_middle_of_the_work(patience: int) -> 
         memory_bytes=[10 * (16 - s) for s in range(16)],
         global_batch_size=48,
     )
-    plan, asked = straight(problem, 48), count()
+    plan, calls = straight(problem, 48), count()
     bound = schedule_bound(problem, plan, whole_backwards(plan)).bound_ns
-    answer = solve(Question(problem, plan, 2 * bound, bound, effort=1e6), stopped=lambda: next(asked) >= patience)
+    answer = solve(Question(problem, plan, 2 * bound, bound, effort=1e6), stopped=lambda: next(calls) >= patience)
     assert not answer.proven
     assert answer.bound_ns >= bound
 

@@ -1,4 +1,4 @@
-"""Bulk simulation is the judge's time to the nanosecond, in every network; its bounds and limits hold."""
+"""Bulk simulation gives the simulator's time to the nanosecond, in every network; its bounds and limits hold."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NETWORKS = ("shared", "half", "full", "none")
 
 
 def rules_of(network: str) -> tuple[bool, Any]:
-    """Whether it is shared, and the kind of private channels."""
+    """Return whether the network is shared, and the kind of private channels."""
     return (True, "half") if network == "shared" else (False, network)
 
 
 def drawn(rng: random.Random, network: str, timeless: bool = True) -> Problem:
-    """A random problem in a network of that kind."""
+    """Draw a problem in a network of that kind."""
     problem = random_problem(rng)
     shared, channel = rules_of(network)
     problem = replace(problem, rules=replace(problem.rules, shared=shared, channel=channel))
@@ -44,7 +44,7 @@ def _takes_no_time(problem: Problem) -> bool:
 
 
 def drawn_stages(rng: random.Random, problem: Problem) -> tuple[Stage, ...]:
-    """Stages on devices of their own, replicas by rows, some recomputing."""
+    """Draw stages on separate devices with replicas that split micro-batches, some recomputing."""
     free = list(range(problem.num_devices))
     rng.shuffle(free)
     most = min(len(free), problem.num_layers)
@@ -52,15 +52,15 @@ def drawn_stages(rng: random.Random, problem: Problem) -> tuple[Stage, ...]:
     firsts = [0, *sorted(rng.sample(range(1, problem.num_layers), count - 1)), problem.num_layers]
     stages = []
     for s, (first, stop) in enumerate(pairwise(firsts)):
-        own = rng.randint(1, len(free) - (count - 1 - s))
-        devices, free = tuple(sorted(free[:own])), free[own:]
+        size = rng.randint(1, len(free) - (count - 1 - s))
+        devices, free = tuple(sorted(free[:size])), free[size:]
         again = ((first, stop - 1),) if rng.random() < 0.3 else ()
         stages.append(Stage(first, stop - 1, devices, recompute=again))
     return tuple(stages)
 
 
 def drawn_warmups(rng: random.Random, stages: int, batches: int, count: int) -> np.ndarray:
-    """Warm-ups that never grow."""
+    """Draw warm-ups that never grow along the stages."""
     each = [sorted((rng.randint(1, batches) for _ in range(stages)), reverse=True) for _ in range(count)]
     return np.asarray(each, dtype=np.int64)
 
@@ -79,13 +79,13 @@ def test_times_are_the_judges(network: str) -> None:
         warmups = np.ones(rows.stages.shape, dtype=np.int64)
         for n, stages in enumerate(plans):
             warmups[n, : len(stages)] = drawn_warmups(rng, len(stages), number, 1)
-        found = catalogue.makespans_ns(rows, warmups)
+        times = catalogue.makespans_ns(rows, warmups)
         for n, stages in enumerate(plans):
             assert catalogue.stages(rows, n) == stages
             plan = single_pipeline(stages, number)
             vectors = np.vstack((warmups[n, : len(stages)], drawn_warmups(rng, len(stages), number, 3)))
             judged = [makespan_ns(problem, plan, early_backward(problem, plan, warmup=v.tolist())) for v in vectors]
-            assert judged[0] == found[n]
+            assert judged[0] == times[n]
             assert judged == makespans_ns(problem, plan, vectors).tolist()
 
 
@@ -167,8 +167,8 @@ def test_nothing_connects(shared: bool) -> None:
         chain([(3, [0, 1])], 4).stages,
         chain([(3, [1, 2])], 4).stages,
     ]
-    found = catalogue.makespans_ns(catalogue.rows(plans), np.ones((4, 2), dtype=np.int64))
-    assert (found == NEVER_NS).tolist() == [False, True, False, True]
+    times = catalogue.makespans_ns(catalogue.rows(plans), np.ones((4, 2), dtype=np.int64))
+    assert (times == NEVER_NS).tolist() == [False, True, False, True]
 
 
 @pytest.mark.cases(2)

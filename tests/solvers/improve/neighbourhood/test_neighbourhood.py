@@ -36,7 +36,7 @@ NEVER = 2**60
 
 
 def check(problem: Problem, stages: Stages) -> None:
-    """All layers once, in order, cut where that is allowed; no device twice."""
+    """Check that stages hold all layers once, in order, cut where that is allowed, and no device twice."""
     assert stages[0].first == 0
     assert stages[-1].last == problem.num_layers - 1
     for one, two in pairwise(stages):
@@ -55,15 +55,15 @@ def test_moves_are_legal_and_all_different_ones_occur(recompute: str) -> None:
     start = chain([(2, [0]), (3, [1, 2]), (3, [3])], 4).stages
     if recompute == "always":
         start = tuple(replace(s, recompute=((s.first, s.last),)) for s in start)
-    found = list(moved(problem, start))
-    for stages in found:
+    plans = list(moved(problem, start))
+    for stages in plans:
         check(problem, stages)
         for stage in stages:
             assert recompute != "never" or not stage.recompute
             assert recompute != "always" or stage.recompute
-    assert {len(stages) for stages in found} == {2, 3, 4}
-    assert any({d for s in stages for d in s.devices} != {0, 1, 2, 3} for stages in found)
-    shapes = {tuple((s.first, s.last) for s in stages) for stages in found}
+    assert {len(stages) for stages in plans} == {2, 3, 4}
+    assert any({d for s in stages for d in s.devices} != {0, 1, 2, 3} for stages in plans)
+    shapes = {tuple((s.first, s.last) for s in stages) for stages in plans}
     assert ((0, 1), (2, 5), (6, 7)) in shapes
     assert ((0, 0), (1, 3), (4, 7)) in shapes
     assert ((0, 2), (3, 4), (5, 7)) not in shapes
@@ -73,7 +73,7 @@ def test_moves_are_legal_and_all_different_ones_occur(recompute: str) -> None:
 def test_two_of_the_nodes_that_nothing_tells_apart_are_enough(
     replicas: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A move between other nodes takes as long as one that is kept, where it does not matter which slices meet."""
+    """A move between other nodes takes as long as a kept move, where it does not matter which slices meet."""
     problem = make_problem(
         [5, 7, 6, 8, 5, 9],
         boundary_bytes=3,
@@ -87,11 +87,11 @@ def test_two_of_the_nodes_that_nothing_tells_apart_are_enough(
     )
     stops = list(accumulate(replicas))
     layers = 6 // len(replicas)
-    plan = chain([(layers, range(at - own, at)) for at, own in zip(stops, replicas, strict=True)], 2).stages
+    plan = chain([(layers, range(at - size, at)) for at, size in zip(stops, replicas, strict=True)], 2).stages
 
     def times() -> list[int]:
-        made = (single_pipeline(stages, 2) for stages in moved(problem, plan))
-        return [makespan_ns(problem, each, early_backward(problem, each)) for each in made]
+        plans = (single_pipeline(stages, 2) for stages in moved(problem, plan))
+        return [makespan_ns(problem, each, early_backward(problem, each)) for each in plans]
 
     every = times()
     monkeypatch.setattr(moves, "MANY_DEVICES", 1)
@@ -112,8 +112,8 @@ def test_even_stages_share_layers_and_devices() -> None:
 def test_repairs_of_a_small_window_are_all_ways_to_cut_it() -> None:
     problem = instance(0, 8, cuttable=[True, True, False, True, True, True, True])
     start = chain([(2, [0]), (3, [1, 2]), (3, [3])], 4).stages
-    found = list(Repairs(problem, 1000).of(start, 1, 3, random.Random(0)))
-    for stages in found:
+    repaired = list(Repairs(problem, 1000).of(start, 1, 3, random.Random(0)))
+    for stages in repaired:
         check(problem, stages)
         assert stages[0] == start[0]
     rows = ((1, 2, 3), (3, 2, 1))
@@ -124,7 +124,7 @@ def test_repairs_of_a_small_window_are_all_ways_to_cut_it() -> None:
         for places in combinations((1, 2), count)
         for row in rows
     }
-    assert {(tuple(s.last for s in each[1:-1]), tuple(s.devices for s in each[1:])) for each in found} == wanted
+    assert {(tuple(s.last for s in each[1:-1]), tuple(s.devices for s in each[1:])) for each in repaired} == wanted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -132,23 +132,23 @@ def test_drawn_repairs_are_legal_and_follow_the_seed(seed: int) -> None:
     problem = instance(seed, 20, cuttable=[i % 3 != 1 for i in range(19)], nodes=(4, 4))
     start = chain([(6, [0, 1]), (6, [2, 3, 4]), (8, [5, 6, 7])], 4).stages
     repairs = Repairs(problem, 40)
-    found = list(repairs.of(start, 0, 3, random.Random(seed)))
-    assert found == list(repairs.of(start, 0, 3, random.Random(seed)))
-    assert len(set(found)) > 30
-    for stages in found:
+    repaired = list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert repaired == list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert len(set(repaired)) > 30
+    for stages in repaired:
         check(problem, stages)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_scores_are_the_judges(shared: bool) -> None:
-    """Of every small move: each time is the judge's, the least of them is the value, the bound is below it."""
+    """Each small move's time is the simulator's, the least of them is the value, and the bound is below it."""
     problem = instance(2, 9, 4, shared=shared, stash_bytes=10**6, memory_bytes=150_000_000)
     start = chain([(5, [0, 1]), (4, [2, 3])], 4).stages
     scores = Scores(problem)
-    found = scores.fresh([(4, stages) for stages in moved(problem, start)], NEVER)
-    assert found == sorted(found, key=lambda score: score.value_ns)
-    assert not scores.fresh([score.plan for score in found], NEVER)
-    for score in found[::4]:
+    scored = scores.fresh([(4, stages) for stages in moved(problem, start)], NEVER)
+    assert scored == sorted(scored, key=lambda score: score.value_ns)
+    assert not scores.fresh([score.plan for score in scored], NEVER)
+    for score in scored[::4]:
         plan = single_pipeline(score.plan[1], 4)
         for value, vector in score.warmups:
             assert makespan_ns(problem, plan, early_backward(problem, plan, warmup=vector)) == value
@@ -165,8 +165,8 @@ def test_scores_are_the_judges(shared: bool) -> None:
 
 def searched(problem: Problem, start: JudgedPlan | None, effort: float = 1.0) -> list[JudgedPlan]:
     value_ns = NEVER if start is None else start.value_ns
-    found = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND))
-    return list(found.run(None, None) if start is None else found.run(start.allocation, start.orders))
+    search = LargeNeighbourhoodSearch(problem, value_ns, int(effort * SECOND))
+    return list(search.run(None, None) if start is None else search.run(start.allocation, start.orders))
 
 
 @pytest.mark.tier("ci")
@@ -189,15 +189,15 @@ def test_a_search_only_improves_and_is_repeatable(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("shared", [False, True])
 def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> None:
-    """Nine layers on two nodes of two devices, whole backwards: what ``exact`` finds by listing all plans."""
+    """Nine layers on two nodes of two devices, whole backwards: the plan that ``exact`` finds by listing all plans."""
     problem = instance(seed, 9, 8, shared=shared)
     exact = solve(problem, "exact").best
     assert exact is not None
-    found = searched(problem, None)[-1].value_ns
+    value_ns = searched(problem, None)[-1].value_ns
     if shared:  # a job shop's order is reached by no warm-up now and then
-        assert found <= exact.value_ns * 1.01
+        assert value_ns <= exact.value_ns * 1.01
     else:
-        assert found == exact.value_ns
+        assert value_ns == exact.value_ns
 
 
 @pytest.mark.tier("ci")
@@ -237,11 +237,11 @@ def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
     )
     value = makespan_ns(problem, worse, best.schedule)
     assert value > best.value_ns
-    found = list(recuts(problem, worse, best.schedule, True, value))
-    values = [plan.value_ns for plan in found]
+    plans = list(recuts(problem, worse, best.schedule, True, value))
+    values = [plan.value_ns for plan in plans]
     assert values == sorted(set(values), reverse=True)
     assert values[-1] <= best.value_ns
-    for plan in found:
+    for plan in plans:
         assert makespan_ns(problem, plan.allocation, best.schedule) == plan.value_ns
         assert [s.devices for s in plan.allocation.stages] == [s.devices for s in stages]
 
@@ -271,8 +271,8 @@ def test_a_stopped_search_ends() -> None:
     problem = instance(1, 12, 8)
     first = best_order(problem, chain([(6, [0]), (6, [1])], 8), NEVER).plan
     assert first is not None
-    found = LargeNeighbourhoodSearch(problem, first.value_ns, SECOND, stopped=lambda: True)
-    assert list(found.run(first.allocation, first.orders)) == []
+    search = LargeNeighbourhoodSearch(problem, first.value_ns, SECOND, stopped=lambda: True)
+    assert list(search.run(first.allocation, first.orders)) == []
 
 
 @pytest.mark.tier("ci")

@@ -1,4 +1,4 @@
-"""The local search over plans without a flush: against lists of all lines, from poor plans, and what it may propose."""
+"""The local search over plans without a flush: against lists of all lines, from poor plans, and legal proposals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES: tuple[UpdateRule, ...] = ("weight_stashing", "double_buffered", "double_g
 
 
 def drawn(seed: int, rule: UpdateRule) -> Problem:
-    """2 to 4 layers on 2 devices or 2 to 3 on 3, often of two kinds, of one node or of several."""
+    """Draw 2 to 4 layers on 2 devices or 2 to 3 on 3, often of two kinds, in one node or several."""
     draw = np.random.default_rng(seed)
     devices = int(draw.integers(2, 4))
     layers = int(draw.integers(2, 7 - devices))
@@ -50,41 +50,41 @@ def drawn(seed: int, rule: UpdateRule) -> Problem:
 
 
 def placements(devices: tuple[int, ...], count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Devices of their own for so many stages, in every way."""
+    """Yield separate devices for so many stages, in every way."""
     if count == 0:
         yield ()
         return
     for size in range(1, len(devices) - count + 2):
-        for own in combinations(devices, size):
-            rest = tuple(d for d in devices if d not in own)
-            yield from ((own, *others) for others in placements(rest, count - 1))
+        for group in combinations(devices, size):
+            rest = tuple(d for d in devices if d not in group)
+            yield from ((group, *others) for others in placements(rest, count - 1))
 
 
 def lines(problem: Problem) -> Iterator[Allocation]:
-    """Every line of stages on devices of their own, replicas by rows and in turn."""
+    """Yield every line of stages on separate devices, with replicas by rows and in turn."""
     (number,) = numbers_allowed(problem)
     for cut in partitions(problem):
-        for held in placements(tuple(range(problem.num_devices)), len(cut)):
-            for ways in product(*(("rows", "round_robin") if len(own) > 1 else ("rows",) for own in held)):
-                parts = zip(cut, held, ways, strict=True)
-                yield single_pipeline(tuple(Stage(a, b, own, way) for (a, b), own, way in parts), number)  # type: ignore[arg-type]
+        for groups in placements(tuple(range(problem.num_devices)), len(cut)):
+            for ways in product(*(("rows", "round_robin") if len(group) > 1 else ("rows",) for group in groups)):
+                parts = zip(cut, groups, ways, strict=True)
+                yield single_pipeline(tuple(Stage(a, b, group, way) for (a, b), group, way in parts), number)  # type: ignore[arg-type]
 
 
 def under_eager(problem: Problem, plan: Allocation, rule: UpdateRule) -> Iterator[JudgedPlan]:
-    """The line with NOAM's micro-batches in flight, twice as many, and one."""
+    """Yield the line with NOAM's micro-batches in flight, twice as many, and one."""
     base = noam(plan)
     for depth in ([1] * len(base), base, [2 * each for each in base]):
         try:
             pattern = eager(problem, plan, update_rule=rule, depth=depth)
         except PenstockError:
             continue
-        found = judged(problem, plan, pattern, problem.rules.overlap_all_reduce, rule)
-        if found is not None:
-            yield found
+        candidate = judged(problem, plan, pattern, problem.rules.overlap_all_reduce, rule)
+        if candidate is not None:
+            yield candidate
 
 
 def least_ns(problem: Problem, rule: UpdateRule) -> int:
-    """The time of the fastest line that verifies."""
+    """Return the time of the fastest line that verifies."""
     every = [each for plan in lines(problem) for each in under_eager(problem, plan, rule)]
     ranked = sorted(every, key=lambda each: each.value_ns)
     return next(each.value_ns for each in ranked if not verified(problem, each))
@@ -97,18 +97,18 @@ def test_no_line_is_much_faster_than_the_answer(rule: UpdateRule) -> None:
     equal = seen = 0
     for seed in range(8):
         problem = drawn(seed, rule)
-        found = solve(problem, "auto").best
+        plan = solve(problem, "auto").best
         least = least_ns(problem, rule)
-        assert found is not None
-        assert found.value_ns <= 1.03 * least, (seed, found.value_ns, least)
-        equal += found.value_ns <= least
+        assert plan is not None
+        assert plan.value_ns <= 1.03 * least, (seed, plan.value_ns, least)
+        equal += plan.value_ns <= least
         seen += 1
     assert seen == 8
     assert equal >= 6
 
 
 def begun(problem: Problem, rule: UpdateRule, plan: Allocation) -> Judge:
-    """A judge that knows the plan with one micro-batch in flight and nothing else."""
+    """Return a judge that has only the plan with one micro-batch in flight."""
     judge = Judge(Setting(problem))
     pattern = eager(problem, plan, update_rule=rule, depth=[1] * len(plan.stages))
     start = judged(problem, plan, pattern, problem.rules.overlap_all_reduce, rule)
@@ -118,14 +118,14 @@ def begun(problem: Problem, rule: UpdateRule, plan: Allocation) -> Judge:
 
 
 def proposals(judge: Judge, rule: UpdateRule, effort: float) -> Iterator[Proposal]:
-    """The search's plans, as a task proposes them."""
+    """Yield the search's plans, as a task proposes them."""
     start = judge.best
     assert start is not None
     yield from LocalSearch(start, (), effort)._proposals(judge)
 
 
 def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float = 0.5) -> JudgedPlan:
-    """The best plan of the search from this one."""
+    """Return the best plan of the search from this plan."""
     judge = begun(problem, rule, plan)
     judge.judge_all("polish", proposals(judge, rule, effort))
     assert judge.best is not None
@@ -133,7 +133,7 @@ def searched(problem: Problem, rule: UpdateRule, plan: Allocation, effort: float
 
 
 def long_chain(rule: UpdateRule) -> Problem:
-    """Twelve unlike layers on six devices in two nodes, heavy where they are cut evenly."""
+    """Return twelve unlike layers on six devices in two nodes, heavy where they are cut evenly."""
     problem = make_problem(
         [10, 60, 20, 80, 30, 30, 90, 10, 40, 20, 70, 15],
         boundary_bytes=[5, 40, 5, 60, 5, 30, 5, 50, 5, 20, 5],
@@ -151,13 +151,13 @@ def test_from_a_poor_plan_to_one_that_ranks_can_run(rule: UpdateRule) -> None:
     problem = long_chain(rule)
     poor = single_pipeline((Stage(0, 11, (0,)),), 12)
     before = begun(problem, rule, poor).best
-    found = searched(problem, rule, poor)
+    best = searched(problem, rule, poor)
     assert before is not None
-    assert 3 * found.value_ns < before.value_ns
-    assert verified(problem, found) == []
+    assert 3 * best.value_ns < before.value_ns
+    assert verified(problem, best) == []
     again = searched(problem, rule, poor)
-    assert (again.allocation, again.value_ns) == (found.allocation, found.value_ns)
-    assert found.value_ns <= searched(problem, rule, poor, effort=0.02).value_ns
+    assert (again.allocation, again.value_ns) == (best.allocation, best.value_ns)
+    assert best.value_ns <= searched(problem, rule, poor, effort=0.02).value_ns
 
 
 @pytest.mark.tier("quick")

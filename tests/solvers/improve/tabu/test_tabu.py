@@ -1,4 +1,4 @@
-"""The tabu search: its values are the judge's, it never gets worse, it fits memory, and it is exact on tiny plans."""
+"""The tabu search: the simulator's values, never worse, within memory, and exact on tiny plans."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_any_orders_get_no_worse_and_still_fit(seed: int) -> None:
     orders = random_orders(rng, allocation)
     timeline = simulate(problem, allocation, orders)
     tight = with_just_enough_memory(problem, timeline)
-    for given in (problem, tight):
-        found = improve(given, allocation, orders, steps=300, seed=seed)
-        after = simulate(given, allocation, found.orders)
-        assert found.value_ns == after.time_per_global_batch_ns <= timeline.time_per_global_batch_ns
-        assert found.steps >= 300
+    for variant in (problem, tight):
+        result = improve(variant, allocation, orders, steps=300, seed=seed)
+        after = simulate(variant, allocation, result.orders)
+        assert result.value_ns == after.time_per_global_batch_ns <= timeline.time_per_global_batch_ns
+        assert result.steps >= 300
         for device, use in after.uses.items():
-            assert given is problem or use.memory.total <= given.capacity_bytes(device)
+            assert variant is problem or use.memory.total <= variant.capacity_bytes(device)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -44,8 +44,8 @@ def test_tiny_plans_reach_the_best_of_all_orders(seed: int) -> None:
     problem, plan = random_line(1000 + seed, most_batches=3)
     best = min(times_of_every_order(problem, plan))
     start = warmup_orders(plan, effective_limits(StageTimes(problem, plan, gpipe(plan))))
-    found = improve(problem, plan, start, steps=4000, seed=seed)
-    assert found.value_ns == best
+    result = improve(problem, plan, start, steps=4000, seed=seed)
+    assert result.value_ns == best
 
 
 def test_the_same_seed_gives_the_same_order() -> None:
