@@ -13,6 +13,7 @@ from penstock.importers.cluster.hardware_page import renewed
 from penstock.importers.cluster.merging.merge import merge
 from penstock.schemas.api.topology_import import Format, ImportOptions
 from penstock.schemas.errors import InvalidDocument
+from penstock.schemas.options.importing import IMPORT_OPTIONS
 
 PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
 ADDING = ROOT / "docs" / "extending.md"
@@ -25,8 +26,9 @@ def test_the_table_is_that_of_the_data() -> None:
 def test_formats_and_options_are_all_there() -> None:
     formats = PAGE.partition("### Formats\n")[2].partition("\n#")[0]
     assert re.findall(r"^\| `([a-z0-9][a-z0-9-]+)` \|", formats, re.MULTILINE) == list(get_args(Format))
+    flags = {option.pointer: option.flag for option in IMPORT_OPTIONS.values()} | {"/options/name": "--name"}
     for field in ImportOptions.model_fields:
-        assert f"`{field}`" in PAGE or f"--{field}" in PAGE, field
+        assert flags[f"/options/{field}"] in PAGE, field
 
 
 @pytest.mark.tier("ci")
