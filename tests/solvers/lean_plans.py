@@ -44,8 +44,8 @@ def unlike_plans(seed: int, orders: int = 40) -> Iterator[Lean]:
     rng = random.Random(seed)
     like, allocation = _drawn(rng)
     for problem, _, order, value, peaks in _leanest(rng, _unlike(rng, like), allocation, orders):
-        sized = tuple(replace(device, memory_bytes=size) for device, size in zip(problem.devices, peaks, strict=True))
-        yield Lean(replace(problem, devices=sized), allocation, order, value)
+        devices = tuple(replace(device, memory_bytes=size) for device, size in zip(problem.devices, peaks, strict=True))
+        yield Lean(replace(problem, devices=devices), allocation, order, value)
 
 
 def _leanest(

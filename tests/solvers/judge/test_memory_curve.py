@@ -49,7 +49,7 @@ def test_a_step_needs_room_while_it_runs(periodic: bool) -> None:
 
 
 def test_the_curve_of_two_stages_by_hand() -> None:
-    """Activations of 6 bytes take 6 ns, gradients of 4 bytes 4 ns; parameters 100, context 7; receives start at 0."""
+    """Activations of 6 bytes take 6 ns, gradients of 4 bytes 4 ns; parameters 100, context 7. Receives start at 0."""
     problem = make_problem(
         [10, 10],
         [20, 20],

@@ -110,12 +110,12 @@ def per_replica(allocation: Allocation, schedule: Orders) -> Orders:
 def has_a_circle(problem: Problem, allocation: Allocation, schedule: Orders) -> bool:
     """Return whether the order of each device and the messages between them contradict each other."""
     graph: nx.DiGraph[tuple[int, int, int, int]] = nx.DiGraph()
-    visited = {}
+    visits = {}
     for row in schedule.rows:
         for device in row.devices:
             nodes = [(device, *op) for op in row.operations.tolist()]
             nx.add_path(graph, nodes)
-            visited.update(dict.fromkeys(nodes, True))
+            visits.update(dict.fromkeys(nodes, True))
     for low in range(len(allocation.stages) - 1):
         below, above = allocation.stages[low : low + 2]
         for m in range(allocation.num_micro_batches):

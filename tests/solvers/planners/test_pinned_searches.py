@@ -34,7 +34,7 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def drawn(seed: int, layers: int = 6, **changes: object) -> Problem:
-    """Layers on four devices in two nodes, and one or two pins."""
+    """Draw layers on four devices in two nodes, and one or two pins."""
     draw = np.random.default_rng(seed)
     times = draw.integers(5, 60, layers).tolist()
     problem = make_problem(times, nodes=(2, 2), boundary_bytes=1, global_batch_size=8, **changes)  # type: ignore[arg-type]
@@ -42,8 +42,8 @@ def drawn(seed: int, layers: int = 6, **changes: object) -> Problem:
     for _ in range(int(draw.integers(1, 3))):
         first = int(draw.integers(0, layers))
         last = int(draw.integers(first, layers))
-        held = draw.choice(4, int(draw.integers(1, 4)), replace=False)
-        pins.append(Pin(first, last, frozenset(int(d) for d in held)))
+        holders = draw.choice(4, int(draw.integers(1, 4)), replace=False)
+        pins.append(Pin(first, last, frozenset(int(d) for d in holders)))
     return replace(problem, pins=tuple(pins))
 
 
@@ -53,7 +53,7 @@ def cuts(problem: Problem, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def kept(problem: Problem, bounds: tuple[int, ...], devices: list[tuple[int, ...]]) -> bool:
-    stages = (Stage(low, high - 1, own) for (low, high), own in zip(pairwise(bounds), devices, strict=True))
+    stages = (Stage(low, high - 1, group) for (low, high), group in zip(pairwise(bounds), devices, strict=True))
     return broken_pin(problem, single_pipeline(tuple(stages), 4)) is None
 
 
@@ -72,25 +72,25 @@ def busiest(problem: Problem, bounds: tuple[int, ...], rank_of: tuple[int, ...])
     ("rank_of", "width"), [((0, 1, 0, 1), 1), ((0, 1, 1, 0), 1), ((0, 1, 1, 0), 2), ((0, 1, 2, 3), 1), ((0, 0), 3)]
 )
 def test_the_best_cut_that_devices_can_keep_is_found(rank_of: tuple[int, ...], width: int) -> None:
-    """Every cut with every choice of devices for each rank; where there is none, none is found."""
+    """Every cut with every choice of devices for each rank; the search has no result only where no cut is possible."""
     possible = 0
     for seed in range(40):
         problem = drawn(seed)
         best = None
         for bounds in cuts(problem, len(rank_of)):
             for order in permutations(range(4), width * (max(rank_of) + 1)):
-                own = [tuple(sorted(order[rank * width : (rank + 1) * width])) for rank in rank_of]
-                if kept(problem, bounds, own):
+                homes = [tuple(sorted(order[rank * width : (rank + 1) * width])) for rank in rank_of]
+                if kept(problem, bounds, homes):
                     value = busiest(problem, bounds, rank_of)
                     best = value if best is None else min(best, value)
-        found = pinned_bounds(problem, rank_of, width)
-        assert (found is None) == (best is None), seed
-        if found is not None:
+        result = pinned_bounds(problem, rank_of, width)
+        assert (result is None) == (best is None), seed
+        if result is not None:
             possible += 1
-            assert busiest(problem, found, rank_of) == best, seed
+            assert busiest(problem, result, rank_of) == best, seed
             places = [tuple(range(rank * width, (rank + 1) * width)) for rank in rank_of]
-            parts = zip(pairwise(found), places, strict=True)
-            stages = tuple(Stage(low, high - 1, own) for (low, high), own in parts)
+            parts = zip(pairwise(result), places, strict=True)
+            stages = tuple(Stage(low, high - 1, homes) for (low, high), homes in parts)
             placed = moved(problem, single_pipeline(stages, 4))
             assert placed is not None, seed
             assert broken_pin(problem, placed) is None, seed
@@ -99,13 +99,13 @@ def test_the_best_cut_that_devices_can_keep_is_found(rank_of: tuple[int, ...], w
 
 @pytest.mark.tier("quick")
 def test_parts_on_the_same_devices_are_cut_so_that_pins_hold() -> None:
-    """The even cut of a loop has layers 0–1 and 4–5 on one device; only 0 and 4–7 may lie together."""
+    """The even cut of a loop has layers 0–1 and 4–5 on one device; only 0 and 4–7 may be together."""
     problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 0, frozenset({1})), Pin(1, 3, frozenset({0}))))
     batch, places = batch_of(problem, 1), [(0,), (1,)]
-    for made in (laid_out(problem, batch, places, turns) for turns in (Turns("loop", 2), IN_A_V)):
-        assert broken_pin(problem, made) is None
-        assert len(made.stages) == 4
+    for allocation in (laid_out(problem, batch, places, turns) for turns in (Turns("loop", 2), IN_A_V)):
+        assert broken_pin(problem, allocation) is None
+        assert len(allocation.stages) == 4
     unkept = laid_out(replace(problem, pins=()), batch, places, Turns("loop", 2))
     assert moved(problem, unkept) is None
     with pytest.raises(UnsupportedRequest, match="layers 0–0 on n0/1"):
@@ -124,12 +124,12 @@ LOOP, V = (1, 0, 1, 0), (1, 0, 0, 1)
 def test_planners_of_several_parts_find_what_exchanging_devices_does_not(
     planner: str, options: dict[str, object], possible: tuple[int, ...], impossible: tuple[int, ...]
 ) -> None:
-    """A loop and a V of four uneven parts; what the pins leave no room for is refused, and the pins are named."""
+    """A loop and a V of four uneven parts; impossible pins are refused and named."""
     problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
     spans = [(0, 0), (1, 3), (4, 4), (5, 7)]
     pinned = {
-        own: replace(problem, pins=tuple(Pin(*span, frozenset({d})) for span, d in zip(spans, own, strict=True)))
-        for own in (possible, impossible)
+        place: replace(problem, pins=tuple(Pin(*span, frozenset({d})) for span, d in zip(spans, place, strict=True)))
+        for place in (possible, impossible)
     }
     result = solve(pinned[possible], planner, options=options)
     assert result.best is not None
@@ -161,11 +161,11 @@ def test_a_workers_partition_keeps_the_pins_and_is_the_best_of_those() -> None:
             for bounds in cuts(problem, 3):
                 if kept(problem, bounds, [(d,) for d in order]):
                     loads.append(max(_load(problem, d, *part) for d, part in zip(order, pairwise(bounds), strict=True)))
-        found = Partitions(problem).worker(devices, batch_of(problem, 2), "any")
-        assert (None if found is None else found.load_ns) == min(loads, default=None), seed
-        none, some = none + (found is None), some + (found is not None)
-        if found is not None:
-            assert broken_pin(problem, single_pipeline(found.stages, 4)) is None
+        worker = Partitions(problem).worker(devices, batch_of(problem, 2), "any")
+        assert (None if worker is None else worker.load_ns) == min(loads, default=None), seed
+        none, some = none + (worker is None), some + (worker is not None)
+        if worker is not None:
+            assert broken_pin(problem, single_pipeline(worker.stages, 4)) is None
     assert none > 5
     assert some > 5
 
@@ -184,11 +184,11 @@ def test_a_targets_ranks_get_the_shortest_longest_part_that_their_devices_may_ho
     for seed in range(40):
         problem = replace(drawn(seed, layers=8), within=limits)
         shape = RankShape(0, 0, places, chunks, rank_of, batch_of(problem, 2))
-        found = ShapeSearch(Setting(problem), limits, schedule)._kept_cut(shape)
-        own = [places[rank] for rank in rank_of]
-        values = [_longest(problem, bounds) for bounds in cuts(problem, len(rank_of)) if kept(problem, bounds, own)]
-        assert (None if found is None else _longest(problem, tuple(found))) == min(values, default=None), seed
-        none += found is None
+        cut = ShapeSearch(Setting(problem), limits, schedule)._kept_cut(shape)
+        homes = [places[rank] for rank in rank_of]
+        values = [_longest(problem, bounds) for bounds in cuts(problem, len(rank_of)) if kept(problem, bounds, homes)]
+        assert (None if cut is None else _longest(problem, tuple(cut))) == min(values, default=None), seed
+        none += cut is None
     assert 0 < none < 40
 
 
@@ -219,10 +219,10 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
     folds = 2 if planner == "wpipe" else 1
     proposals = PLANNERS[planner].proposals
     assert proposals is not None
-    made = [each.allocation for each in proposals(Setting(problem), checked(planner, PLANNERS[planner].options, {}))]
-    depths = {len(allocation.stages) // folds for allocation in made}
+    plans = [each.allocation for each in proposals(Setting(problem), checked(planner, PLANNERS[planner].options, {}))]
+    depths = {len(allocation.stages) // folds for allocation in plans}
     assert 4 in depths
-    assert all(broken_pin(problem, allocation) is None for allocation in made)
+    assert all(broken_pin(problem, allocation) is None for allocation in plans)
     result = solve(problem, planner)
     assert result.best is not None
     assert broken_pin(problem, result.best.allocation) is None
@@ -230,7 +230,7 @@ def test_grouped_updates_are_cut_for_the_pins(planner: str) -> None:
 
 @pytest.mark.tier("quick")
 def test_runs_of_layers_are_on_no_more_devices_than_may_hold_them() -> None:
-    """``spread`` and ``relax``, which know numbers of devices only; by a count of its own of the devices allowed."""
+    """``spread`` and ``relax``, which use numbers of devices only, against a separate count of the devices allowed."""
     closed = 0
     for seed in range(12):
         problem = drawn(seed, layers=8, micro_batch_sizes=(8,))
@@ -241,22 +241,22 @@ def test_runs_of_layers_are_on_no_more_devices_than_may_hold_them() -> None:
             for first in range(problem.num_layers):
                 for stop in range(first + 1, problem.num_layers + 1):
                     touched = [pin.devices for pin in problem.pins if pin.first < stop and first <= pin.last]
-                    held = sum(all(d in own for own in touched) for d in range(problem.num_devices))
-                    assert devices_allowed(problem)[first, stop] == held
-                    assert fits[first, stop - first - 1] == (held >= replicas)
-                    closed += held < replicas
+                    number = sum(all(d in group for group in touched) for d in range(problem.num_devices))
+                    assert devices_allowed(problem)[first, stop] == number
+                    assert fits[first, stop - first - 1] == (number >= replicas)
+                    closed += number < replicas
     assert closed > 100
 
 
 @pytest.mark.parametrize("planner", ["gpipe", "model-parallel"])
 def test_a_line_is_cut_for_the_pins_with_as_many_stages(planner: str) -> None:
-    """The even cut of two stages has layer 4 behind it; the pins want it with those before."""
+    """The even cut of two stages has layer 4 behind it; the pins need it with the layers before."""
     problem = make_problem([10] * 8, nodes=(2,), boundary_bytes=1, global_batch_size=4)
     problem = replace(problem, pins=(Pin(0, 4, frozenset({1})), Pin(5, 7, frozenset({0}))))
     proposals = PLANNERS[planner].proposals
     assert proposals is not None
     options = checked(planner, PLANNERS[planner].options, {"stages": 2})
-    made = [each.allocation for each in proposals(Setting(problem), options)]
-    assert made
-    for allocation in made:
+    allocations = [each.allocation for each in proposals(Setting(problem), options)]
+    assert allocations
+    for allocation in allocations:
         assert [(s.first, s.last, s.devices) for s in allocation.stages] == [(0, 4, (1,)), (5, 7, (0,))]

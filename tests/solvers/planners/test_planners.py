@@ -1,4 +1,4 @@
-"""Planners: what every one of them promises, and what each of them is for."""
+"""Planners: the guarantees of all planners, and the purpose of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def solved(planner: Planner, problem: Problem) -> Result | None:
-    """The result, or None where the planner cannot take the request and says what it can."""
+    """Return the result, or None where the planner refuses the request with a remedy."""
     with suppress(UnsupportedRequest):
         return solve(problem, planner.name)
     with pytest.raises(UnsupportedRequest) as refused:
@@ -71,7 +71,7 @@ FLUSHED, ALL = frozenset[UpdateRule]({"synchronous"}), frozenset[UpdateRule](get
 def test_every_plan_is_the_judges_and_auto_is_never_worse(
     changes: dict[str, Any], rules: frozenset[UpdateRule]
 ) -> None:
-    """Of every planner: verified, in memory as simulated, with the judge's time, above its bounds; auto the best.
+    """Every planner's plans verify, with the simulated memory and time, above their bounds; auto is the best.
 
     Every kind of request once; the plans of all rules and little memory meet in test_madpipe_planner and others.
     """
@@ -117,7 +117,7 @@ def test_the_same_request_gives_the_same_plan() -> None:
 
 @pytest.mark.parametrize("name", ["dapple", "exact", "spread", "uniform"])
 def test_a_search_ends_at_the_time_limit_between_pieces_of_work(name: str) -> None:
-    """The judge takes no proposal after the limit, so that a search which goes on works for nothing."""
+    """The judge takes no proposal after the limit, so that a search that continues works for nothing."""
     target = Within("deepspeed", ("early-backward",), False, (), False, Span(0, 3), (True,) * 3)
     problem = replace(four_devices(3, 4, global_batch_size=4), within=target if name == "uniform" else None)
     row = PLANNERS[name]
@@ -365,7 +365,7 @@ def test_stages_that_nothing_connects_are_left_out() -> None:
 
 @pytest.mark.tier("nightly")
 def test_quick_bounds_hold() -> None:
-    """What rules a plan out before it is judged: its work, and its certain memory."""
+    """Estimates that rule a plan out before it is simulated: its work, and its certain memory."""
     for seed in range(4):
         problem = four_devices(seed, count=6)
         for name in ("dp", "gpipe", "model-parallel", "dapple", "spp", "pipedream", *(["auto"] if seed == 0 else [])):

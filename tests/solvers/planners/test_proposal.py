@@ -1,4 +1,4 @@
-"""What rules a drafted plan out before it is judged."""
+"""Bounds that rule a drafted plan out before it is simulated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.solvers.planners.proposal import whole_backwards_bound_ns
 
 
 def test_no_order_of_whole_backwards_is_below_its_bound() -> None:
-    """Several stages on a device, replicas that take turns, recomputations of their own."""
+    """Several stages on a device, replicas that take turns, recomputations as separate operations."""
     rng = random.Random(0)
     turns, checked = 0, 0
     while checked < 250:

@@ -1,4 +1,4 @@
-"""The tables of algorithms: what they say of themselves, and how they refuse what they do not have."""
+"""The tables of algorithms: their descriptions, and refusals of unknown names."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_option_types() -> None:
 
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize(
-    ("given", "fault"),
+    ("values", "fault"),
     [
         ({"by": "size"}, "'size' is none of 'time', 'layers'"),
         ({"by": 1}, "1 is not of type string"),
@@ -107,11 +107,11 @@ def test_option_types() -> None:
         ({"strict": 1}, "1 is not of type boolean"),
     ],
 )
-def test_wrong_values_are_refused_with_their_place(given: dict[str, object], fault: str) -> None:
+def test_wrong_values_are_refused_with_their_place(values: dict[str, object], fault: str) -> None:
     with pytest.raises(InvalidDocument) as refused:
-        checked("x", OPTIONS, given)
-    (found,) = refused.value.faults
-    assert (found.pointer, found.detail) == (f"/options/{next(iter(given))}", fault)
+        checked("x", OPTIONS, values)
+    (refusal,) = refused.value.faults
+    assert (refusal.pointer, refusal.detail) == (f"/options/{next(iter(values))}", fault)
 
 
 def test_unknown_options_are_refused_before_anything_is_solved() -> None:
@@ -137,7 +137,7 @@ def test_dapple_chooses_the_warm_up_by_the_ratio_as_the_paper_does(
 
 
 def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a planner's row, by what a planner proposes, in ``auto`` too; it never becomes another schedule."""
+    """The name may be in a planner's row or in a proposal, in ``auto`` too; it never becomes another schedule."""
     problem = make_problem([3, 3, 3, 3])
 
     def proposals(setting: Setting, options: Mapping[str, object]) -> Iterator[Proposal]:
@@ -161,7 +161,7 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
 
 
 def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for, it is said why; beside others nothing is lost."""
+    """Requested by name, the answer says why; beside others nothing is lost."""
     problem = make_problem([3, 3, 3, 3])
 
     def picky(problem: Problem, allocation: Allocation) -> Orders:
@@ -172,9 +172,9 @@ def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatc
     assert usual is not None
     for name in ("auto", "dapple"):
         assert "picky" in PLANNERS[name].accepts
-        asked = solve(problem, name, schedule="picky")
-        assert asked.best is None
-        assert "it takes an odd number of stages" in asked.sentence
+        result = solve(problem, name, schedule="picky")
+        assert result.best is None
+        assert "it takes an odd number of stages" in result.sentence
     beside = solve(problem, "auto").best
     assert beside is not None
     assert (beside.value_ns, beside.allocation) == (usual.value_ns, usual.allocation)
@@ -199,19 +199,19 @@ def test_only_schedules_for_any_stages_are_drafted() -> None:
 
 
 def test_a_schedule_with_split_backwards_is_no_reason_to_spare_a_planner() -> None:
-    """A bound on whole backwards does not cover what such a schedule makes of the planner's stages."""
+    """A bound on whole backwards does not cover such a schedule's plans of the planner's stages."""
     problem = make_problem([3, 3, 3, 3])
 
-    def asked() -> dict[str, object]:
+    def options_of_tasks() -> dict[str, object]:
         tasks = tasks_for(Setting(problem), [PLANNERS["dapple"], PLANNERS["spp"]])
         return {task.name: task.makes for task in tasks}
 
-    before = asked()
+    before = options_of_tasks()
     assert before["dapple"] is not None
     split = ScheduleRow("split", zb_h1, "nobody", "none", split=True, tried_with=("dapple",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCHEDULES, "split", split)
-        after = asked()
+        after = options_of_tasks()
     assert after["dapple"] is None
     assert after["spp"] == before["spp"]
 
@@ -229,17 +229,17 @@ def test_a_schedule_names_planners_that_try_it(monkeypatch: pytest.MonkeyPatch) 
         ("any", "madpipe", "it tries schedules for no parts"),
     )
     refuse_untried()
-    for parts, planner, said in wrong:
+    for parts, planner, words in wrong:
         row = ScheduleRow("new", zb_h1, "nobody", "none", parts=parts, tried_with=(planner,))
         monkeypatch.setitem(SCHEDULES, "new", row)
-        with pytest.raises(UnsupportedRequest, match=said):
+        with pytest.raises(UnsupportedRequest, match=words):
             refuse_untried()
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("parts", "planner"), [("line", "zero-bubble"), ("v", "zero-bubble"), ("loop", "interleaved")])
 def test_planners_of_parts_try_what_names_them(parts: Parts, planner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new schedule for parts that a planner lays out is built of its own accord, and may be asked for."""
+    """A planner that lays out parts tries a new schedule for them unasked, and it may be requested."""
     build = {"line": zb_h1, "v": zb_v, "loop": looped_bfs}[parts]
     built: list[Allocation] = []
 
@@ -252,6 +252,6 @@ def test_planners_of_parts_try_what_names_them(parts: Parts, planner: str, monke
     problem = make_problem([3, 5, 4, 6], boundary_bytes=1, nodes=(2,))
     assert solve(problem, planner).best is not None
     assert built
-    asked = solve(problem, planner, schedule="another").best
-    assert asked is not None
-    assert asked.schedule.name == "another"
+    plan = solve(problem, planner, schedule="another").best
+    assert plan is not None
+    assert plan.schedule.name == "another"

@@ -26,7 +26,7 @@ from penstock.solvers.solve.driver import solve
 
 
 def uniform(stages: int, batches: int, forward: int, backward: int, transfer: int) -> tuple[Problem, Allocation]:
-    """Equal stages in a private full-duplex network, as figure 7 has it."""
+    """Build equal stages in a private full-duplex network, as in figure 7."""
     problem = make_problem(
         [forward] * stages,
         [backward] * stages,
@@ -41,7 +41,7 @@ def uniform(stages: int, batches: int, forward: int, backward: int, transfer: in
 
 
 def stalls(timeline: Timeline) -> int:
-    """Gaps between operations of a device, and the wait before the first one of each."""
+    """Count the gaps between operations of a device, and the wait before the first one of each."""
     count = 0
     for track in timeline.tracks:
         times = [(0, 0), *zip(track.start_ns.tolist(), track.end_ns.tolist(), strict=True)]
@@ -52,17 +52,17 @@ def stalls(timeline: Timeline) -> int:
 def test_figure_7() -> None:
     """K 2, M 8, F = B = 1, transfers 0.25: AFAB and AFP take 18.5, 1F1B 20; stalls 2 and 9 (claims A1, A2)."""
     problem, allocation = uniform(2, 8, 4, 4, 1)
-    found = {}
+    results = {}
     for name, orders in {
         "afab": advance_forward(problem, allocation, afab=True),
         "1f1b": advance_forward(problem, allocation),
         "afp": advance_forward(problem, allocation, delta=1),
     }.items():
         timeline = simulate(problem, allocation, orders)
-        found[name] = (timeline.time_per_global_batch_ns / 4, timeline.uses[0].memory.activations, stalls(timeline))
-    assert found["afab"] == (18.5, 8, 2)
-    assert found["1f1b"] == (20.0, 2, 9)
-    assert found["afp"][:2] == (18.5, 3)
+        results[name] = (timeline.time_per_global_batch_ns / 4, timeline.uses[0].memory.activations, stalls(timeline))
+    assert results["afab"] == (18.5, 8, 2)
+    assert results["1f1b"] == (20.0, 2, 9)
+    assert results["afp"][:2] == (18.5, 3)
 
 
 def orders_of(orders: Orders) -> list[list[list[int]]]:
@@ -137,10 +137,10 @@ def test_planners_of_flushed_steps_combine_with_it() -> None:
     problem = replace(problem, micro_batch_sizes=(1,))
     times = {}
     for schedule in ("advance-forward", "early-backward"):
-        found = solve(problem, "gpipe", schedule=schedule, options={"stages": 4})
-        assert found.best is not None
-        assert found.best.schedule.name == schedule
-        times[schedule] = found.best.value_ns
+        result = solve(problem, "gpipe", schedule=schedule, options={"stages": 4})
+        assert result.best is not None
+        assert result.best.schedule.name == schedule
+        times[schedule] = result.best.value_ns
     assert times["advance-forward"] <= times["early-backward"]
 
 

@@ -26,7 +26,7 @@ SHAPES = [(2, 1), (4, 1), (6, 1), (8, 1), (12, 1), (4, 2), (8, 2), (12, 2), (6, 
 
 
 def both(depth: int, number: int, pairs: int = 1, **more: object) -> tuple[Problem, Allocation]:
-    """One layer a stage, F = 100, one byte of stash."""
+    """Build one layer a stage, F = 100, one byte of stash."""
     settings: dict[str, object] = {"backward_ns": [100] * depth, "stash_bytes": 1, "channel": "none"}
     problem = make_problem(
         [100] * depth,
@@ -83,10 +83,10 @@ def test_backwards_of_twice_a_forward(depth: int, slots: int) -> None:
 
 @pytest.mark.parametrize("number", [3, 5, 7, 13])
 def test_any_number_of_micro_batches(number: int) -> None:
-    """Shared among the pipelines, the first ones take one more; everything else is for the verifier to say."""
+    """Micro-batches are shared among the pipelines, and the first ones take one more; the verifier checks the rest."""
     problem, allocation = both(4, number, boundary_bytes=30, parameter_bytes=50, update_ns=7, shared=True)
-    taken = [last - first + 1 for first, last in (pipeline.micro_batches for pipeline in allocation.pipelines)]
-    assert taken == [number - number // 2, number // 2]
+    shares = [last - first + 1 for first, last in (pipeline.micro_batches for pipeline in allocation.pipelines)]
+    assert shares == [number - number // 2, number // 2]
     timeline = judged(problem, allocation)
     copies = sorted({each.stage for each in timeline.reductions})
     assert copies == [0, 1, 2, 3], "each stage is reduced with its copy, under the lower number"

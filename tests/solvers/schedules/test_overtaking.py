@@ -1,4 +1,4 @@
-"""Overtaking: kernels against plain Python, room kept, every order runs; what it makes of published orders."""
+"""Overtaking: kernels against plain Python, memory limits, every order runs, and its changes to published orders."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from penstock.solvers.verify.verifier import verify
 
 
 def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
-    """The kernel's rule in plain words: move the operation to the front of its list if the list then still fits."""
+    """Apply the kernel's rule: move an operation to the front of its list if the list then still fits into memory."""
     remaining = [list(range(low, high)) for low, high in zip(lists.lane_start[:-1], lists.lane_start[1:], strict=True)]
     missing, ready = lists.waits_for.tolist(), [0] * len(lists.lane)
     start = [0] * len(lists.lane)
-    free, held = [0] * len(remaining), [0] * len(remaining)
+    free, resident = [0] * len(remaining), [0] * len(remaining)
     events = [(0, lane) for lane in range(len(remaining))]
     while events:
         now, lane = heapq.heappop(events)
@@ -47,12 +47,12 @@ def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
             before = remaining[lane][:at]
             soon = [max(ready[other], now) for other in before if not missing[other]]
             waits = any((t - now) * PARTS < lists.duration_ns[op] * patience for t in soon)
-            fits = lists.need[op] == 0 or peak_with(lists, held[lane], before, op) <= lists.room[lane]
+            fits = lists.need[op] == 0 or peak_with(lists, resident[lane], before, op) <= lists.room[lane]
             if at and not (lists.movable[op] and fits and not waits):
                 continue
             remaining[lane].remove(op)
             start[op], free[lane] = now, now + int(lists.duration_ns[op])
-            held[lane] += int(lists.need[op] - lists.freed[op])
+            resident[lane] += int(lists.need[op] - lists.freed[op])
             heapq.heappush(events, (free[lane], lane))
             for other, lag in zip(lists.following[op].tolist(), lists.lag_ns[op].tolist(), strict=True):
                 if other >= 0:
@@ -65,9 +65,9 @@ def reference_overtaking(lists: Jobs, patience: int) -> list[int]:
     return start
 
 
-def peak_with(lists: Jobs, held: int, before: list[int], op: int) -> int:
-    """The peak of the operations before, while what ``op`` takes is kept all along."""
-    level = peak = held
+def peak_with(lists: Jobs, resident: int, before: list[int], op: int) -> int:
+    """Return the peak of the operations before, while the bytes that ``op`` takes are kept all along."""
+    level = peak = resident
     for other in before:
         level += int(lists.need[other])
         peak = max(peak, level)
@@ -76,11 +76,11 @@ def peak_with(lists: Jobs, held: int, before: list[int], op: int) -> int:
 
 
 def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
-    """The first of the ranking that is ready and has room."""
+    """Return starts by taking the first operation of the ranking that is ready and fits into memory."""
     done = dict.fromkeys(jobs.ranking.ravel().tolist(), 0)
     missing, ready = jobs.waits_for.tolist(), [0] * len(jobs.duration_ns)
     start = [-1] * len(jobs.duration_ns)
-    free, held = [0] * len(jobs.room), [0] * len(jobs.room)
+    free, level = [0] * len(jobs.room), [0] * len(jobs.room)
     events = [(0, lane) for lane in range(len(jobs.room))]
     while events:
         now, lane = heapq.heappop(events)
@@ -90,7 +90,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
         possible = [
             (q, op)
             for q, op in ranked
-            if not missing[op] and (not jobs.need[op] or held[lane] + jobs.need[op] + jobs.kept[q] <= jobs.room[lane])
+            if not missing[op] and (not jobs.need[op] or level[lane] + jobs.need[op] + jobs.kept[q] <= jobs.room[lane])
         ]
         awaited = now + 2**60
         for q, op in possible:
@@ -99,7 +99,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
             elif (awaited - now) * PARTS >= jobs.duration_ns[op] * patience:
                 done[q] += 1
                 start[op], free[lane] = now, now + int(jobs.duration_ns[op])
-                held[lane] += int(jobs.need[op] - jobs.freed[op])
+                level[lane] += int(jobs.need[op] - jobs.freed[op])
                 heapq.heappush(events, (free[lane], lane))
                 for other, lag in zip(jobs.following[op].tolist(), jobs.lag_ns[op].tolist(), strict=True):
                     if other >= 0:
@@ -112,7 +112,7 @@ def reference_construct(jobs: Jobs, number: int, patience: int) -> list[int]:
 
 
 def drawn(rng: random.Random, shape: str, recompute: bool = False) -> tuple[Problem, Allocation]:
-    """Random costs, stashes and transfers on two to four ranks."""
+    """Draw random costs, stashes and transfers on two to four ranks."""
     p, number = rng.randint(2, 4), rng.randint(1, 8)
     stages = p if shape == "line" else 2 * p
     inputs, weights = ([rng.randint(0, 9) for _ in range(stages)] for _ in range(2))
@@ -130,8 +130,8 @@ def drawn(rng: random.Random, shape: str, recompute: bool = False) -> tuple[Prob
     )
     where = {"line": lambda s: s, "v": lambda s: min(s, stages - 1 - s), "loop": lambda s: s % p}[shape]
     layers = [((s, s),) if recompute and rng.random() < 0.7 else () for s in range(stages)]
-    made = tuple(Stage(s, s, (where(s),), recompute=layers[s]) for s in range(stages))
-    return problem, single_pipeline(made, number)
+    parts = tuple(Stage(s, s, (where(s),), recompute=layers[s]) for s in range(stages))
+    return problem, single_pipeline(parts, number)
 
 
 def published(problem: Problem, allocation: Allocation, shape: str) -> Orders:
@@ -159,7 +159,7 @@ def test_rankings_are_their_reference(seed: int, monkeypatch: pytest.MonkeyPatch
     chunks = len(chained.ranks.stages[0])
     ranking = [(kind, chunk) for kind in (FORWARD, INPUT, WEIGHT) for chunk in range(chunks)]
     rng.shuffle(ranking)
-    room = [sum(chained.taken_bytes(s) for s in own) + rng.randint(0, 40) for own in chained.ranks.stages]
+    room = [sum(chained.taken_bytes(s) for s in stages) + rng.randint(0, 40) for stages in chained.ranks.stages]
     seen = []
 
     def both(jobs: Jobs, patience: int) -> np.ndarray:
@@ -170,9 +170,9 @@ def test_rankings_are_their_reference(seed: int, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(chained_module, "run_list", both)
     for patience in (0, 2, 4):
-        made = chained.constructed(ranking, room, patience)
-        assert made is not None, "the oldest micro-batch always has its room"
-        assert all(peak <= free for peak, free in zip(chained.peak_bytes(made[1]), room, strict=True))
+        result = chained.constructed(ranking, room, patience)
+        assert result is not None, "the oldest micro-batch always has its room"
+        assert all(peak <= free for peak, free in zip(chained.peak_bytes(result[1]), room, strict=True))
     assert len(seen) == 3
     assert chained.constructed(ranking, [0] * len(room), 0) is None
 
@@ -185,10 +185,10 @@ def test_orders_found_run_and_keep_to_the_room(seed: int, shape: str) -> None:
     rng = random.Random(seed)
     problem, allocation = drawn(rng, shape)
     chained = Chained(problem, allocation)
-    room = [rng.randint(1, 4) * sum(chained.taken_bytes(s) for s in own) for own in chained.ranks.stages]
-    found = found_overtaking(problem, allocation, room_bytes=room)
-    assert [each.time_ns for each in found] == sorted(each.time_ns for each in found)
-    for each in found[:4]:
+    room = [rng.randint(1, 4) * sum(chained.taken_bytes(s) for s in stages) for stages in chained.ranks.stages]
+    plans = found_overtaking(problem, allocation, room_bytes=room)
+    assert [each.time_ns for each in plans] == sorted(each.time_ns for each in plans)
+    for each in plans[:4]:
         assert chained.fits(each.orders, room)
         timeline = simulate(problem, allocation, each.orders)
         assert verify(problem, allocation, each.orders, timeline) == []
@@ -204,12 +204,12 @@ def test_where_nothing_fits_the_least_is_kept() -> None:
     orders = overtaking(problem, allocation, room_bytes=[0] * len(chained.ranks.stages))
     with pytest.raises(ValueError, match="memory budgets"):
         overtaking(problem, allocation, room_bytes=[0] * 9)
-    least = [sum(chained.taken_bytes(s) for s in own) for own in chained.ranks.stages]
+    least = [sum(chained.taken_bytes(s) for s in stages) for stages in chained.ranks.stages]
     assert chained.peak_bytes(orders) == least
 
 
 def test_memory_is_what_devices_have() -> None:
-    """Without ``room_bytes`` the devices' memory decides, and the judged peak stays below it."""
+    """Without ``room_bytes`` the devices' memory decides, and the simulated peak stays below it."""
     problem = make_problem(
         [10] * 8,
         [20] * 8,
@@ -253,10 +253,10 @@ def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, 
     allocation = single_pipeline(tuple(Stage(s, s, (where(s),)) for s in range(stages)), number)
     orders = generator(problem, allocation)
     room = [max(Chained(problem, allocation).peak_bytes(orders))] * p
-    found = found_overtaking(problem, allocation, room_bytes=room, excluded=orders)
+    plans = found_overtaking(problem, allocation, room_bytes=room, excluded=orders)
     texts = [row.operations.tobytes() for row in orders.rows]
-    assert all([row.operations.tobytes() for row in each.orders.rows] != texts for each in found)
-    best = min(simulate(problem, allocation, each.orders).time_per_global_batch_ns for each in found[:12])
+    assert all([row.operations.tobytes() for row in each.orders.rows] != texts for each in plans)
+    best = min(simulate(problem, allocation, each.orders).time_per_global_batch_ns for each in plans[:12])
     published = simulate(problem, allocation, orders).time_per_global_batch_ns
     assert best <= (1.03 if generator is v_half else 1.02) * published
     with_it = found_overtaking(problem, allocation, room_bytes=room)[0]
@@ -266,10 +266,10 @@ def test_no_longer_than_published_in_the_same_room(generator, transfer_ns: int, 
 def reference_place(chain: OperationList, period_ns: int) -> list[int]:
     """Try every nanosecond of a period from the earliest one on."""
     start: list[int] = []
-    taken: dict[int, set[int]] = {}
+    busy: dict[int, set[int]] = {}
     for after, lag, lane, duration in zip(*(column.tolist() for column in chain), strict=True):
         t = lag if after < 0 else start[after] + int(chain.duration_ns[after]) + lag
-        used = taken.setdefault(lane, set())
+        used = busy.setdefault(lane, set())
         spans = (
             (at, {(at + k) % period_ns for k in range(duration)})
             for at in range(t, t + period_ns)
@@ -299,7 +299,7 @@ def test_operations_are_placed_as_by_their_reference(seed: int) -> None:
 
 
 def test_the_block_of_equal_times_is_v_min() -> None:
-    """Without waits, in the room that V-min keeps, one of the blocks is the published one, here repeated as it is."""
+    """Without waits, and with V-min's memory, one of the blocks is the published one, here repeated as it is."""
     problem = make_problem(
         [10] * 8, [20] * 8, weight_ns=[10] * 8, stash_bytes=1, count_buffers=False, nodes=(4,), global_batch_size=8
     )
@@ -319,7 +319,7 @@ def test_the_block_of_equal_times_is_v_min() -> None:
 
 @pytest.mark.tier("ci")
 def test_a_search_that_is_stopped_still_answers() -> None:
-    """At once: with what the lists give that need no search; the same every time."""
+    """It answers at once with the orders that lists give without a search; the same every time."""
     problem, allocation = drawn(random.Random(5), "v")
     few = found_overtaking(problem, allocation, stopped=lambda: True)
     every = found_overtaking(problem, allocation)
@@ -342,8 +342,8 @@ def test_recomputation_overtakes_too() -> None:
     first = as_operations([(0, 0, 0), (0, 0, 1), (RECOMPUTE, 0, 0), (1, 0, 0), (RECOMPUTE, 0, 1), (1, 0, 1)])
     second = as_operations([(FORWARD, 1, 0), (1, 1, 0), (FORWARD, 1, 1), (1, 1, 1)])
     orders = Orders("by hand", (Row((0,), first), Row((1,), second)))
-    _time, made = Chained(problem, allocation).overtaken(orders, [10, 10], MOVERS[1], 0)
-    assert made.rows[0].operations[:, [0, 2]].tolist() == [[0, 0], [0, 1], [4, 0], [4, 1], [1, 0], [1, 1]]
+    _time, result = Chained(problem, allocation).overtaken(orders, [10, 10], MOVERS[1], 0)
+    assert result.rows[0].operations[:, [0, 2]].tolist() == [[0, 0], [0, 1], [4, 0], [4, 1], [1, 0], [1, 1]]
 
 
 def test_devices_that_share_in_part_are_refused() -> None:
@@ -356,7 +356,7 @@ def test_devices_that_share_in_part_are_refused() -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("shape", ["line", "vee"])
 def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
-    """Of operations that start at once on a rank, a gradient's goes before the one that waits for it."""
+    """Of operations that start at once on a rank, a gradient's goes before the operation that waits for it."""
     seen = 0
     for seed in range(8):
         rng = random.Random(seed)
@@ -366,10 +366,10 @@ def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: st
         ranks = [0, 1, 2, 2, 1, 0] if shape == "vee" else [0, 1, 2, 0, 1, 2]
         stages = tuple(Stage(layer, layer, (device,)) for layer, device in enumerate(ranks))
         allocation = single_pipeline(stages, 3)
-        for found in found_overtaking(problem, allocation)[:20]:
+        for each in found_overtaking(problem, allocation)[:20]:
             seen += 1
-            timeline = simulate(problem, allocation, found.orders)
-            assert verify(problem, allocation, found.orders, timeline) == []
+            timeline = simulate(problem, allocation, each.orders)
+            assert verify(problem, allocation, each.orders, timeline) == []
     assert seen > 100
 
 

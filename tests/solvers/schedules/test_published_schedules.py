@@ -43,13 +43,13 @@ TIMES = [(10, 10, 10), (20, 25, 15), (40, 50, 30), (20, 30, 10)]
 
 
 def loop(p: int, v: int, number: int, forward: int = 10, backward: int = 20) -> tuple[Problem, Allocation]:
-    """p ranks with v stages each, stage c p + r on rank r."""
+    """Build p ranks with v stages each, stage c p + r on rank r."""
     problem = make_problem([forward] * (p * v), [backward] * (p * v), nodes=(p,), global_batch_size=number)
     return problem, single_pipeline(tuple(Stage(s, s, (s % p,)) for s in range(p * v)), number)
 
 
 def vee(p: int, number: int, times: tuple[int, int, int] = (10, 10, 10)) -> tuple[Problem, Allocation]:
-    """p ranks, stages r and 2 p - 1 - r on rank r."""
+    """Build p ranks, stages r and 2 p - 1 - r on rank r."""
     forward, inputs, weights = ([each] * (2 * p) for each in times)
     backward = [i + w for i, w in zip(inputs, weights, strict=True)]
     problem = make_problem(forward, backward, weight_ns=weights, nodes=(p,), global_batch_size=number)
@@ -57,7 +57,7 @@ def vee(p: int, number: int, times: tuple[int, int, int] = (10, 10, 10)) -> tupl
 
 
 def line(p: int, number: int, times: tuple[int, int, int] = (10, 10, 10)) -> tuple[Problem, Allocation]:
-    """A stage on each device."""
+    """Build a stage on each device."""
     forward, inputs, weights = ([each] * p for each in times)
     backward = [i + w for i, w in zip(inputs, weights, strict=True)]
     problem = make_problem(forward, backward, weight_ns=weights, nodes=(p,), global_batch_size=number)
@@ -77,13 +77,13 @@ def text(orders: Orders, rank: int, name: Callable[[int, int, int], str]) -> str
 
 
 def kept(orders: Orders) -> list[int]:
-    """The most micro-batches that each rank keeps, of all its stages, from F to B or W."""
+    """Return the most micro-batches that each rank keeps, of all its stages, from F to B or W."""
     change = np.asarray([1, -1, 0, -1, 0])
     return [int(np.cumsum(change[row.operations[:, 0]]).max()) for row in orders.rows]
 
 
 def idle(timeline: Timeline) -> list[int]:
-    """Each rank's idle time between its first and its last operation."""
+    """Return each rank's idle time between its first and its last operation."""
     return [
         int(track.end_ns[-1] - track.start_ns[0] - (track.end_ns - track.start_ns).sum()) for track in timeline.tracks
     ]
@@ -170,7 +170,7 @@ def test_v_schedules_keep_half_and_a_third(p: int, generator: Generator, offsets
     orders = generator(*vee(p, number))
     span = judged(*vee(p, number), orders).time_per_global_batch_ns
     lives = [(block[5] + 1 - block[0], block[4] + 1 - block[1]) for block in building_block(p, offsets)]
-    assert max(kept(orders)) <= max(sum(-(-life // PERIOD) for life in own) for own in lives)
+    assert max(kept(orders)) <= max(sum(-(-life // PERIOD) for life in block_lives) for block_lives in lives)
     assert max(kept(orders)) == 2 * {v_half: (p + 2) // 2, v_min: (p + 4) // 3}[generator]
     more = vee(p, number + 1)
     assert judged(*more, generator(*more)).time_per_global_batch_ns - span == 10 * PERIOD
@@ -239,11 +239,11 @@ def test_fewer_micro_batches_take_less_and_keep_no_more(
 
 
 def test_offsets_trade_room_for_time() -> None:
-    """V-min keeps least, ZB-V's offsets most; the more is kept, the shorter the step."""
+    """V-min keeps least, ZB-V's offsets most; the more micro-batches are kept, the shorter the step."""
     problem, allocation = vee(8, 32, (10, 12, 8))
-    made = [generator(problem, allocation) for generator in (v_min, v_half, zb_v)]
-    assert [max(kept(orders)) for orders in made] == sorted(max(kept(orders)) for orders in made)
-    spans = [judged(problem, allocation, orders).time_per_global_batch_ns for orders in made]
+    all_orders = [generator(problem, allocation) for generator in (v_min, v_half, zb_v)]
+    assert [max(kept(orders)) for orders in all_orders] == sorted(max(kept(orders)) for orders in all_orders)
+    spans = [judged(problem, allocation, orders).time_per_global_batch_ns for orders in all_orders]
     assert spans == sorted(spans, reverse=True)
 
 
@@ -297,22 +297,22 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("generator", [interleaved, looped_bfs, zb_h1, zb_h2, zb_v, v_half, v_min])
 def test_torchs_csv_takes_them_and_gives_them_back(generator: Generator) -> None:
-    made = {interleaved: loop(4, 2, 8), looped_bfs: loop(4, 3, 8), zb_h1: line(4, 8), zb_h2: line(4, 8)}
-    problem, allocation = made.get(generator, vee(4, 8))
+    plans = {interleaved: loop(4, 2, 8), looped_bfs: loop(4, 3, 8), zb_h1: line(4, 8), zb_h2: line(4, 8)}
+    problem, allocation = plans.get(generator, vee(4, 8))
     orders = generator(problem, allocation)
     written = to_csv(allocation, orders)
-    _, found = onto(written, allocation)
-    for row, other in zip(orders.rows, found.rows, strict=True):
+    _, copy = onto(written, allocation)
+    for row, other in zip(orders.rows, copy.rows, strict=True):
         assert row.devices == other.devices
         assert np.array_equal(row.operations, other.operations)
     span = simulate(problem, allocation, orders).time_per_global_batch_ns
-    assert simulate(problem, allocation, found).time_per_global_batch_ns == span
+    assert simulate(problem, allocation, copy).time_per_global_batch_ns == span
     with pytest.raises(InvalidDocument, match="1FOO3"):
         onto(written.replace("1F3", "1FOO3", 1), allocation)
 
 
 def again(delay: int, recompute: bool) -> tuple[Problem, Allocation]:
-    """Four stages, F = 100, B = 200, transfers of ``delay``; the last stage, which awaits no gradient, keeps all."""
+    """Build four stages, F = 100, B = 200, transfers of ``delay``; the last stage awaits no gradient and keeps all."""
     problem = make_problem([100] * 4, boundary_bytes=delay, nodes=(4,), channel="full", global_batch_size=64)
     stages = tuple(Stage(s, s, (s,), recompute=((s, s),) if recompute and s < 3 else ()) for s in range(4))
     return problem, single_pipeline(stages, 64)
@@ -340,9 +340,9 @@ def test_recomputation_stands_before_each_gradient(generator: Generator) -> None
 def test_recomputation_hides_in_the_wait_for_a_gradient(generator: Generator, delay: int) -> None:
     """WPipe figure 13: where a transfer takes a forward's time or more, recomputing apart costs 5 % at most.
 
-    The stages wait for their gradients there; R inside of B or I would cost what it takes. All stages recompute for
-    which that saves memory: between a forward and its gradient the last one never sees another forward. Split
-    backwards leave less of the wait, so R overtakes in what room there is.
+    The stages wait for their gradients there; R inside of B or I would cost its full time. All stages for which that
+    saves memory recompute: between a forward and its gradient the last one never sees another forward. Split backwards
+    leave less of the wait, so R overtakes within the memory that is left.
     """
     problem, allocation = again(delay, False)
     orders = generator(problem, allocation)
@@ -387,7 +387,7 @@ def test_stages_without_work_add_nothing_to_the_bound_of_their_device() -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_bounds_hold_for_drawn_costs(data: st.DataObject) -> None:
-    """Several stages on a device, split backwards: no bound above the judged time (``judged`` looks)."""
+    """Several stages on a device, split backwards: no bound above the simulated time (``judged`` checks that)."""
     p, number = data.draw(st.integers(2, 4)), data.draw(st.integers(1, 9))
     generator = data.draw(st.sampled_from([interleaved, looped_bfs, zb_h1, zb_h2, zb_v, v_half, v_min]))
     stages = p if generator in (zb_h1, zb_h2) else 2 * p

@@ -1,4 +1,4 @@
-"""Schedules asked for by the names of papers and trainers are told ours; what is only misspelt, the nearest."""
+"""Requests for schedules by names of papers and trainers get our name; misspelt names get the nearest."""
 
 from __future__ import annotations
 

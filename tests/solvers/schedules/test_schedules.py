@@ -30,7 +30,7 @@ from penstock.solvers.verify.verifier import verify
 
 
 def texts(orders: Orders) -> list[str]:
-    """Each row's operations, the home stage not written out."""
+    """Print each row's operations, without the home stage."""
     return [print_row([tuple(op) for op in row.operations.tolist()], int(row.operations[0, 1])) for row in orders.rows]
 
 
@@ -67,8 +67,8 @@ def test_rows_are_those_of_the_definition(stages: int, batches: int, data: st.Da
     """order(i) = F0..F_{K-1}, then B_b and F_{K+b} while there are any, for every K-vector that does not grow."""
     problem, allocation = uniform(stages, batches)
     vector = sorted(data.draw(st.lists(st.integers(1, 15), min_size=stages, max_size=stages)), reverse=True)
-    made = early_backward(problem, allocation, warmup=vector)
-    for ours, theirs in zip(made.rows, warmup_orders(allocation, vector).rows, strict=True):
+    schedule = early_backward(problem, allocation, warmup=vector)
+    for ours, theirs in zip(schedule.rows, warmup_orders(allocation, vector).rows, strict=True):
         assert ours.devices == theirs.devices
         assert np.array_equal(ours.operations, theirs.operations)
 

@@ -14,7 +14,10 @@ from penstock.solvers.schedules.support.candidates import candidate_schedules
 
 
 def by_queues(stages: int, batches: int) -> tuple[list[list[tuple[int, int]]], int]:
-    """Algorithm 1, lines 1-8, on a snapshot of the queues per pass (R-14): each stage's order, and the passes."""
+    """Run Algorithm 1, lines 1-8, on a snapshot of the queues per pass (R-14).
+
+    Return each stage's order, and the number of passes.
+    """
     blocks = 4 * stages - 3
     queues: dict[int, list[int]] = {j: [] for j in range(1, blocks + 2)}
     queues[1] = list(range(batches))

@@ -351,20 +351,20 @@ def test_the_answer_does_not_depend_on_the_processes_that_work(monkeypatch: pyte
 
 def searches(monkeypatch: pytest.MonkeyPatch, gap: float) -> int:
     """Count how many searches of its planner a solve makes."""
-    searched: list[object] = []
+    choices_of_searches: list[object] = []
     solve = driver.search
 
     def counted(setting: Setting, *others: Any) -> Result:
         if setting.planner == "dapple":
-            searched.append(setting.problem.choice)
+            choices_of_searches.append(setting.problem.choice)
         return solve(setting, *others)
 
     with monkeypatch.context() as patched:
         patched.setattr(driver, "search", counted)
         result = choices.solve(open_problem(choices_of(ONE, TWO, FOUR), 1.1, seed=1), "dapple", max_plans=4, gap=gap)
     assert result.best is not None
-    assert len(set(searched)) == len(searched)
-    return len(searched)
+    assert len(set(choices_of_searches)) == len(choices_of_searches)
+    return len(choices_of_searches)
 
 
 def test_a_gap_ends_the_search_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,14 +505,14 @@ def test_incumbents_get_better_and_say_their_choice() -> None:
 
 
 def test_choices_whose_load_takes_longer_than_the_best_plan_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    contracted: list[Choice] = []
+    calls: list[Choice] = []
 
     def counted(problem: Problem, choice: Choice, problems: Problems | None) -> Problem:
-        contracted.append(choice)
+        calls.append(choice)
         return contract(problem, choice, problems)
 
     monkeypatch.setattr(one_choice, "contract", counted)
     problem = open_problem(choices_of(TWO, FOUR))
     slow = replace(problem, variants=(divided(problem, TWO, 50.0), divided(problem, FOUR, 1.0)))
     assert choices.solve(slow, "dapple").choice == Choice(FOUR)
-    assert contracted == [Choice(FOUR)]
+    assert calls == [Choice(FOUR)]

@@ -196,12 +196,12 @@ def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.Monk
 def test_a_seeded_fault_is_found(fault: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """The battery above fails where a stage may hold less, rebuild less ahead or has to work longer."""
     _too_high(monkeypatch, fault)
-    noticed = any(
+    refutation = any(
         Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
         for seed in seeds
         for plan in lean_plans(seed)
     )
-    assert noticed
+    assert refutation
 
 
 @pytest.mark.tier("ci")
@@ -237,10 +237,10 @@ def test_even_stages_reach_it() -> None:
 def test_every_better_bound_is_told_in_order() -> None:
     """The reported bounds rise to the returned one."""
     problem = random_request(3, 6, 4)
-    reported: list[int] = []
-    result = bounds(problem, 1, lambda bound: reported.append(bound.bound_ns))
-    assert reported == sorted(reported)
-    assert reported[-1] == result.bound_ns
+    reports: list[int] = []
+    result = bounds(problem, 1, lambda bound: reports.append(bound.bound_ns))
+    assert reports == sorted(reports)
+    assert reports[-1] == result.bound_ns
     assert all(str(batch.num_micro_batches) in result.model for batch in candidates(problem))
 
 

@@ -322,8 +322,8 @@ def test_a_bound_covers_plans_of_its_class() -> None:
     apart = class_bound(problem, contiguous(problem, range(1, 5)), 1, "label search")
     plans = (("l", problem, line), ("t", looped, turned), ("s", problem, split))
     bounds = every, one, apart
-    covered = {n: tuple(features_of_candidate(p, plan) <= b.covers for b in bounds) for n, p, plan in plans}
-    assert covered == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
+    coverage = {n: tuple(features_of_candidate(p, plan) <= b.covers for b in bounds) for n, p, plan in plans}
+    assert coverage == {"l": (True, True, True), "t": (True, True, False), "s": (True, False, False)}
     assert [bound.scope for bound in bounds] == [REQUEST_SCOPE, CLASS_SCOPE, CLASS_SCOPE]
 
 

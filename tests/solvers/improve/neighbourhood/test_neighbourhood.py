@@ -112,8 +112,8 @@ def test_even_stages_share_layers_and_devices() -> None:
 def test_repairs_of_a_small_window_are_all_ways_to_cut_it() -> None:
     problem = instance(0, 8, cuttable=[True, True, False, True, True, True, True])
     start = chain([(2, [0]), (3, [1, 2]), (3, [3])], 4).stages
-    repaired = list(Repairs(problem, 1000).of(start, 1, 3, random.Random(0)))
-    for stages in repaired:
+    neighbours = list(Repairs(problem, 1000).of(start, 1, 3, random.Random(0)))
+    for stages in neighbours:
         check(problem, stages)
         assert stages[0] == start[0]
     rows = ((1, 2, 3), (3, 2, 1))
@@ -124,7 +124,7 @@ def test_repairs_of_a_small_window_are_all_ways_to_cut_it() -> None:
         for places in combinations((1, 2), count)
         for row in rows
     }
-    assert {(tuple(s.last for s in each[1:-1]), tuple(s.devices for s in each[1:])) for each in repaired} == wanted
+    assert {(tuple(s.last for s in each[1:-1]), tuple(s.devices for s in each[1:])) for each in neighbours} == wanted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -132,10 +132,10 @@ def test_drawn_repairs_are_legal_and_follow_the_seed(seed: int) -> None:
     problem = instance(seed, 20, cuttable=[i % 3 != 1 for i in range(19)], nodes=(4, 4))
     start = chain([(6, [0, 1]), (6, [2, 3, 4]), (8, [5, 6, 7])], 4).stages
     repairs = Repairs(problem, 40)
-    repaired = list(repairs.of(start, 0, 3, random.Random(seed)))
-    assert repaired == list(repairs.of(start, 0, 3, random.Random(seed)))
-    assert len(set(repaired)) > 30
-    for stages in repaired:
+    neighbours = list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert neighbours == list(repairs.of(start, 0, 3, random.Random(seed)))
+    assert len(set(neighbours)) > 30
+    for stages in neighbours:
         check(problem, stages)
 
 
@@ -145,10 +145,10 @@ def test_scores_are_the_judges(shared: bool) -> None:
     problem = instance(2, 9, 4, shared=shared, stash_bytes=10**6, memory_bytes=150_000_000)
     start = chain([(5, [0, 1]), (4, [2, 3])], 4).stages
     scores = Scores(problem)
-    scored = scores.fresh([(4, stages) for stages in moved(problem, start)], NEVER)
-    assert scored == sorted(scored, key=lambda score: score.value_ns)
-    assert not scores.fresh([score.plan for score in scored], NEVER)
-    for score in scored[::4]:
+    ranking = scores.fresh([(4, stages) for stages in moved(problem, start)], NEVER)
+    assert ranking == sorted(ranking, key=lambda score: score.value_ns)
+    assert not scores.fresh([score.plan for score in ranking], NEVER)
+    for score in ranking[::4]:
         plan = single_pipeline(score.plan[1], 4)
         for value, vector in score.warmups:
             assert makespan_ns(problem, plan, early_backward(problem, plan, warmup=vector)) == value

@@ -497,9 +497,9 @@ class Costs:
 
     def ties(self, update_rule: str) -> list[Tie]:
         """List the ties that are summed, numbered."""
-        summed: list[Tie] = []
+        sums: list[Tie] = []
         if update_rule not in ("synchronous", "double_buffered"):
-            return summed
+            return sums
         for _name, layers, size in self.problem.shared_parameters:
             stages = [
                 s for s, stage in enumerate(self.stages) if any(stage.first <= layer <= stage.last for layer in layers)
@@ -509,5 +509,5 @@ class Costs:
                 continue
             devices = sorted({d for s in stages for d in self.stages[s].devices})
             used = self.ring_resources(devices)
-            summed.append(Tie(len(summed), stages, devices, self.all_reduce(self.summed_bytes(size), devices), used))
-        return summed
+            sums.append(Tie(len(sums), stages, devices, self.all_reduce(self.summed_bytes(size), devices), used))
+        return sums

@@ -145,7 +145,7 @@ def _lanes(costs: Costs) -> list[tuple[int, ...]]:
 
 
 def _row(run: Run, lane: int, pattern: Pattern, total: int) -> list[Operation]:
-    ordered = []
+    entries = []
     q = pattern.micro_batches_per_period
     for k, each in enumerate(pattern.operations):
         if lane not in run.lanes_of(each.stage):
@@ -153,8 +153,8 @@ def _row(run: Run, lane: int, pattern: Pattern, total: int) -> list[Operation]:
         for m in range(each.micro_batch, total, q):
             if lane in run.runners(each.stage, m):
                 nominal = (m // q + each.shift) * pattern.period_ns + each.start_ns
-                ordered.append((nominal, k, m, (each.kind, each.stage, m)))
-    return [operation for _nominal, _k, _m, operation in sorted(ordered)]
+                entries.append((nominal, k, m, (each.kind, each.stage, m)))
+    return [operation for _nominal, _k, _m, operation in sorted(entries)]
 
 
 def _with_steps(run: Run, lane: int, total: int) -> list[Operation]:
@@ -179,11 +179,11 @@ def _place_of_step(run: Run, row: list[Operation], s: int, t: int) -> int:
     forwards = [(place, _version(run, s, number) > t) for place, kind, number in operations if kind == F]
     gradients = [place for place, kind, _number in operations if kind in GRADIENT and place > last]
     if run.rule == "weight_stashing":
-        blocked = [place for place, _newer in forwards if place > last]
+        blockers = [place for place, _newer in forwards if place > last]
     else:
         newer = min((place for place, later in forwards if later), default=len(row))
-        blocked = [place for place, _newer in forwards if place > last and place >= newer]
-    return min([*gradients, *blocked], default=len(row))
+        blockers = [place for place, _newer in forwards if place > last and place >= newer]
+    return min([*gradients, *blockers], default=len(row))
 
 
 def _version(run: Run, s: int, t: int) -> int:

@@ -42,21 +42,21 @@ def test_the_worked_example_is_the_judges() -> None:
 
     cells = _example_cells()
     rows = [row for row in cells if len(row) == 6 and row[1].isdigit()]
-    printed = {row[k]: (int(row[k + 1]), int(row[k + 2])) for row in rows for k in (0, 3)}
-    simulated = {}
+    table = {row[k]: (int(row[k + 1]), int(row[k + 2])) for row in rows for k in (0, 3)}
+    spans = {}
     for track in timeline.tracks:
         for (kind, s, m), start, end in zip(
             track.operations.tolist(), track.start_ns.tolist(), track.end_ns.tolist(), strict=True
         ):
-            simulated[f"{s}{KINDS[kind]}{m}"] = (start, end)
+            spans[f"{s}{KINDS[kind]}{m}"] = (start, end)
     sent = timeline.transfers
     columns = (sent.direction, sent.micro_batch, sent.start_ns, sent.end_ns)
     for way, m, start, end in zip(*(each.tolist() for each in columns), strict=True):
-        simulated[f"{('forward', 'backward')[way]} {m}"] = (start, end)
-    simulated |= {f"bucket {each.bucket}": each[2:] for each in timeline.reductions}
-    simulated |= {f"step of stage {each.stage}": each[2:] for each in timeline.updates}
-    assert printed == simulated
-    assert len(printed) == 16
+        spans[f"{('forward', 'backward')[way]} {m}"] = (start, end)
+    spans |= {f"bucket {each.bucket}": each[2:] for each in timeline.reductions}
+    spans |= {f"step of stage {each.stage}": each[2:] for each in timeline.updates}
+    assert table == spans
+    assert len(table) == 16
 
     curve = [(int(row[0]), int(row[1])) for row in cells if len(row) == 3 and row[0].isdigit()]
     assert curve == list(zip(*(each.tolist() for each in timeline.memory_curve(0)), strict=True))

@@ -309,7 +309,7 @@ def _kinds(plan: Plan) -> set[str]:
     apart = {s for kind, s in kinds if kind == R}
     segments = {s for s, stage in enumerate(stages) if stage.recompute}
     devices = Counter(d for stage in stages for d in stage.devices)
-    cabled = {end for cable in problem.network.cables for end in cable[:2]} & set(problem.network.device_names)
+    cable_ends = {end for cable in problem.network.cables for end in cable[:2]} & set(problem.network.device_names)
     matrix, costs = problem.network.matrix_bytes_per_s is not None, Costs(problem, plan.allocation, plan.overlap)
     used = {problem.devices[d].kind for d in devices}
     features = {
@@ -321,7 +321,7 @@ def _kinds(plan: Plan) -> set[str]:
         "plan": True,
         "several pipelines": len(plan.allocation.pipelines) > 1,
         "matrix": matrix,
-        "device cables": bool(cabled) and not matrix,
+        "device cables": bool(cable_ends) and not matrix,
         "several kinds": len(used) > 1,
         "replicas": any(len(stage.devices) > 1 for stage in stages),
         "round_robin": any(stage.dispatch == "round_robin" and len(stage.devices) > 1 for stage in stages),

@@ -37,7 +37,7 @@ ELASTIC = frozenset({"elastic_averaging"})
 
 
 def a_problem(**how: object) -> Problem:
-    """Six layers on two nodes of two devices; transfers take about as long as computing."""
+    """Build six layers on two nodes of two devices; transfers take about as long as computing."""
     settings: dict[str, object] = {
         "boundary_bytes": 25,
         "parameter_bytes": 100,
@@ -56,16 +56,16 @@ def solve(problem: Problem, **options: object) -> Result:
     return driver.solve(problem, AVGPIPE.name, options=options)
 
 
-def setting_of(found: Result) -> tuple[int, int]:
-    assert found.best is not None
-    return found.best.allocation.num_micro_batches, len(found.best.allocation.pipelines)
+def setting_of(result: Result) -> tuple[int, int]:
+    assert result.best is not None
+    return result.best.allocation.num_micro_batches, len(result.best.allocation.pipelines)
 
 
 def test_by_default_every_setting_is_judged() -> None:
-    """No setting, order or recomputation of the partitions is better than what is found."""
+    """No setting, order or recomputation of the partitions is better than the result."""
     problem = a_problem()
-    found = solve(problem, pipelines=3, stages=4)
-    assert found.best is not None
+    result = solve(problem, pipelines=3, stages=4)
+    assert result.best is not None
     batches = candidates(problem)
     (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
     times = {}
@@ -77,11 +77,11 @@ def test_by_default_every_setting_is_judged() -> None:
             times[batch.num_micro_batches, pipelines] = min(
                 sharing_makespan_ns(problem, allocation, each) for each in orders
             )
-    assert found.best.value_ns == min(times.values())
-    assert times[setting_of(found)] == found.best.value_ns
-    assert found.best.update_rule == "elastic_averaging"
-    assert "tuning traverse: " in found.sentence
-    assert "pipelines on the same devices, each 4 stages" in found.sentence
+    assert result.best.value_ns == min(times.values())
+    assert times[setting_of(result)] == result.best.value_ns
+    assert result.best.update_rule == "elastic_averaging"
+    assert "tuning traverse: " in result.sentence
+    assert "pipelines on the same devices, each 4 stages" in result.sentence
 
 
 def guideline(tuner: Tuner, number: int) -> Degrees:
@@ -90,22 +90,22 @@ def guideline(tuner: Tuner, number: int) -> Degrees:
 
 
 def test_as_many_pipelines_as_fit_are_those_that_memory_has_room_for() -> None:
-    """Of 3000 bytes a device has 4 · 2 · 150 for a pipeline of one and a half layers, so fewer than 8 pipelines fit."""
+    """A pipeline of one and a half layers needs 4 · 2 · 150 of a device's 3000 bytes, so fewer than 8 fit."""
     problem = a_problem(memory_bytes=3000, recompute="never")
     batches = candidates(problem)
     (stages,), _ = best_partitions(problem, batches, partitions(problem, batches, 4))
     tuner = Tuner(problem, batches, stages, 8)
     for number in (8, 1):
-        found = guideline(tuner, number)
-        assert found.num_micro_batches == number
-        assert 1 <= found.num_pipelines < 8
-        more = parallel_pipelines(stages, found.num_pipelines + 1, number)
+        degrees = guideline(tuner, number)
+        assert degrees.num_micro_batches == number
+        assert 1 <= degrees.num_pipelines < 8
+        more = parallel_pipelines(stages, degrees.num_pipelines + 1, number)
         assert tuner.time_ns(more, advance_forward(problem, more)) is None
     assert guideline(replace(tuner, problem=a_problem(), most_pipelines=5, _fits={}), 8) == (8, 5)
 
 
 def test_the_profile_finds_what_the_predictor_prefers() -> None:
-    """A run with little used processors: the prediction of the setting taken is the smallest of all that fit."""
+    """A run with little used processors: the chosen setting's prediction is the smallest of all that fit."""
     ranks = tuple(RankRun(80, 60, (300_000, 350_000), 200, 0, 30) for _ in range(4))
     problem = replace(a_problem(), pipeline_run=PipelineRun(8, 1, ranks))
     batches = candidates(problem)
@@ -116,9 +116,9 @@ def test_the_profile_finds_what_the_predictor_prefers() -> None:
     assert chosen == tuner.settings()[0]
     assert chosen.num_pipelines > 1
     printed = Tuner(problem, batches, stages, 4, "paper")
-    found = solve(problem, paper=True, pipelines=4)
-    assert setting_of(found) == printed.predicted()
-    assert "tuning profile: 1 setting, " in found.sentence
+    result = solve(problem, paper=True, pipelines=4)
+    assert setting_of(result) == printed.predicted()
+    assert "tuning profile: 1 setting, " in result.sentence
     assert printed.measured(batches[0]) == tuner.measured(batches[-1])
 
 
@@ -186,24 +186,24 @@ def test_recomputes_only_where_nothing_else_fits() -> None:
 
 @pytest.mark.tier("nightly")
 def test_says_what_is_missing_where_nothing_fits() -> None:
-    found = solve(a_problem(memory_bytes=300))
-    assert found.status is Status.INFEASIBLE
-    assert found.shortage is not None
-    assert found.shortage.missing_bytes > 0
+    result = solve(a_problem(memory_bytes=300))
+    assert result.status is Status.INFEASIBLE
+    assert result.shortage is not None
+    assert result.shortage.missing_bytes > 0
 
 
 def test_keeps_pins_in_every_pipeline() -> None:
     problem = replace(a_problem(), pins=(Pin(0, 0, frozenset({3})),))
-    found = solve(problem, paper=True, stages=4)
-    assert found.best is not None
-    assert all(pipeline.stages[0].devices == (3,) for pipeline in found.best.allocation.pipelines)
+    result = solve(problem, paper=True, stages=4)
+    assert result.best is not None
+    assert all(pipeline.stages[0].devices == (3,) for pipeline in result.best.allocation.pipelines)
 
 
 def test_devices_of_several_kinds() -> None:
     problem = a_problem(kinds=["cpu", "fast", "cpu", "fast"], speed={"fast": 3.0})
-    found = solve(problem, stages=4)
-    assert found.best is not None
-    layers = [stage.last - stage.first + 1 for stage in found.best.allocation.pipelines[0].stages]
+    result = solve(problem, stages=4)
+    assert result.best is not None
+    layers = [stage.last - stage.first + 1 for stage in result.best.allocation.pipelines[0].stages]
     assert layers[1] + layers[3] > layers[0] + layers[2]
 
 
@@ -248,9 +248,9 @@ def test_says_which_devices_nothing_connects() -> None:
 def test_one_device_and_one_layer() -> None:
     for layers, nodes in (([5], (3,)), ([5, 6, 7], (1,))):
         problem = replace(make_problem(layers, nodes=nodes, global_batch_size=4), update_rules=ELASTIC)
-        found = solve(problem, pipelines=2)
-        assert found.best is not None
-        assert {device for stage in found.best.allocation.stages for device in stage.devices} == {0}
+        result = solve(problem, pipelines=2)
+        assert result.best is not None
+        assert {device for stage in result.best.allocation.stages for device in stage.devices} == {0}
 
 
 def test_a_request_brings_its_profile_and_takes_a_plan_home() -> None:

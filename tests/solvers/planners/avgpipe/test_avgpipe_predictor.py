@@ -30,23 +30,23 @@ EXAMPLE = Measured(
 def test_worked_example(
     degrees: tuple[int, int], compute: str, blocked: str, wait: str, total: str, memory: int
 ) -> None:
-    found = predict(EXAMPLE, Degrees(*degrees))
-    assert found.compute_ns == (Fraction(compute) * UNIT,) * 2
-    assert found.blocked_ns == (Fraction(blocked) * UNIT,) * 2
-    assert found.upstream_ns == (0, Fraction(wait) * UNIT)
-    assert found.downstream_ns == (Fraction(wait) * UNIT, 0)
-    assert found.time_ns == Fraction(total) * UNIT
-    assert found.memory_bytes == (memory, memory)
+    prediction = predict(EXAMPLE, Degrees(*degrees))
+    assert prediction.compute_ns == (Fraction(compute) * UNIT,) * 2
+    assert prediction.blocked_ns == (Fraction(blocked) * UNIT,) * 2
+    assert prediction.upstream_ns == (0, Fraction(wait) * UNIT)
+    assert prediction.downstream_ns == (Fraction(wait) * UNIT, 0)
+    assert prediction.time_ns == Fraction(total) * UNIT
+    assert prediction.memory_bytes == (memory, memory)
 
 
 def test_wall_mode_counts_iterations_and_one_reference_model() -> None:
     """(4, 2): T_gpu 8.4, 𝕋 4, blocked 1, wait 3.1: 12.5 for two batches; with half in flight 2 · 3 + 2 + 2 · 4 / 2."""
     ranks = tuple(rank._replace(parallel_bytes=3, reference_bytes=2) for rank in EXAMPLE.ranks)
     measured = Measured(4, 1, ranks)
-    found = predict(measured, Degrees(4, 2), "wall", growth=(Fraction(1, 2),) * 2)
-    assert found.compute_ns == (Fraction("8.4") * UNIT,) * 2
-    assert found.time_ns == Fraction("12.5") * UNIT / 2
-    assert found.memory_bytes == (12, 12)
+    prediction = predict(measured, Degrees(4, 2), "wall", growth=(Fraction(1, 2),) * 2)
+    assert prediction.compute_ns == (Fraction("8.4") * UNIT,) * 2
+    assert prediction.time_ns == Fraction("12.5") * UNIT / 2
+    assert prediction.memory_bytes == (12, 12)
     assert predict(measured, Degrees(4, 2)).memory_bytes == (18, 18)
 
 
@@ -66,10 +66,10 @@ runs = st.builds(Measured, st.integers(1, 16), st.integers(1, 3), st.lists(ranks
 def test_the_measured_setting_predicts_itself(measured: Measured) -> None:
     degrees = Degrees(measured.num_micro_batches, measured.num_pipelines)
     for mode in ("paper", "wall"):
-        found = predict(measured, degrees, mode)
-        assert found.compute_ns == tuple(rank.compute_ns for rank in measured.ranks)
-        assert found.transfer_ns == tuple(rank.transfer_ns for rank in measured.ranks)
-        assert found.memory_bytes == tuple(
+        prediction = predict(measured, degrees, mode)
+        assert prediction.compute_ns == tuple(rank.compute_ns for rank in measured.ranks)
+        assert prediction.transfer_ns == tuple(rank.transfer_ns for rank in measured.ranks)
+        assert prediction.memory_bytes == tuple(
             measured.num_pipelines * rank.parallel_bytes + rank.reference_bytes + rank.data_bytes
             for rank in measured.ranks
         )

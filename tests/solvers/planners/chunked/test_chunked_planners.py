@@ -54,7 +54,7 @@ def sums_of(times: np.ndarray, rank_of: list[int], bounds: list[int]) -> list[in
 @pytest.mark.parametrize("shape", [[0, 1, 1, 0], [0, 1, 0, 1], [0, 1, 2, 2, 1, 0], [0, 1]])
 @pytest.mark.parametrize("seed", range(8))
 def test_sums_are_nearly_as_even_as_can_be(seed: int, shape: list[int]) -> None:
-    """Against every choice of cuts: at most a fifth above on these small chains, seldom above at all."""
+    """Against every choice of cuts: at most a fifth above on these small chains, and seldom above at all."""
     rng = random.Random(seed)
     layers = 11
     times = np.asarray([[rng.randint(1, 9) for _ in range(layers)]] * (max(shape) + 1))
@@ -93,7 +93,7 @@ def test_places_of_chunks() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(6))
 def test_plans_are_judged_verified_and_above_the_bounds(seed: int, name: str) -> None:
-    """``solve`` verifies; every bound is below the value, recomputation is as asked."""
+    """``solve`` verifies; every bound is below the value, and recomputation is as requested."""
     problem = drawn(seed)
     result = solve(problem, name)
     assert result.best is not None
@@ -132,7 +132,7 @@ def test_less_bubble_than_one_part_each() -> None:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_little_memory_is_kept_to(name: str) -> None:
-    """Where the plain orders do not fit, recomputation or orders that keep less do; what is found fits."""
+    """Where the plain orders do not fit, recomputation or orders that keep less do; the resulting plans fit."""
     free = drawn(1, nodes=(4,), recompute="auto", micro_batch_sizes=(1,))
     roomy = solve(free, name).best
     assert roomy is not None

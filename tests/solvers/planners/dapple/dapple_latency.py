@@ -1,8 +1,11 @@
 """DAPPLE's latency of one global batch: warm-up, steady phase of a pivot stage, ending (formulas 1-3).
 
-Symbols, network stages included, 0-based: F_s, B_s -> ``forward_ns``, ``backward_ns``; AR(P_s, g_s) ->
-``all_reduce_ns``; M -> ``num_micro_batches``; Q -> ``pivot``; T_w, T_s, T_e -> ``warmup_ns``, ``steady_ns``,
-``ending_ns``.
+Symbols, network stages included, 0-based:
+
+- F_s, B_s are ``forward_ns``, ``backward_ns``.
+- AR(P_s, g_s) is ``all_reduce_ns``.
+- M is ``num_micro_batches``, and Q is ``pivot``.
+- T_w, T_s, T_e are ``warmup_ns``, ``steady_ns``, ``ending_ns``.
 
 Differs from [1]_ (ALGORITHMS R-4): the printed T_e forgets the pivot's own last backward. It is
 ``AR_s + sum_{a=s..Q} B_a`` for s <= Q and ``AR_s - sum_{a=Q+1..s-1} B_a`` for s > Q. Formula (3) is read as its text
@@ -44,7 +47,7 @@ def latency(
     """Return the latency of stages given in order, network stages between computation stages.
 
     ``network[s]`` marks a network stage; without it the channel kind does not matter. Under ``full`` its load is
-    that of the busier direction; under ``none`` it is no resource and no pivot.
+    the busier direction's load; under ``none`` it is no resource and no pivot.
     """
     marks = network or [False] * len(forward_ns)
     loads = [
@@ -55,7 +58,7 @@ def latency(
     if pivot == "formula":
         return _at(forward_ns, backward_ns, all_reduce_ns, loads, _pivot(forward_ns, backward_ns, loads, legal))
     each = [_at(forward_ns, backward_ns, all_reduce_ns, loads, q) for q in legal]
-    return max(each, key=lambda found: (found.value_ns, found.pivot))
+    return max(each, key=lambda candidate: (candidate.value_ns, candidate.pivot))
 
 
 def _load(forward_ns: int, backward_ns: int, network: bool, channel: Channel) -> int:

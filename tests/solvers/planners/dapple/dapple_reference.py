@@ -1,4 +1,4 @@
-"""The memoised search in plain Python, from the judge's own cost functions and ``latency``: the kernel's oracle.
+"""The memoised search in plain Python, from the simulator's cost functions and ``latency``: the kernel's oracle.
 
 It shares the reachable placements with ``search`` and nothing else: no tables, no labels, no compiled code.
 """
@@ -42,7 +42,7 @@ class Prefix(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """How many computation stages there are."""
+        """The number of computation stages."""
         return sum(not each.network for each in self.times)
 
 
@@ -56,14 +56,14 @@ class Plain:
     base: PlacementTables
 
     def memoised(self) -> int | None:
-        """The best latency that the memoised search with one prefix per entry finds; None when it finds no plan."""
+        """Return the best latency of the memoised search with one prefix per entry; None without a plan."""
         best: int | None = None
         memo: dict[tuple[int, int, int], tuple[tuple[int, int, int], Prefix]] = {}
         places = self.base.places
         for state in places.by_used.tolist():
-            held = [p for _, p in memo.values() if p.state == state]
-            held += [Prefix(0, 0, None, ())] if state == 0 else []
-            for prefix in held:
+            prefixes = [p for _, p in memo.values() if p.state == state]
+            prefixes += [Prefix(0, 0, None, ())] if state == 0 else []
+            for prefix in prefixes:
                 for key, longer in self.extensions(prefix):
                     for value in self.plans(longer):
                         best = value if best is None else min(best, value)
@@ -78,14 +78,14 @@ class Plain:
         return best
 
     def exhaustive(self, prefix: Prefix | None = None) -> int | None:
-        """The best latency of all plans that the placement policies reach, by enumeration."""
-        found: list[int] = []
+        """Return the best latency of all plans that the placement policies reach, by enumeration."""
+        values: list[int] = []
         for _, longer in self.extensions(prefix or Prefix(0, 0, None, ())):
-            found += self.plans(longer)
+            values += self.plans(longer)
             if longer.end < self.problem.num_layers:
                 deeper = self.exhaustive(longer)
-                found += [] if deeper is None else [deeper]
-        return min(found, default=None)
+                values += [] if deeper is None else [deeper]
+        return min(values, default=None)
 
     @property
     def max_stages(self) -> int:
@@ -94,15 +94,15 @@ class Plain:
         return min(self.rules.total_stages or most, most)
 
     def extensions(self, prefix: Prefix) -> Iterator[tuple[int, Prefix]]:
-        """Each stage that can follow a prefix, with the memo key of what arises."""
-        problem, found = self.problem, self.base.geometry
+        """Yield each stage that can follow a prefix, as the memo key and the longer prefix."""
+        problem, places = self.problem, self.base.geometry
         if prefix.stages >= self.max_stages:
             return
-        used = found.states[prefix.state]
+        used = places.states[prefix.state]
         total = int(self.base.places.node_size.sum())
-        for t in range(int(found.first[prefix.state]), int(found.first[prefix.state + 1])):
-            devices = self._devices(used, used + found.take[t])
-            free = total - int(found.used[prefix.state]) - len(devices)
+        for t in range(int(places.first[prefix.state]), int(places.first[prefix.state + 1])):
+            devices = self._devices(used, used + places.take[t])
+            free = total - int(places.used[prefix.state]) - len(devices)
             for end in range(prefix.end + 1, problem.num_layers + 1):
                 last = end == problem.num_layers
                 if not last and (free == 0 or not problem.cuttable[end - 1]):
@@ -116,10 +116,10 @@ class Plain:
                     continue
                 moved = self._moved(stage, t)
                 line = (*prefix.times, *link, times)
-                yield int(self.base.places.key_of[t]), Prefix(end, int(found.target[t]), moved, line)
+                yield int(self.base.places.key_of[t]), Prefix(end, int(places.target[t]), moved, line)
 
     def plans(self, prefix: Prefix) -> list[int]:
-        """Latencies of the plans that a prefix gives: itself when it is whole, or with one stage for the rest."""
+        """Return the latencies of a prefix's plans: itself when it is whole, or with one stage for the rest."""
         total = self.rules.total_stages
         if prefix.end == self.problem.num_layers:
             return [self.value(prefix.times)] if total in (0, prefix.stages) else []
@@ -132,7 +132,7 @@ class Plain:
         return [] if times is None or link is None else [self.value((*prefix.times, *link, times))]
 
     def may_fit(self, prefix: Prefix) -> bool:
-        """Whether the remaining layers' parameters and states fit on the free devices, were each as large as any."""
+        """Return whether the remaining parameters and states fit on the free devices, if all had the most memory."""
         problem = self.problem
         room = max(problem.capacity_bytes(d) - problem.devices[d].context_bytes for d in range(problem.num_devices))
         free = problem.num_devices - int(self.base.geometry.used[prefix.state])
@@ -147,12 +147,12 @@ class Plain:
         return start == problem.num_layers
 
     def _least_held(self, first: int, last: int) -> int:
-        held = static_bytes(self.problem, Stage(first, last, (0,)))
+        static = static_bytes(self.problem, Stage(first, last, (0,)))
         shared_by = self.problem.num_devices if self.problem.memory.shard_states else 1
-        return held.parameters + held.gradients + held.optimizer // shared_by
+        return static.parameters + static.gradients + static.optimizer // shared_by
 
     def rank(self, prefix: Prefix) -> tuple[int, int, int]:
-        """What the memo compares: the bound (or nothing), the latency with the rest as one stage, the stages."""
+        """Return the memo's key of comparison: the bound (or 0), the latency with the rest as one stage, the stages."""
         rest = self._rest(prefix)
         assert rest is not None
         times = self.stage_times(rest, 1, whatever_fits=True) or Times(0, 0, 0, False)
@@ -161,7 +161,7 @@ class Plain:
         return (0 if self.rules.paper else self.bound(prefix)), value, prefix.stages
 
     def bound(self, prefix: Prefix) -> int:
-        """No completion is faster: the prefix's own latency, and the work left evenly on the free devices after it."""
+        """Return a bound on all completions: the prefix's latency, and the remaining work evenly on free devices."""
         problem = self.problem
         free = problem.num_devices - int(self.base.geometry.used[prefix.state])
         work = -(-self._least_work(prefix.end) // free) * self.batch.num_micro_batches
@@ -171,7 +171,7 @@ class Plain:
         return max(self.value(prefix.times), forward + ending + work)
 
     def value(self, times: tuple[Times, ...]) -> int:
-        """The latency of stages."""
+        """Return the latency of stages."""
         forward, backward, reduce, network = zip(*times, strict=True)
         return latency(
             forward,
@@ -184,11 +184,11 @@ class Plain:
         ).value_ns
 
     def flying(self, before: int) -> int:
-        """Micro-batches in flight that a stage has to hold, behind so many others."""
+        """Return how many micro-batches in flight a stage has to hold, behind so many others."""
         return max(1, min(self.batch.num_micro_batches, self.rules.total_stages - before))
 
     def stage_times(self, stage: Stage, flying: int, whatever_fits: bool = False) -> Times | None:
-        """Times of a stage, recomputing where it has to; None where it does not fit or its replicas are apart."""
+        """Return a stage's times, recomputing if needed; None where it does not fit or its replicas are apart."""
         problem, rows = self.problem, self.batch.most_rows
         again = Stage(stage.first, stage.last, stage.devices, "rows", ((stage.first, stage.last),))
         choices = {"never": [stage], "auto": [stage, again], "always": [again]}[problem.recompute]
@@ -201,7 +201,7 @@ class Plain:
         return Times(costs.forward_ns, backward, self._exposed(stage, backward), False)
 
     def _exposed(self, stage: Stage, backward_ns: int) -> int:
-        """How long the all-reduce outlasts the last backward (see ``planners.dapple.cost_kernel.reduced``)."""
+        """Return how long the all-reduce outlasts the last backward (see ``planners.dapple.cost_kernel.reduced``)."""
         problem = self.problem
         size = int(problem.trainable_bytes[stage.last + 1] - problem.trainable_bytes[stage.first])
         if stage.replicas == 1 or size == 0:
@@ -215,7 +215,7 @@ class Plain:
         return max(whole - backward_ns, all_reduce_ns(problem, min(size, bucket), stage.devices))
 
     def link_times(self, before: Stage | None, stage: Stage) -> tuple[Times, ...] | None:
-        """The network stage between two stages; nothing before the first, None where no wire leads."""
+        """Return the network stage between two stages: empty before the first, None where no wire leads."""
         if before is None:
             return ()
         pair = single_pipeline((before, stage), self.batch.num_micro_batches)
@@ -244,10 +244,10 @@ class Plain:
         return Stage(prefix.end, self.problem.num_layers - 1, devices) if devices else None
 
     def _moved(self, stage: Stage, t: int) -> Stage:
-        """The stage with its servers where the next occupancy has them."""
-        found = self.base.geometry
-        after = found.states[found.target[t]]
-        low = [after[p] - found.take[t][n] for p, n in enumerate(found.order[t])]
+        """Return the stage with its servers at their places in the next occupancy."""
+        places = self.base.geometry
+        after = places.states[places.target[t]]
+        low = [after[p] - places.take[t][n] for p, n in enumerate(places.order[t])]
         return Stage(stage.first, stage.last, self._devices(low, after))
 
     def _devices(self, low: object, high: object) -> tuple[int, ...]:

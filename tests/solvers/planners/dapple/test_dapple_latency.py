@@ -1,4 +1,4 @@
-"""DAPPLE's latency: the worked examples of ALGORITHMS 2.2, edge cases of 2.8, and what it promises about the judge."""
+"""DAPPLE's latency: the worked examples of ALGORITHMS 2.2, edge cases of 2.8, and its guarantee for simulated times."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_vectors(
     largest: int,
 ) -> None:
     """Formulas (1) to (3) on lines of stages, times doubled so that they are integers (ALGORITHMS 2.1, R-4)."""
-    found = latency(forward, backward, reduce, count, pivot="formula")
-    assert (found.pivot, found.value_ns) == (pivot, value)
-    assert found.value_ns == found.warmup_ns + found.steady_ns + found.ending_ns
+    result = latency(forward, backward, reduce, count, pivot="formula")
+    assert (result.pivot, result.value_ns) == (pivot, value)
+    assert result.value_ns == result.warmup_ns + result.steady_ns + result.ending_ns
     assert latency(forward, backward, reduce, count).value_ns == largest
 
 

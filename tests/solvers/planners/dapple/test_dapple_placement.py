@@ -51,15 +51,15 @@ def test_examples(policy: Policy, occupied: list[int], need: int, expected: list
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_gives_what_is_asked_from_what_is_free(policy: Policy) -> None:
     for need in range(1, 19):
-        given = place(policy, EIGHT, OCCUPIED, need)
-        assert given is not None
-        assert len(given) == need
-        assert not set(given) & set(OCCUPIED)
+        devices = place(policy, EIGHT, OCCUPIED, need)
+        assert devices is not None
+        assert len(devices) == need
+        assert not set(devices) & set(OCCUPIED)
     assert place(policy, EIGHT, OCCUPIED, 19) is None
 
 
 def _mark(servers: list[list[int]], sets: list[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Which set each server gives how much to, servers sorted: equal for interchangeable servers."""
+    """Return how much each server gives to each set, servers sorted: equal for interchangeable servers."""
     return tuple(sorted(tuple(len(set(server) & set(s)) for s in sets) for server in servers))
 
 
@@ -67,29 +67,29 @@ def _mark(servers: list[list[int]], sets: list[tuple[int, ...]]) -> tuple[tuple[
 def test_geometry_reaches_the_sets_that_the_policies_give() -> None:
     """Two placements after each other by ``place`` are two transitions, up to interchangeable servers."""
     servers = [[0, 1], [2, 3], [4, 5]]
-    found = geometry((2, 2, 2), (0, 0, 0), tuple(range(1, 7)), POLICIES, 10_000)
-    assert found is not None
+    reachable = geometry((2, 2, 2), (0, 0, 0), tuple(range(1, 7)), POLICIES, 10_000)
+    assert reachable is not None
 
-    def chains(state: int, depth: int, named: list[int], taken: list[tuple[int, ...]]) -> set[object]:
-        marks: set[object] = {_mark(servers, taken)}
+    def chains(state: int, depth: int, named: list[int], sets: list[tuple[int, ...]]) -> set[object]:
+        marks: set[object] = {_mark(servers, sets)}
         if depth == 0:
             return marks
-        for t in range(int(found.first[state]), int(found.first[state + 1])):
-            used = found.states[state]
-            picked = [d for p, n in enumerate(named) for d in servers[n][used[p] : used[p] + found.take[t, p]]]
-            order = [named[p] for p in found.order[t]]
-            marks |= chains(int(found.target[t]), depth - 1, order, [*taken, tuple(picked)])
+        for t in range(int(reachable.first[state]), int(reachable.first[state + 1])):
+            used = reachable.states[state]
+            picked = [d for p, n in enumerate(named) for d in servers[n][used[p] : used[p] + reachable.take[t, p]]]
+            order = [named[p] for p in reachable.order[t]]
+            marks |= chains(int(reachable.target[t]), depth - 1, order, [*sets, tuple(picked)])
         return marks
 
-    def placements(depth: int, taken: list[tuple[int, ...]]) -> set[object]:
-        marks: set[object] = {_mark(servers, taken)}
-        occupied = [d for s in taken for d in s]
+    def placements(depth: int, sets: list[tuple[int, ...]]) -> set[object]:
+        marks: set[object] = {_mark(servers, sets)}
+        occupied = [d for s in sets for d in s]
         if depth == 0:
             return marks
         for policy, need in itertools.product(POLICIES, range(1, 7)):
-            given = place(policy, servers, occupied, need)
-            if given is not None:
-                marks |= placements(depth - 1, [*taken, given])
+            devices = place(policy, servers, occupied, need)
+            if devices is not None:
+                marks |= placements(depth - 1, [*sets, devices])
         return marks
 
     assert chains(0, 2, [0, 1, 2], []) == placements(2, [])

@@ -1,4 +1,4 @@
-"""The memoised search against its reference, against enumeration, and against the judge's cost functions."""
+"""The memoised search against its reference, against enumeration, and against the simulator's cost functions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def random_problem(seed: int, count: int = 6, nodes: tuple[int, ...] = (2, 2), *
     return make_problem(draw.integers(100_000, 3_000_000, count).tolist(), **(settings | changes))
 
 
-def best(found: SearchResult) -> int | None:
-    return found.plans[0].latency_ns if found.plans else None
+def best(result: SearchResult) -> int | None:
+    return result.plans[0].latency_ns if result.plans else None
 
 
 def same(a: int | None, b: int | None) -> bool:
@@ -92,10 +92,10 @@ def test_search_against_all_plans_that_the_policies_reach(changes: dict[str, Any
         one, wide = (search(problem, batch, Rules(beam=beam), base) for beam in (1, 64))
         assert wide.exact
         assert same(best(wide), everything)
-        found = best(one)
-        assert (found is None) == (everything is None)
-        assert found is None or everything is None or found >= everything - ROUNDING_NS
-        equal += same(found, everything)
+        latency_ns = best(one)
+        assert (latency_ns is None) == (everything is None)
+        assert latency_ns is None or everything is None or latency_ns >= everything - ROUNDING_NS
+        equal += same(latency_ns, everything)
     assert equal >= 3
 
 
@@ -122,25 +122,25 @@ def test_straight_plans_are_searched_exactly() -> None:
         problem = random_problem(seed, count=8, nodes=(2, 2), global_batch_size=16)
         base = shape(problem, (1,))
         batch = batch_of(problem, 2)
-        found = straight(problem, batch, Rules(), base)
-        assert found.exact
+        result = straight(problem, batch, Rules(), base)
+        assert result.exact
         single = replace(problem, min_slice=batch.least_rows)
-        assert same(best(found), Plain(single, batch, Rules(), base).exhaustive())
-        assert all(stage.replicas == 1 for plan in found.plans for stage in plan.allocation.stages)
+        assert same(best(result), Plain(single, batch, Rules(), base).exhaustive())
+        assert all(stage.replicas == 1 for plan in result.plans for stage in plan.allocation.stages)
 
 
 @pytest.mark.parametrize("changes", [VARIANTS[0], VARIANTS[7], VARIANTS[8], VARIANTS[9]], ids=str)
 def test_a_given_number_of_stages_is_searched_with_its_memory(changes: dict[str, Any]) -> None:
-    """Stage i holds min(S - i, M) micro-batches, as P_A asks."""
+    """Stage i holds min(S - i, M) micro-batches, as P_A requires."""
     for seed in range(3):
         problem = random_problem(seed, **changes)
         base = shape(problem)
         batch = batch_of(problem, 6)
         for total in (1, 2, 3, 4):
             rules = Rules(total_stages=total)
-            found = search(problem, batch, rules, base)
-            assert same(best(found), Plain(problem, batch, rules, base).memoised())
-            for plan in found.plans:
+            result = search(problem, batch, rules, base)
+            assert same(best(result), Plain(problem, batch, rules, base).memoised())
+            for plan in result.plans:
                 stages = plan.allocation.stages
                 assert len(stages) == total
                 for i, stage in enumerate(stages):
@@ -153,8 +153,8 @@ def test_a_given_number_of_stages_is_searched_with_its_memory(changes: dict[str,
 def test_data_parallelism_is_among_the_plans() -> None:
     """j = 0 of formula (4) (R-6): without boundaries worth crossing all devices form one stage."""
     problem = random_problem(1, boundary_bytes=10**9, parameter_bytes=1000)
-    found = search(problem, batch_of(problem, 24))
-    assert [stage.devices for stage in found.plans[0].allocation.stages] == [(0, 1, 2, 3)]
+    result = search(problem, batch_of(problem, 24))
+    assert [stage.devices for stage in result.plans[0].allocation.stages] == [(0, 1, 2, 3)]
 
 
 def test_every_two_stage_plan_of_the_policies_is_tried() -> None:
@@ -256,12 +256,12 @@ def test_all_reduce_rates_are_those_of_the_cost_model(mode: Any) -> None:
     base = shape(problem)
     for t, source in enumerate(base.geometry.source.tolist()):
         used = base.geometry.states[source]
-        taken = base.geometry.take[t]
-        devices = [d for n, node in enumerate(problem.nodes()) for d in node[used[n] : used[n] + taken[n]]]
+        take = base.geometry.take[t]
+        devices = [d for n, node in enumerate(problem.nodes()) for d in node[used[n] : used[n] + take[n]]]
         for size in (1, 12_345, 3_999_999):
             rate, fixed = base.placed.reduce_ns_per_byte[t], base.placed.reduce_fixed_ns[t]
-            found = dapple_costs.reduced(rate, fixed, size, 0, 4_000_000, False)
-            assert abs(found - all_reduce_ns(problem, size, devices)) <= 4
+            kernel_ns = dapple_costs.reduced(rate, fixed, size, 0, 4_000_000, False)
+            assert abs(kernel_ns - all_reduce_ns(problem, size, devices)) <= 4
 
 
 @pytest.mark.parametrize("value", [0.1, 1.0, 2.5, 3e9 + 0.25, 1e15 / 3])

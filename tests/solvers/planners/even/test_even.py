@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def drawn(seed: int) -> Problem:
-    """Layers that are alike between a first and a last one, as a transformer's, with memory that may be short."""
+    """Draw layers that are alike between a first and a last one, as a transformer's, with memory that may be short."""
     rng = random.Random(seed)
     blocks = rng.choice((4, 6, 8))
     forward, first, last = rng.randint(50, 90), rng.randint(1, 20), rng.randint(20, 80)
@@ -50,7 +50,7 @@ def drawn(seed: int) -> Problem:
 
 
 def every_time_ns(problem: Problem) -> Iterator[int]:
-    """The times of all layouts that fit, by loops over everything that they may have."""
+    """Yield the times of all layouts that fit, by loops over all their settings."""
     devices, layers, batch = problem.num_devices, problem.num_layers, problem.global_batch_size
     blocks = layers - 2
     again = range(layers + 1) if problem.recompute == "auto" else range(1)
@@ -95,26 +95,26 @@ def test_no_even_layout_is_quicker(seed: int) -> None:
         return
     first = next(iter(row.proposals(Setting(problem), {})))
     assert first.fixed is not None
-    found = simulate(problem, first.allocation, first.fixed)
-    assert fits(problem, found)
-    assert found.time_per_global_batch_ns == best_ns
+    timeline = simulate(problem, first.allocation, first.fixed)
+    assert fits(problem, timeline)
+    assert timeline.time_per_global_batch_ns == best_ns
 
 
 def test_it_is_a_planner_like_others() -> None:
-    found = solve(drawn(3), "even")
-    assert found.best is not None
-    assert found.best.planner == "even"
+    result = solve(drawn(3), "even")
+    assert result.best is not None
+    assert result.best.planner == "even"
 
 
 def test_what_the_nearest_layout_lacks_is_said() -> None:
-    found = solve(make_problem([10] * 8, parameter_bytes=100, memory_bytes=450, stash_bytes=60), "even")
-    assert found.status in (Status.NONE_FOUND, Status.INFEASIBLE)
-    assert found.shortage is not None
+    result = solve(make_problem([10] * 8, parameter_bytes=100, memory_bytes=450, stash_bytes=60), "even")
+    assert result.status in (Status.NONE_FOUND, Status.INFEASIBLE)
+    assert result.shortage is not None
 
 
 @pytest.mark.tier("quick")
 def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
-    """Stages that keep alike are looked at once; here each is added up by itself, however it recomputes."""
+    """Stages that keep alike are checked once; here each is added up separately, however it recomputes."""
     answers: dict[bool, int] = {True: 0, False: 0}
     for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
         for even in _every(problem):
@@ -127,7 +127,7 @@ def test_what_may_fit_is_what_ranks_hold_stage_by_stage() -> None:
 
 @pytest.mark.tier("quick")
 def test_the_bound_is_what_stages_take_added_up_one_by_one() -> None:
-    """Stages that cost alike are costed once; here each is costed by itself, however it recomputes."""
+    """Stages that cost alike are costed once; here each is costed separately, however it recomputes."""
     checked = 0
     for problem in (*map(drawn, range(12)), *map(with_modules, range(12))):
         for even in _every(problem):
@@ -140,17 +140,17 @@ def test_the_bound_is_what_stages_take_added_up_one_by_one() -> None:
 
 
 def work_ns(problem: Problem, plan: Allocation) -> dict[tuple[int, ...], int]:
-    """What the stages of each rank compute in a step."""
-    found: dict[tuple[int, ...], int] = {}
+    """Return the time in which the stages of each rank compute in a step."""
+    load: dict[tuple[int, ...], int] = {}
     for stage in plan.stages:
         cost = stage_costs(problem, stage, most_rows(problem, plan))
         each = cost.forward_ns + cost.backward_ns + cost.recompute_ns
-        found[stage.devices] = found.get(stage.devices, 0) + plan.num_micro_batches * each
-    return found
+        load[stage.devices] = load.get(stage.devices, 0) + plan.num_micro_batches * each
+    return load
 
 
 def with_modules(seed: int) -> Problem:
-    """Layers that are alike but for what they keep and free, boundaries that differ, and two kinds of devices."""
+    """Draw layers that differ in kept and freed bytes only, boundaries that differ, and two kinds of devices."""
     rng = random.Random(seed)
     layers, share = rng.choice((6, 8)), rng.choice((0.0, 0.3))
     problem = make_problem(
@@ -170,21 +170,21 @@ def with_modules(seed: int) -> Problem:
         recompute="auto",
     )
     measured = {}
-    for kind, (known,) in problem.measured.items():
+    for kind, (point,) in problem.measured.items():
         freed = np.array([int(share * rng.choice((50, 80))) for _ in range(layers)])
-        modules = {"norm": (np.ones(layers, np.int64), freed), "mlp": (np.full(layers, 20), known.stash_bytes // 2)}
-        measured[kind] = (replace(known, modules=modules),)
+        modules = {"norm": (np.ones(layers, np.int64), freed), "mlp": (np.full(layers, 20), point.stash_bytes // 2)}
+        measured[kind] = (replace(point, modules=modules),)
     return replace(problem, measured=measured, _costs={})
 
 
 def holds(problem: Problem, plan: Allocation, parts: int) -> bool:
-    """Whether each rank has room for its states and the micro-batches in flight at its first backward."""
+    """Return whether each rank's memory holds its states and the micro-batches in flight at its first backward."""
     ranks = len(plan.stages) // parts
     for rank in range(ranks):
-        own = plan.stages[rank::ranks]
+        rank_stages = plan.stages[rank::ranks]
         ahead = ranks - rank - 1 if parts == 1 else 2 * (ranks - rank - 1) + (parts - 1) * ranks
-        held = sum(static_bytes(problem, stage).total for stage in own)
-        kept = min(activation_bytes(problem, stage, most_rows(problem, plan)) for stage in own)
-        if held + min(ahead + 1, plan.num_micro_batches * parts) * kept > free_bytes(problem, own[0].devices):
+        static = sum(static_bytes(problem, stage).total for stage in rank_stages)
+        kept = min(activation_bytes(problem, stage, most_rows(problem, plan)) for stage in rank_stages)
+        if static + min(ahead + 1, plan.num_micro_batches * parts) * kept > free_bytes(problem, rank_stages[0].devices):
             return False
     return True

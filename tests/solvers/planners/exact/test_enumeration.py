@@ -1,4 +1,4 @@
-"""Every plan of a small space once up to symmetry, counted before it is made."""
+"""Every plan of a small space once up to symmetry, with a correct count in advance."""
 
 from __future__ import annotations
 
@@ -48,31 +48,31 @@ def test_the_count_is_what_is_listed(nodes: tuple[int, ...]) -> None:
 def test_one_placement_stands_for_each_orbit(nodes: tuple[int, ...], stages: int) -> None:
     problem = layers(5, nodes=nodes)
     space = Space.of(problem)
-    found = list(space.placements(stages))
+    all_placements = list(space.placements(stages))
     swaps = list(_symmetries(nodes))
     orbits = set()
-    for held in product(range(stages + 1), repeat=problem.num_devices):
-        if set(range(stages)) <= set(held):
-            orbits.add(min(tuple(held[d] for d in swap) for swap in swaps))
-    assert len(found) == len(orbits)
+    for stage_of in product(range(stages + 1), repeat=problem.num_devices):
+        if set(range(stages)) <= set(stage_of):
+            orbits.add(min(tuple(stage_of[d] for d in swap) for swap in swaps))
+    assert len(all_placements) == len(orbits)
     listed = set()
-    for groups in found:
-        held = [stages] * problem.num_devices
+    for groups in all_placements:
+        stage_of = [stages] * problem.num_devices
         for s, devices in enumerate(groups):
             for d in devices:
-                held[d] = s
-        listed.add(min(tuple(held[d] for d in swap) for swap in swaps))
+                stage_of[d] = s
+        listed.add(min(tuple(stage_of[d] for d in swap) for swap in swaps))
     assert listed == orbits
-    assert len({space.orbit(groups) for groups in found}) == len(found)
+    assert len({space.orbit(groups) for groups in all_placements}) == len(all_placements)
 
 
 def _symmetries(nodes: tuple[int, ...]):
-    """Permutations of the devices that keep nodes together and their sizes."""
+    """Yield the permutations of the devices that keep nodes together and their sizes."""
     starts = np.concatenate(([0], np.cumsum(nodes))).tolist()
-    own = [range(low, high) for low, high in pairwise(starts)]
+    node_devices = [range(low, high) for low, high in pairwise(starts)]
     for order in permutations(range(len(nodes))):
         if all(nodes[i] == nodes[j] for i, j in enumerate(order)):
-            for inside in product(*(permutations(own[j]) for j in order)):
+            for inside in product(*(permutations(node_devices[j]) for j in order)):
                 yield [d for group in inside for d in group]
 
 
@@ -124,10 +124,10 @@ def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> N
             bounds = tables.bounds(partitions, placements)
             for p, placement in enumerate(placements):
                 plans = [space.allocation(batch, firsts, placement) for firsts in partitions]
-                own = catalogue.bounds_ns(catalogue.rows([plan.stages for plan in plans]))
-                assert (own >= bounds[p]).all()
-                for plan, bound, found in zip(plans, bounds[p].tolist(), own.tolist(), strict=True):
-                    if found == NEVER_NS:
+                plan_bounds = catalogue.bounds_ns(catalogue.rows([plan.stages for plan in plans]))
+                assert (plan_bounds >= bounds[p]).all()
+                for plan, bound, plan_bound in zip(plans, bounds[p].tolist(), plan_bounds.tolist(), strict=True):
+                    if plan_bound == NEVER_NS:
                         assert shortage_of(space.problem, plan, (1,) * stages) is not None
                     if bound == NEVER_NS:
                         assert shortage_of(space.problem, plan, (1,) * stages) is not None
@@ -136,14 +136,14 @@ def test_bounds_of_many_plans_are_those_of_each(changes: dict[str, object]) -> N
                     work = max(times.device_ns(d) for stage in plan.stages for d in stage.devices)
                     reference = max(window_bound_ns(times), work)
                     assert bound == reference or ("memory_bytes" in changes and bound <= reference)
-                    assert found in (reference, NEVER_NS)
+                    assert plan_bound in (reference, NEVER_NS)
 
 
 @pytest.mark.parametrize(
     ("lanes", "alike"), [(1, [4]), (2, [2, 2]), (3, [2, 2]), (4, [4]), (9, [4])], ids=lambda each: str(each)
 )
 def test_devices_are_alike_if_swapping_them_moves_no_card(lanes: int, alike: list[int]) -> None:
-    """Of three cards the first has devices 0 and 3, and 1 and 2 have one each."""
+    """The first of three cards has devices 0 and 3; cards 1 and 2 have one each."""
     space = Space.of(layers(3, nodes=(4, 4), lanes=lanes))
     (nodes,) = space.nodes
     assert [[len(devices) for devices in nest] for nest in nodes] == [alike, alike]

@@ -28,12 +28,12 @@ from penstock.solvers.solve.driver import solve
 pytestmark = pytest.mark.tier("ci")
 
 ONE_PIPELINE = "exact,chimera,even,hetpipe,interleaved,zero-bubble"
-"""What ``auto`` leaves out to find plans of the kind that ``exact`` lists, without its help."""
+"""Planners that ``auto`` leaves out here, to look for plans of the kind that ``exact`` lists without its help."""
 
 
-def proven(found: Result) -> bool:
-    """Whether no contiguous plan is better than the best one found."""
-    return found.best is not None and found.best.value_ns == found.bounds[-2].bound_ns
+def proven(result: Result) -> bool:
+    """Return whether no contiguous plan is better than the best plan of the result."""
+    return result.best is not None and result.best.value_ns == result.bounds[-2].bound_ns
 
 
 @pytest.mark.cases(1)
@@ -92,7 +92,7 @@ CHANGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: " ".join(changes))
 @pytest.mark.parametrize("seed", [0, 1])
 def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, Any]) -> None:
-    """No plan of one contiguous pipeline by rows, whoever made it, is below the bound that was proven."""
+    """No plan of one contiguous pipeline by rows, by any planner, is below the proven bound."""
     problem = instance(seed, 8, 4, **changes)
     result = solve(problem, "exact")
     bound = 2**62 if result.best is None else result.bounds[-2].bound_ns
@@ -110,10 +110,10 @@ def test_proofs_hold_for_what_other_planners_find(seed: int, changes: dict[str, 
 
 def test_every_improvement_comes_with_a_bound_that_rises() -> None:
     search = BestFirstSearch(Space.of(instance(1, 8)), 5.0)
-    found = [each for each in search.run() if each is not None]
-    assert [f.plan.value_ns for f in found] == sorted((f.plan.value_ns for f in found), reverse=True)
-    assert all(f.bound_ns <= found[-1].plan.value_ns for f in found)
-    assert found[-1].bound_ns == found[-1].plan.value_ns
+    improvements = [each for each in search.run() if each is not None]
+    assert [f.plan.value_ns for f in improvements] == sorted((f.plan.value_ns for f in improvements), reverse=True)
+    assert all(f.bound_ns <= improvements[-1].plan.value_ns for f in improvements)
+    assert improvements[-1].bound_ns == improvements[-1].plan.value_ns
 
 
 def test_without_effort_the_bound_is_what_was_left_open() -> None:
@@ -170,7 +170,7 @@ def test_the_same_request_has_the_same_plan() -> None:
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(10))
 def test_a_stage_that_surely_fits_fits_in_every_order(seed: int) -> None:
-    """The memory that ``surely_fits`` asks for is at least the peak of an order that holds all micro-batches."""
+    """The memory that ``surely_fits`` requires is at least the peak of an order that holds all micro-batches."""
     problem = instance(seed, 6, 4, stash_bytes=10**6, recompute="auto")
     space = Space.of(problem)
     placement = list(space.placements(2))[seed % 5]
@@ -184,14 +184,14 @@ def test_a_stage_that_surely_fits_fits_in_every_order(seed: int) -> None:
 
 
 def test_it_comes_up_for_air_between_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best plan again, so that a session sees a limit that passes."""
+    """It proposes the best plan again, so that a session notices a limit that passes."""
     monkeypatch.setattr(joint, "PIECE", 1)
     problem = instance(1, 5, 2)
     proposals = PLANNERS["exact"].proposals
     assert proposals is not None
-    found = [each.fixed for each in proposals(Setting(problem), {"effort": 5.0})]
-    assert len(found) == 3
-    assert len(set(found)) == 1
+    schedules = [each.fixed for each in proposals(Setting(problem), {"effort": 5.0})]
+    assert len(schedules) == 3
+    assert len(set(schedules)) == 1
 
 
 def test_recomputing_need_not_leave_more_room() -> None:

@@ -1,4 +1,4 @@
-"""HetPipe: groupings by hand, partitions against enumeration, and plans of several pipelines by the judge."""
+"""HetPipe: groupings by hand, partitions against enumeration, and simulated plans of several pipelines."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_workers_of_neighbours_of_all_nodes_and_of_pairs() -> None:
 def test_orders_differ_in_their_kinds() -> None:
     problem = make_problem([1], nodes=(4,), **MIXED)
     wanted = {tuple("fast" if d < 2 else "cpu" for d in order) for order in permutations(range(4))}
-    found = orders(problem, (0, 1, 2, 3))
-    assert len(found) == len(wanted) == 6
-    assert {tuple(problem.devices[d].kind for d in order) for order in found} == wanted
+    all_orders = orders(problem, (0, 1, 2, 3))
+    assert len(all_orders) == len(wanted) == 6
+    assert {tuple(problem.devices[d].kind for d in order) for order in all_orders} == wanted
     ten = make_problem([1], nodes=(10,), kinds=["cpu"] * 5 + ["fast"] * 5, speed={"fast": 2.0})
     assert orders(ten, tuple(range(10))) == [(5, 6, 7, 8, 9, 0, 1, 2, 3, 4), tuple(range(10))]
 
@@ -81,16 +81,19 @@ def test_micro_batches_go_where_they_are_done_first() -> None:
         draw = np.random.default_rng(seed)
         loads = draw.integers(1, 20, int(draw.integers(1, 4))).tolist()
         number = int(draw.integers(len(loads), 9))
-        found = shares(loads, number)
+        numbers = shares(loads, number)
         every = [each for each in product(range(1, number + 1), repeat=len(loads)) if sum(each) == number]
-        assert sum(found) == number
-        assert max(n * load for n, load in zip(found, loads, strict=True)) == min(
+        assert sum(numbers) == number
+        assert max(n * load for n, load in zip(numbers, loads, strict=True)) == min(
             max(n * load for n, load in zip(each, loads, strict=True)) for each in every
         )
 
 
 def enumerated(problem: Problem, tried: Iterable[tuple[int, ...]], hold: Hold) -> float:
-    """Every partition over each order: the largest computation with what is received and sent, if memory holds."""
+    """Return the best load over every partition and order that memory allows.
+
+    A load is a stage's computation with the messages that it receives and sends.
+    """
     batch = batch_of(problem, 2)
     best: float = inf
     for order in tried:
@@ -118,16 +121,16 @@ def load_of(problem: Problem, allocation: Allocation, s: int) -> int:
 @pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("changes", [{}, MIXED], ids=["equal", "mixed"])
 def test_a_workers_partition_is_the_best_of_all(hold: Hold, changes: dict[str, Any]) -> None:
-    """Devices 0 of one node, 2 and 3 of the other: where kinds differ every order is tried, else the given one."""
+    """Devices 0 of one node, 2 and 3 of the other: where kinds differ every order is tried, else the given order."""
     devices = (0, 2, 3)
     infeasible = 0
     for seed in range(24):
         memory = 2**40 if seed % 3 else [9_000_000, 12_000_000, 6_000_000, 7_000_000]
         problem = drawn(seed, recompute="never", memory_bytes=memory, **changes)
-        found = Partitions(problem).worker(devices, batch_of(problem, 2), hold)
+        worker = Partitions(problem).worker(devices, batch_of(problem, 2), hold)
         best = enumerated(problem, permutations(devices) if changes else [devices], hold)
-        assert (inf if found is None else found.load_ns) == best
-        infeasible += found is None
+        assert (inf if worker is None else worker.load_ns) == best
+        infeasible += worker is None
     assert (infeasible > 0) == (hold != "any")
 
 
@@ -175,7 +178,7 @@ def test_spreading_equally_makes_workers_alike() -> None:
 
 
 def test_workers_of_one_device_are_data_parallel() -> None:
-    """Four micro-batches of two rows on a device each take what one of eight rows takes on four replicas."""
+    """Four micro-batches of two rows on a device each take as long as one of eight rows on four replicas."""
     for seed in range(4):
         problem = drawn(seed, global_batch_size=8, micro_batch_sizes=(2,), bucket_bytes=1_000_000)
         ours = best_of(problem, tuple((device,) for device in range(problem.num_devices)), 2)

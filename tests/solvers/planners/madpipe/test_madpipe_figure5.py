@@ -15,9 +15,9 @@ A_I, A_J = 100, 70
 
 
 def peak(order: str, g_i: int, g_j: int) -> int:
-    """Of the processor with layers i and j, in the judge's steady state; one layer between them on another one.
+    """Return the steady peak of the processor with layers i and j, simulated; the layer between them is on another.
 
-    Layer j is a period behind: h_i = 0, h_j = 1. Of layer l are g_l batches in flight right after its forward.
+    Layer j is a period behind: h_i = 0, h_j = 1. Of layer l, g_l batches are in flight right after its forward.
     """
     problem = make_problem(
         [10] * 3, stash_bytes=[A_I, 1, A_J], nodes=(2,), global_batch_size=6, count_buffers=False, gradient_factor=0

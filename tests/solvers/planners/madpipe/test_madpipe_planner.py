@@ -1,4 +1,4 @@
-"""The planner against enumeration by the judge, and what it refuses."""
+"""The planner against enumeration by the simulator, and its refusals."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def solved(problem: Problem, **options: object) -> Result:
 
 
 def contiguous_plans(problem: Problem, micro_batches: int) -> list[Allocation]:
-    """Every partition over the first devices, one device per stage."""
-    found = []
+    """List every partition over the first devices, one device per stage."""
+    plans = []
     for count in range(1, problem.num_devices + 1):
         for inner in itertools.combinations(range(1, problem.num_layers), count - 1):
             bounds = itertools.pairwise((0, *inner, problem.num_layers))
-            found.append(chain([(b - a, [d]) for d, (a, b) in enumerate(bounds)], micro_batches))
-    return found
+            plans.append(chain([(b - a, [d]) for d, (a, b) in enumerate(bounds)], micro_batches))
+    return plans
 
 
 def best_contiguous_ns(problem: Problem, micro_batches: int) -> int | None:
-    """The best 1F1B* plan by the judge, over all partitions and all periods at which g changes."""
+    """Return the best simulated 1F1B* plan, over all partitions and all periods at which g changes."""
     best = None
     for allocation in contiguous_plans(problem, micro_batches):
         line = StageLine.of(problem, allocation)
@@ -79,7 +79,7 @@ def best_contiguous_ns(problem: Problem, micro_batches: int) -> int | None:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("memory", [10**9, 16_000_000, 12_500_000, 10_000_000, 8_500_000])
 def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
-    """By the judge, over all partitions: not worse by more than updates may differ; feasible wherever one is."""
+    """All partitions, simulated: none is better by more than updates may differ; if one fits, a plan exists."""
     for seed in range(4):
         problem = random_problem(seed, 6, memory_bytes=memory)
         best = best_contiguous_ns(problem, 8)
@@ -103,7 +103,7 @@ def test_never_worse_than_the_contiguous_optimum(memory: int) -> None:
     ],
 )
 def test_buffers_that_are_not_there_at_once_cost_nothing(seed: int, layers: int, changes: dict[str, Any]) -> None:
-    """Where the formula's four buffers a stage would forbid what the judge allows.
+    """Plans where the formula's four buffers a stage would forbid more than the simulator does.
 
     Random problems with random memory, kept because a planner that reserves the formula's buffers finds no plan, or a
     slower one.
@@ -149,7 +149,7 @@ def test_a_special_processor_wins_where_memory_is_short(monkeypatch: pytest.Monk
 )
 @pytest.mark.parametrize("printed", [False, True], ids=["exact", "paper"])
 def test_plans_verify_and_fit(changes: dict[str, Any], printed: bool) -> None:
-    """``Planner.solve`` runs ``verify``; here it is asked once more, and in-flight counts are M + 1 at most."""
+    """``Planner.solve`` runs ``verify``; here it runs once more, and in-flight counts are M + 1 at most."""
     problem = random_problem(3, **changes)
     best = solved(problem, paper=printed).best
     if printed and best is None:
@@ -209,7 +209,7 @@ def test_infeasible_says_what_is_lacking() -> None:
 
 
 def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cap is reached the plan is still valid, and ``why`` says what was done."""
+    """Where the cap is reached the plan is still valid, and ``why`` states the rounding."""
     problem = random_problem(1, memory_bytes=14_000_000)
     exact = solved(problem, width=1)
     monkeypatch.setattr(labels, "LABELS", 8)

@@ -1,4 +1,4 @@
-"""MadPipe's searches against enumeration, their reference, the paper's example and the judge's cost functions."""
+"""MadPipe's searches against enumeration, their reference, the paper's example and the simulator's cost functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXACT = Rounding(1, 1, 1)
 
 
 def random_chain(draw: random.Random, most_layers: int = 6, most_processors: int = 3) -> Chain:
-    """Small numbers, so that sums and periods often meet; some loads, weights and activations are zero."""
+    """Draw small numbers, so that sums and periods often meet; some loads, weights and activations are zero."""
     count = draw.randint(1, most_layers)
     return Chain.of_layers(
         [draw.randint(0, 4) for _ in range(count)],
@@ -59,14 +59,14 @@ def partitions(chain: Chain) -> Iterator[list[tuple[int, int]]]:
 
 
 def then(x: int, y: int, period: int) -> int:
-    """The (+) of section 4.2.2."""
+    """Return the (+) of section 4.2.2."""
     filled = -(-x // period)
     return x + y if filled == -(-(x + y) // period) else period * filled + y
 
 
 def plain(chain: Chain, stages: Sequence[tuple[int, int]], special_ones: set[int], period: int, tight: bool) -> bool:
-    """Whether one allocation keeps a period, written from section 4.2 without labels."""
-    delay, held, busy, largest, normals = 0, 0, 0, 0, 0
+    """Return whether one allocation keeps a period, written from section 4.2 without labels."""
+    delay, resident, busy, largest, normals = 0, 0, 0, 0, 0
     hop = chain.hop_ns.max(axis=0)
     for s in reversed(range(len(stages))):
         k, j = stages[s]
@@ -75,7 +75,7 @@ def plain(chain: Chain, stages: Sequence[tuple[int, int]], special_ones: set[int
         each = int(chain.kept_bytes[0, k, j])
         if s in special_ones:
             busy += load
-            held += chain.bytes_of(k, j, 0, group - 1)
+            resident += chain.bytes_of(k, j, 0, group - 1)
             largest = max(largest, each if tight else 0)
         else:
             normals += 1
@@ -88,7 +88,7 @@ def plain(chain: Chain, stages: Sequence[tuple[int, int]], special_ones: set[int
     return (
         normals < chain.processors
         and busy <= period
-        and held + largest <= chain.available_bytes
+        and resident + largest <= chain.available_bytes
         and not (tight and neighbours)
     )
 
@@ -114,9 +114,9 @@ def test_labels_decide_as_enumeration_does(tight: bool) -> None:
             assert (status == EXISTS) == possible(chain, period, tight)
             seen[status] += 1
             if status == EXISTS:
-                own = [(k, j) for k, j, _ in stages.tolist()]
+                spans = [(k, j) for k, j, _ in stages.tolist()]
                 chosen = {s for s, (_, _, how) in enumerate(stages.tolist()) if how >= SPECIAL}
-                assert plain(chain, own, chosen, period, tight)
+                assert plain(chain, spans, chosen, period, tight)
     assert min(seen.values()) > 30
 
 
@@ -135,7 +135,7 @@ def test_possibility_never_ends_as_the_period_grows() -> None:
 
 
 def line_of_parts(chain: Chain, stages: Sequence[tuple[int, int]]) -> StageLine:
-    """The stages as 1F1B* sees them."""
+    """Return the stages as a line for 1F1B*."""
     half = [int(chain.hop_ns[-1, j]) // 2 if chain.processors > 1 else 0 for _, j in stages[:-1]]
     forward = [int(chain.forward_ns[j] - chain.forward_ns[k]) for k, j in stages]
     return StageLine(
@@ -153,17 +153,17 @@ def line_of_parts(chain: Chain, stages: Sequence[tuple[int, int]]) -> StageLine:
 
 
 def test_the_thinnest_of_a_few_bytes_is_found() -> None:
-    """Of less than 1000 bytes to the byte: with one byte less none fits; of chains that fit and of some that do not."""
+    """Chains of less than 1000 bytes, to the byte: with one byte less no chain fits; some chains do not fit at all."""
     seen = 0
     for seed in range(60):
         chain = random_chain(random.Random(seed))
-        found = least_memory(chain)
+        least = least_memory(chain)
         longest = chain.longest_period_ns()
-        assert (found is None) == (at_period(chain, longest) is None)
-        if found is not None:
+        assert (least is None) == (at_period(chain, longest) is None)
+        if least is not None:
             seen += 1
             needed = next(n for n in range(chain.available_bytes + 1) if _fits(chain, n, longest) is not None)
-            assert _fits(chain, needed, longest) == found
+            assert _fits(chain, needed, longest) == least
     assert 20 < seen < 60
 
 
@@ -182,14 +182,14 @@ def test_contiguous_optimum_against_all_partitions_under_minimal_1f1b_star() -> 
             if len(stages) <= chain.processors
         ]
         best = min((p for p in periods if p is not None), default=None)
-        found = contiguous_optimum(chain)
-        assert (None if found is None else found.period_ns) == best
-        missing += found is None
-        if found is not None:
-            own = [(part.first, part.after) for part in found.parts]
-            least = minimal_period_ns(line_of_parts(chain, own))
+        optimum = contiguous_optimum(chain)
+        assert (None if optimum is None else optimum.period_ns) == best
+        missing += optimum is None
+        if optimum is not None:
+            spans = [(part.first, part.after) for part in optimum.parts]
+            least = minimal_period_ns(line_of_parts(chain, spans))
             assert least is not None
-            assert least <= found.period_ns
+            assert least <= optimum.period_ns
     assert 5 < missing < 150
 
 
@@ -213,7 +213,7 @@ def test_a_special_processor_never_makes_it_worse() -> None:
 
 
 def test_rounded_labels_are_safe() -> None:
-    """What is found with rounded labels is found without; where the cap is reached that is said."""
+    """A result with rounded labels also holds without rounding; where the cap is reached the answer states it."""
     draw = random.Random(8)
     for _ in range(40):
         chain = random_chain(draw, 10, 3)
@@ -221,9 +221,9 @@ def test_rounded_labels_are_safe() -> None:
         for period in (low + 1, low + low // 3, 2 * low):
             rough = special(line, period, True, Rounding(3, 7, 2), 10**6)
             if rough[0] == EXISTS:
-                own = [(k, j) for k, j, _ in rough[2].tolist()]
+                spans = [(k, j) for k, j, _ in rough[2].tolist()]
                 chosen = {s for s, (_, _, how) in enumerate(rough[2].tolist()) if how >= SPECIAL}
-                assert plain(chain, own, chosen, period, True)
+                assert plain(chain, spans, chosen, period, True)
     wide = Chain.of_layers(
         [draw.randint(1000, 9000) for _ in range(40)],
         [draw.randint(1000, 9000) for _ in range(40)],
@@ -241,7 +241,7 @@ SECOND = 10**9
 
 
 def example(memory: int) -> Chain:
-    """ALGORITHMS 4.3: P = 2, beta = 8, layers (1, 3), (2, 4), (1, 1), no weights, activations of 1 (here 1000 B)."""
+    """Return ALGORITHMS 4.3: P = 2, beta = 8, layers (1, 3), (2, 4), (1, 1), no weights, activations of 1 (1000 B)."""
     return Chain.of_layers(
         [SECOND, 2 * SECOND, SECOND],
         [3 * SECOND, 4 * SECOND, SECOND],
@@ -261,8 +261,8 @@ def test_paper_example(memory: int, period: int, on_grid: float) -> None:
 
 
 def test_paper_example_takes_the_two_ends_together() -> None:
-    found = special_optimum(example(6), tight=False).allocations[0]
-    assert found.parts == (Part(0, 1, 0, True), Part(1, 2, 0, False), Part(2, 3, 0, True))
+    allocation = special_optimum(example(6), tight=False).allocations[0]
+    assert allocation.parts == (Part(0, 1, 0, True), Part(1, 2, 0, False), Part(2, 3, 0, True))
     contiguous = contiguous_optimum(example(6))
     assert contiguous == PartsAtPeriod(8 * SECOND, (Part(0, 1, 0), Part(1, 3, 0)))
 
@@ -295,7 +295,7 @@ MEMORY_VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", MEMORY_VARIANTS, ids=lambda changes: " ".join(changes) or "plain")
 @pytest.mark.parametrize(("width", "halves"), [(1, 2), (2, 2), (1, 1), (2, 0)])
 def test_chain_counts_as_the_judge_does(changes: dict[str, Any], width: int, halves: int) -> None:
-    """Every stage's load, transfers and bytes against ``StageLine`` and the memory functions of the judge."""
+    """Every stage's load, transfers and bytes against ``StageLine`` and the memory functions of the simulator."""
     settings: dict[str, Any] = {
         "boundary_bytes": [7, 2, 9, 4],
         "parameter_bytes": [10, 20, 30, 40, 50],
@@ -326,14 +326,14 @@ def test_a_boundary_that_nothing_connects_is_never_used() -> None:
     problem = make_problem([10, 10, 10], boundary_bytes=4, nodes=(1, 1), between_bytes_per_s=0)
     chain = Chain.of(problem, batch_of(problem, 1), [(0,), (1,)])
     assert (chain.hop_ns[1, 1:-1] == NEVER_NS).all()
-    found = contiguous_optimum(chain)
-    assert found is not None
-    assert len(found.parts) == 1
-    assert np.diff(chain.load_ns[0]).sum() == found.period_ns
+    optimum = contiguous_optimum(chain)
+    assert optimum is not None
+    assert len(optimum.parts) == 1
+    assert np.diff(chain.load_ns[0]).sum() == optimum.period_ns
 
 
 def grid_reference(chain: Chain, target: float) -> float:
-    """MadPipe-DP on the grid as a memoised recursion (section 4.2.2), rounded up; infinite where nothing fits."""
+    """Compute MadPipe-DP on the grid by recursion (section 4.2.2), rounded up; infinite where nothing fits."""
     n, whole = chain.size, float(chain.load_ns[0, -1])
     hop = chain.hop_ns.max(axis=0)
     steps = whole / 100, chain.available_bytes / 10, (whole + float(hop.sum())) / 50
@@ -349,18 +349,18 @@ def grid_reference(chain: Chain, target: float) -> float:
     def best(j: int, p: int, t: int, m: int, v: int) -> float:
         if j == 0:
             return t * steps[0]
-        found = float("inf")
+        least = float("inf")
         for k in range(j) if p else [0]:
             load, delay = float(chain.load(k, j)), v * steps[2]
             group = max(1, int(np.ceil((delay + load) / target - 1e-9)))
             later = up(then_exactly(then_exactly(delay, load), float(hop[k])), steps[2])
             if p and chain.bytes_of(k, j, 0, group) <= chain.available_bytes:
-                found = min(found, max(load, float(hop[k]), best(k, p - 1, t, m, later)))
-            held = up(m * steps[1] + chain.bytes_of(k, j, 0, group - 1), steps[1])
-            if held <= 10:
+                least = min(least, max(load, float(hop[k]), best(k, p - 1, t, m, later)))
+            resident = up(m * steps[1] + chain.bytes_of(k, j, 0, group - 1), steps[1])
+            if resident <= 10:
                 busy = min(100, up(t * steps[0] + load, steps[0]))
-                found = min(found, max(float(hop[k]), best(k, p, busy, held, later)))
-        return found
+                least = min(least, max(float(hop[k]), best(k, p, busy, resident, later)))
+        return least
 
     return best(n, chain.processors - 1, 0, 0, 0)
 

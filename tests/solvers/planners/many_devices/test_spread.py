@@ -1,4 +1,4 @@
-"""Planner spread: partitions keep to what they promise, fit memory, follow the network's tree, and beat plain ones."""
+"""Planner spread: partitions keep their promised times, fit memory, follow the network's tree, and beat plain ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPREAD = PLANNERS["spread"]
 
 
 def tree(pods: int, nodes: int) -> Network:
-    """Pods of nodes of two devices; the nodes are named so that neighbours in number are in different pods."""
+    """Build pods of nodes of two devices, named so that nodes with neighbouring numbers are in different pods."""
     hosts = tuple(f"n{i}" for i in range(pods * nodes))
     cables = [Cable(host, f"leaf{i % pods}", 10**9, 0, True) for i, host in enumerate(hosts)]
     cables += [Cable(f"leaf{p}", "spine", 10**8, 0, True) for p in range(pods)]
@@ -39,7 +39,7 @@ def tree(pods: int, nodes: int) -> Network:
 
 
 def uneven(layers: int, pods: int, nodes: int, seed: int = 0) -> Problem:
-    """Layers of unequal work on a tree."""
+    """Build layers of unequal work on a tree."""
     rng = random.Random(seed)
     return make_problem(
         [rng.randint(50, 150) * 1000 for _ in range(layers)],
@@ -55,7 +55,7 @@ def uneven(layers: int, pods: int, nodes: int, seed: int = 0) -> Problem:
 
 
 def searched(problem: Problem) -> Judge:
-    """A few dozen of the planner's plans, judged."""
+    """Return a judge with a few dozen of the planner's plans."""
     judge = Judge(Setting(problem, max_plans=40))
     assert SPREAD.proposals is not None
     judge.judge_all("spread", SPREAD.proposals(judge.setting, SPREAD.check(problem.update_rules, "auto", {})))
@@ -63,7 +63,7 @@ def searched(problem: Problem) -> Judge:
 
 
 def test_the_line_keeps_pods_together() -> None:
-    """However nodes are numbered: from one device to the next there is a spine as often as there are pods, less one."""
+    """For any numbering of nodes, neighbours in the line are joined by a spine once less often than there are pods."""
     problem = uneven(4, 4, 6)
     line = line_of(problem)
     assert sorted(line) == list(range(48))
@@ -73,7 +73,7 @@ def test_the_line_keeps_pods_together() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_partitions_cover_and_fit(seed: int) -> None:
-    """All layers in order, cut only where they may be, no more devices than there are."""
+    """All layers in order, cut only where that is allowed, on no more devices than exist."""
     problem = random_request(seed, 6, 4)
     line = line_of(problem)
     for batch in candidates(problem):
@@ -92,21 +92,21 @@ def test_partitions_cover_and_fit(seed: int) -> None:
 def test_promised_times_are_near_the_judges() -> None:
     """With little to send the best split's estimate is within a tenth of its plan's time; the bound is not far.
 
-    The estimate is that of 1F1B's warm-up, for which equal stages are best, or nearly.
+    The estimate is for 1F1B's warm-up, for which equal stages are best, or nearly.
     """
     problem = uneven(24, 4, 6)
     partitions = Partitions(Pieces(problem, batch_of(problem, 8), line_of(problem)))
     best, *others = (min(partitions.splits(idle)) for idle in IDLE)
     assert best.estimate_ns <= 1.01 * min(others).estimate_ns
-    found = searched(problem)
-    assert found.best is not None
-    assert found.best.value_ns <= 1.1 * best.estimate_ns
-    assert found.best.value_ns <= 1.25 * bounds(problem, 1, lambda _: None).bound_ns
+    judge = searched(problem)
+    assert judge.best is not None
+    assert judge.best.value_ns <= 1.1 * best.estimate_ns
+    assert judge.best.value_ns <= 1.25 * bounds(problem, 1, lambda _: None).bound_ns
 
 
 @pytest.mark.tier("ci")
 def test_memory_makes_it_recompute_and_then_refuse() -> None:
-    """Where stashes do not fit, stages recompute if they may; else the answer says what is lacking."""
+    """Where stashes do not fit, stages recompute if allowed; else the answer states the missing memory."""
     problem = uneven(24, 4, 6)
     stashes = {
         kind: tuple(replace(point, stash_bytes=np.full(24, 10**6)) for point in points)
@@ -118,11 +118,11 @@ def test_memory_makes_it_recompute_and_then_refuse() -> None:
     batch = batch_of(problem, 8)
     partitions = Partitions(Pieces(problem, batch, line_of(problem)))
     for stages in (partitions.allocation(split).stages for idle in IDLE for split in partitions.splits(idle)):
-        held = [micro_batches_that_fit(problem, stage, batch.most_rows) for stage in stages]
-        assert all(most >= min(len(stages) - n, batch.num_micro_batches) for n, most in enumerate(held))
-    found = searched(problem)
-    assert found.best is not None
-    assert any(stage.recompute for stage in found.best.allocation.stages)
+        limits = [micro_batches_that_fit(problem, stage, batch.most_rows) for stage in stages]
+        assert all(most >= min(len(stages) - n, batch.num_micro_batches) for n, most in enumerate(limits))
+    judge = searched(problem)
+    assert judge.best is not None
+    assert any(stage.recompute for stage in judge.best.allocation.stages)
     starved = tuple(replace(device, memory_bytes=10**4) for device in problem.devices)
     refused = searched(replace(problem, devices=starved, _costs={}))
     assert refused.best is None
@@ -130,7 +130,7 @@ def test_memory_makes_it_recompute_and_then_refuse() -> None:
 
 
 def test_replica_choices_waste_no_device() -> None:
-    """Of equally large slices the fewest replicas; never more than rows, and one always."""
+    """Of equally large slices the fewest replicas count; never more than rows, and always one."""
     problem = uneven(4, 4, 6)
     choices = replica_choices(problem, batch_of(problem, 8)).tolist()
     assert choices == [1, 2, 3, 4, 8]
@@ -138,7 +138,7 @@ def test_replica_choices_waste_no_device() -> None:
 
 @pytest.mark.tier("ci")
 def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None:
-    """Beyond 256 devices; where it was in no time itself there is nothing to name."""
+    """This holds beyond 256 devices; a planner that was not in time itself has nothing to name."""
     many = uneven(4, 4, 33)
     for name, named in (("dp", True), ("spread", False)):
         result = solve(many, name, time_limit_ns=0)
@@ -147,7 +147,7 @@ def test_a_planner_that_is_too_slow_for_so_many_devices_names_this_one() -> None
 
 
 def test_no_network_of_pairs() -> None:
-    """The narrowest bandwidth of devices in many nodes is that of the cables between them, as pair by pair."""
+    """The narrowest bandwidth of devices in many nodes is the cables' between them, as pair by pair."""
     problem = uneven(4, 3, 3)
     network = problem.network
     rng = random.Random(1)

@@ -62,7 +62,7 @@ def splits(count: int, parts: int) -> list[tuple[int, ...]]:
 def enumerated(
     work: list[int], parameters: list[int], boundary: list[int], level: Level, rules: Rules, room: int = PLENTY
 ) -> float:
-    """Every partition and every replication on one level, by the formula of ALGORITHMS 7.4 or R-35."""
+    """Return the best value of every partition and replication on one level, by ALGORITHMS 7.4 or R-35."""
     m, bandwidth = level
     best: float = inf
     for stages in range(1, min(len(work), m) + 1):
@@ -105,7 +105,7 @@ def test_one_level_is_the_best_of_all_partitions(rules: Rules) -> None:
 def recursive(
     work: list[int], parameters: list[int], boundary: list[int], levels: list[Level], exact: bool
 ) -> Fraction | int:
-    """The recursion of ALGORITHMS 7.4 as it is printed: in exact fractions, or each time rounded up."""
+    """Compute the recursion of ALGORITHMS 7.4 as printed: in exact fractions, or with each time rounded up."""
     up: Any = (lambda x: x) if exact else ceil
 
     def of_level(k: int) -> Any:
@@ -129,12 +129,12 @@ def recursive(
 
         return value
 
-    found: Fraction | int = of_level(len(levels))(0, len(work) - 1, levels[-1].machines)
-    return found
+    best_value: Fraction | int = of_level(len(levels))(0, len(work) - 1, levels[-1].machines)
+    return best_value
 
 
 def value_of(plan: Plan, work: list[int], parameters: list[int], boundary: list[int], levels: list[Level]) -> int:
-    """What a plan of two levels is worth, from its parts alone: stages inside a machine, and machines in a row."""
+    """Compute the value of a two-level plan from its parts alone: stages inside a machine, and machines in a row."""
     size = levels[0].machines
     by_machines: dict[tuple[int, ...], list[Any]] = {}
     for part in plan.parts:

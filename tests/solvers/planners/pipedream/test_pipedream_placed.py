@@ -1,4 +1,4 @@
-"""PipeDream's program on placed devices against every partition and replication, costed by the judge's functions."""
+"""PipeDream's program on placed devices against every partition and replication, by the simulator's cost functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.solvers.model.update_rules import micro_batches_per_update
 from penstock.solvers.schedules.periodic.eager import bytes_needed
 
 ROUNDING_NS = 8
-"""A line through two probes, and one rounding per part of a load."""
+"""Tolerance: a line through two probes, and one rounding per part of a load."""
 
 
 def drawn(seed: int, **changes: Any) -> Problem:
@@ -55,7 +55,7 @@ def drawn(seed: int, **changes: Any) -> Problem:
 
 
 def allocations(problem: Problem, batch: Batch, settings: Settings) -> Iterator[Allocation]:
-    """Every contiguous partition on every front of the row."""
+    """Yield every contiguous partition on every front of the row."""
     layers, row = problem.num_layers, device_order(problem)
     for stages in range(1, min(layers, len(row)) + 1):
         for cuts in combinations(range(1, layers), stages - 1):
@@ -67,17 +67,17 @@ def allocations(problem: Problem, batch: Batch, settings: Settings) -> Iterator[
                     continue
                 if settings.straight and max(widths) > 1:
                     continue
-                made = []
+                parts = []
                 bounds = zip(pairwise((0, *cuts, layers)), pairwise((0, *shares)), strict=True)
                 for (i, j), (low, high) in bounds:
                     turns = settings.turns and high - low > 1
                     again = ((i, j - 1),) if settings.recompute else ()
-                    made.append(Stage(i, j - 1, row[low:high], "round_robin" if turns else "rows", again))
-                yield single_pipeline(tuple(made), batch.num_micro_batches)
+                    parts.append(Stage(i, j - 1, row[low:high], "round_robin" if turns else "rows", again))
+                yield single_pipeline(tuple(parts), batch.num_micro_batches)
 
 
 def load_of(problem: Problem, allocation: Allocation, batch: Batch, settings: Settings) -> float:
-    """The largest load per micro-batch; infinite where NOAM's micro-batches do not fit."""
+    """Return the largest load per micro-batch; infinite where NOAM's micro-batches do not fit."""
     worst = 0
     behind = problem.num_devices
     for number, stage in enumerate(allocation.stages):
@@ -118,13 +118,13 @@ def test_it_finds_the_best_of_all_partitions(settings: Settings) -> None:
     for seed in range(24):
         problem = drawn(seed, latency_ns=0)
         batch = batch_of(problem, 4)
-        found = placed(problem, DeviceRow(problem, device_order(problem)), Layers(problem), batch, settings)
+        plans = placed(problem, DeviceRow(problem, device_order(problem)), Layers(problem), batch, settings)
         best = min(load_of(problem, each, batch, settings) for each in allocations(problem, batch, settings))
-        if not found:
+        if not plans:
             assert best == inf
             continue
-        assert abs(found[0].value_ns - best) <= ROUNDING_NS
-        for plan in found:
+        assert abs(plans[0].value_ns - best) <= ROUNDING_NS
+        for plan in plans:
             assert abs(load_of(problem, plan.allocation, batch, settings) - plan.value_ns) <= ROUNDING_NS
 
 
@@ -135,18 +135,18 @@ def test_it_finds_the_best_of_all_partitions_that_keep_the_pins(settings: Settin
         draw = np.random.default_rng(seed)
         problem = drawn(seed, latency_ns=0)
         first = int(draw.integers(0, problem.num_layers))
-        held = frozenset(int(d) for d in draw.choice(problem.num_devices, 2, replace=False))
-        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), held),))
+        holders = frozenset(int(d) for d in draw.choice(problem.num_devices, 2, replace=False))
+        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), holders),))
         batch = batch_of(problem, 4)
         row = DeviceRow(problem, device_order(problem), keeping=True)
-        found = placed(problem, row, Layers(problem), batch, settings)
+        plans = placed(problem, row, Layers(problem), batch, settings)
         every = allocations(problem, batch, settings)
         kept = [load_of(problem, each, batch, settings) for each in every if broken_pin(problem, each) is None]
         best = min(kept, default=inf)
-        assert all(broken_pin(problem, plan.allocation) is None for plan in found)
-        assert (not found) == (best == inf)
-        none += not found
-        assert not found or abs(found[0].value_ns - best) <= ROUNDING_NS
+        assert all(broken_pin(problem, plan.allocation) is None for plan in plans)
+        assert (not plans) == (best == inf)
+        none += not plans
+        assert not plans or abs(plans[0].value_ns - best) <= ROUNDING_NS
     assert 0 < none < 16
 
 
@@ -155,13 +155,13 @@ def test_kinds_of_devices_cost_what_they_do() -> None:
     for seed in range(8):
         problem = drawn(2 * seed + 1, kinds=["fast", "fast", "cpu", "cpu"], speed={"fast": 3.0}, latency_ns=0)
         batch = batch_of(problem, 4)
-        found = placed(problem, DeviceRow(problem, device_order(problem)), Layers(problem), batch, Settings())
+        plans = placed(problem, DeviceRow(problem, device_order(problem)), Layers(problem), batch, Settings())
         best = min(load_of(problem, each, batch, Settings()) for each in allocations(problem, batch, Settings()))
-        assert abs(found[0].value_ns - best) <= ROUNDING_NS
+        assert abs(plans[0].value_ns - best) <= ROUNDING_NS
 
 
 def test_sets_that_look_alike_are_probed_once_and_cost_the_same() -> None:
-    """Every entry of the row's tables, on nodes of which two are alike, against the judge's functions."""
+    """Every entry of the row's tables, on nodes of which two are alike, against the simulator's functions."""
     problem = drawn(1, nodes=(3, 2, 3), latency_ns=700, transfer="nic", shared=True)
     row = DeviceRow(problem, device_order(problem))
     for p in range(8):
@@ -195,6 +195,6 @@ def test_large_clusters_try_fewer_replica_counts() -> None:
 def test_what_nothing_connects_is_left_out() -> None:
     problem = make_problem([10, 10], boundary_bytes=5, parameter_bytes=5, nodes=(1, 1), between_bytes_per_s=0)
     batch = batch_of(problem, 2)
-    found = placed(problem, DeviceRow(problem, (0, 1)), Layers(problem), batch, Settings())
-    assert {len(plan.allocation.stages) for plan in found} == {1}
-    assert {plan.allocation.stages[0].replicas for plan in found} == {1}
+    plans = placed(problem, DeviceRow(problem, (0, 1)), Layers(problem), batch, Settings())
+    assert {len(plan.allocation.stages) for plan in plans} == {1}
+    assert {plan.allocation.stages[0].replicas for plan in plans} == {1}

@@ -1,4 +1,4 @@
-"""Planner ``pipedream``: with a flush, without one, in little memory, on devices of two kinds, and what it refuses."""
+"""Planner ``pipedream``: with a flush, without one, in little memory, on devices of two kinds, and its refusals."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def test_replicas_of_the_paper_take_micro_batches_in_turn() -> None:
 @pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
 @pytest.mark.parametrize("again", ["never", "auto", "always"])
 def test_plans_fit_in_less_and_less_memory(rules: frozenset[UpdateRule], again: str) -> None:
-    """Versions and stashes give way before the plan does; then the shortage is said."""
-    found = []
+    """Versions and stashes give way before the plan does; then the answer states the shortage."""
+    has_plan = []
     for memory in (2**40, 120_000_000, 60_000_000, 45_000_000, 35_000_000, 5_000_000):
         problem = drawn(3, rules, memory_bytes=memory, recompute=again)
         result = solve(problem, PLANNER.name)
-        found.append(result.best is not None)
+        has_plan.append(result.best is not None)
         if result.best is None:
             assert result.status in (Status.INFEASIBLE, Status.NONE_FOUND)
             assert result.shortage is not None
@@ -115,14 +115,14 @@ def test_plans_fit_in_less_and_less_memory(rules: frozenset[UpdateRule], again: 
         assert all(use.memory.total <= memory for use in result.best.timeline.uses.values())
         if again == "always":
             assert all(stage.recompute for stage in result.best.allocation.stages)
-    assert found[:3] == [True] * 3
-    assert not found[-1]
-    assert found == sorted(found, reverse=True)
+    assert has_plan[:3] == [True] * 3
+    assert not has_plan[-1]
+    assert has_plan == sorted(has_plan, reverse=True)
 
 
 def test_less_memory_keeps_fewer_weight_versions() -> None:
     """Straight, four layers of 10 MB: version and gradient 20, each further version 10."""
-    held = {}
+    versions = {}
     for memory in (70_000_000, 45_000_000):
         problem = make_problem(
             [1_000_000] * 4,
@@ -135,8 +135,8 @@ def test_less_memory_keeps_fewer_weight_versions() -> None:
         plans = _Partitions(problem, {"paper": False})._stashing(straight(problem, 8))
         best = judged(problem, PLANNER.name, [plan.proposal for plan in plans]).best
         assert best is not None
-        held[memory] = max(use.memory.versions for use in best.timeline.uses.values())
-    assert held == {70_000_000: 30_000_000, 45_000_000: 20_000_000}
+        versions[memory] = max(use.memory.versions for use in best.timeline.uses.values())
+    assert versions == {70_000_000: 30_000_000, 45_000_000: 20_000_000}
 
 
 @pytest.mark.parametrize("rules", [STASHING, BOTH - STASHING])
@@ -158,7 +158,7 @@ def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize("seed", range(3))
 def test_every_replica_that_shares_rows_gets_the_least_slice(seed: int) -> None:
-    """Of micro-batches of 5 samples two replicas get 2 or more each, three do not."""
+    """Two replicas get 2 or more of a micro-batch's 5 samples each, three do not."""
     problem = replace(drawn(seed, micro_batch_sizes=(5,), global_batch_size=20, nodes=(4,)), min_slice=2)
     for proposal in PLANNER.proposals(Setting(problem), checked("pipedream", PLANNER.options, {})):
         assert all(stage.replicas <= 2 for stage in proposal.allocation.stages)

@@ -17,7 +17,7 @@ from penstock.solvers.planners.simple.dp import data_parallel
 
 
 def by_enumeration(weights: list[int], blocks: int, cuttable: list[bool]) -> list[int]:
-    """The lexicographically first bounds whose largest block is smallest."""
+    """Return the lexicographically first bounds whose largest block is smallest."""
     places = [i + 1 for i in range(len(weights) - 1) if cuttable[i]]
     every = [[0, *cuts, len(weights)] for cuts in itertools.combinations(places, blocks - 1)]
     return min(every, key=lambda b: (max(sum(weights[i:j]) for i, j in itertools.pairwise(b)), b))
@@ -42,7 +42,7 @@ def test_largest_block_is_near_the_mean(weights: list[int], blocks: int) -> None
 
 @pytest.mark.parametrize("seed", range(100))
 def test_partition_over_unequal_devices_is_the_best(seed: int) -> None:
-    """Every block counts with its own device's times."""
+    """Every block counts with its device's times."""
     draw = np.random.default_rng(seed)
     layers = int(draw.integers(1, 8))
     blocks = min(int(draw.integers(1, 5)), layers)
@@ -53,13 +53,13 @@ def test_partition_over_unequal_devices_is_the_best(seed: int) -> None:
     def largest(bounds: list[int]) -> int:
         return max(int(w[i:j].sum()) for w, (i, j) in zip(weights, itertools.pairwise(bounds), strict=True))
 
-    found = smallest_largest_on(weights, [True] * (layers - 1))
-    assert found in every
-    assert largest(found) == min(map(largest, every))
+    best = smallest_largest_on(weights, [True] * (layers - 1))
+    assert best in every
+    assert largest(best) == min(map(largest, every))
 
 
 def test_time_is_that_of_the_devices_that_hold_the_stages() -> None:
-    """By hand: a device twice as fast takes four of six equal layers; layers and parameters do not know of speed."""
+    """By hand: a device twice as fast takes four of six equal layers; layers and parameters do not depend on speed."""
     problem = make_problem([600] * 6, parameter_bytes=1, nodes=(2,), kinds=["fast", "cpu"], speed={"fast": 2.0})
     batch = batch_of(problem, 1)
     cuts = {by: block_partition(problem, batch, 2, by=by).stages[0].last for by in ("time", "layers", "parameters")}
@@ -111,10 +111,10 @@ def test_generated_sizes_feed_the_replicas() -> None:
 
 def test_candidates_keep_slices_above_the_minimum_and_their_number_modest() -> None:
     problem = make_problem([1, 1], nodes=(8, 8), global_batch_size=5040, micro_batch_sizes=(), min_slice=7)
-    found = candidates(problem, dapple_replicas(problem))
-    assert len(found) <= 24
-    assert min(b.least_rows for b in found) >= 7
-    assert len({b.num_micro_batches for b in found}) == len(found)
+    batches = candidates(problem, dapple_replicas(problem))
+    assert len(batches) <= 24
+    assert min(b.least_rows for b in batches) >= 7
+    assert len({b.num_micro_batches for b in batches}) == len(batches)
 
 
 def test_a_batch_below_the_smallest_slice_has_no_candidates() -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.tier("ci")
 
 
 def drawn(seed: int, rule: UpdateRule) -> Problem:
-    """3 to 7 layers on 2 to 5 devices of one node or of several, transfers and all-reduces light or heavy."""
+    """Draw 3 to 7 layers on 2 to 5 devices in one node or several, transfers and all-reduces light or heavy."""
     draw = np.random.default_rng(seed)
     layers, devices = int(draw.integers(3, 8)), int(draw.integers(2, 6))
     problem = make_problem(
@@ -44,7 +44,7 @@ def drawn(seed: int, rule: UpdateRule) -> Problem:
 
 
 def one_stage(problem: Problem, rule: UpdateRule, turns: bool) -> Iterator[int]:
-    """The times of one stage on any number of the first devices that verify, by rows and in turn."""
+    """Yield the times of one stage on any number of the first devices that verify, by rows and in turn."""
     (size,) = problem.micro_batch_sizes
     number = -(-problem.global_batch_size // size)
     for width in range(1, problem.num_devices + 1):
@@ -59,7 +59,7 @@ def one_stage(problem: Problem, rule: UpdateRule, turns: bool) -> Iterator[int]:
 
 
 def judged(problem: Problem, plan: Allocation, rule: UpdateRule, depth: int) -> int | None:
-    """Its time, where it verifies."""
+    """Return the plan's time if it verifies, else None."""
     try:
         orders: Schedule = early_backward(plan)
         if rule != "synchronous":
@@ -89,10 +89,10 @@ def test_one_stage_everywhere_is_a_candidate(name: str, rule: UpdateRule, turns:
     reached = 0
     for seed in range(10):
         problem = drawn(seed, rule)
-        found, least = solve(problem, name).best, min(one_stage(problem, rule, turns))
-        assert found is not None
-        assert found.value_ns <= least, seed
-        reached += found.value_ns == least
+        plan, least = solve(problem, name).best, min(one_stage(problem, rule, turns))
+        assert plan is not None
+        assert plan.value_ns <= least, seed
+        reached += plan.value_ns == least
     assert reached > 0
 
 
@@ -103,12 +103,12 @@ def test_even_stages_are_candidates(name: str) -> None:
     seen = 0
     for seed in range(20, 28):
         problem = drawn(seed, "synchronous")
-        found = solve(problem, name).best
-        assert found is not None
+        plan = solve(problem, name).best
+        assert plan is not None
         for batch in candidates(problem):
             for line in simple_lines(problem, batch, 1):
                 value = judged(problem, single_pipeline(line, batch.num_micro_batches), "synchronous", 1)
-                assert value is None or found.value_ns <= value
+                assert value is None or plan.value_ns <= value
                 seen += 1
     assert seen > 15
 
@@ -147,9 +147,9 @@ def test_a_larger_request_keeps_its_pins(rule: UpdateRule, planner: str) -> None
     sixteen = make_problem([10, 20] * 6, parameter_bytes=10, nodes=(4,) * 4, global_batch_size=16, boundary_bytes=1)
     pins = (Pin(0, 4, frozenset({0, 5, 9})), Pin(5, 5, frozenset({2})), Pin(8, 11, frozenset({3, 4, 12, 13})))
     problem = replace(sixteen, pins=pins, update_rules=frozenset({rule}), micro_batch_sizes=(4,))
-    found = solve(problem, planner).best
-    assert found is not None
-    assert broken_pin(problem, found.allocation) is None
+    plan = solve(problem, planner).best
+    assert plan is not None
+    assert broken_pin(problem, plan.allocation) is None
 
 
 def test_how_planners_run_simple_plans_travels_to_workers() -> None:

@@ -1,9 +1,9 @@
 """SPP's Lemma 1, Lemma 2 and Theorem 1 as formulas (docs/theory/algorithms.md, section 3.4).
 
-They hold in SPP's model: one kind of device, a slice takes its share of a micro-batch's time (rounded up), each channel
-carries one transfer at a time over links of its own (``network: private``, ``half``, ``transfer: spp``), a flat ring
-all-reduce after the last backward, no latencies, nothing measured instead, one number of micro-batches. All times are
-of a step.
+They hold in SPP's model: one kind of device, and a slice takes its share of a micro-batch's time (rounded up). Each
+channel carries one transfer at a time over private links (``network: private``, ``half``, ``transfer: spp``). A flat
+ring all-reduces after the last backward. Latencies are zero, no measured times replace formulas, and the number of
+micro-batches is fixed. All times are times of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.solvers.planners.spp.ordering import dense_bandwidths
 def lemma_1_ns(problem: Problem, allocation: Allocation) -> int:
     """Return Lemma 1's limit: (M + 4 S - 4) C and the longest all-reduce; C is the slowest stage's or channel's time.
 
-    C is of the largest micro-batch.
+    C is for the largest micro-batch.
     """
     rows = most_rows(problem, allocation)
     cycle, reduced = 0, 0
@@ -38,7 +38,7 @@ def lemma_1_ns(problem: Problem, allocation: Allocation) -> int:
 
 
 def slowest_ns(problem: Problem, allocation: Allocation) -> int:
-    """Return W(S): what the slowest stage, its all-reduce included, or channel works in a step."""
+    """Return W(S): the time of the slowest stage, with its all-reduce, or channel in a step."""
     worst = 0
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     for number, stage in enumerate(allocation.stages):

@@ -31,7 +31,7 @@ MODEL: dict[str, Any] = {"transfer": "spp", "all_reduce": "flat", "overlap_all_r
 
 
 def random_problem(seed: int, largest_devices: int = 4) -> tuple[Problem, Batch]:
-    """2 to 5 layers on 2 to ``largest_devices`` devices linked by a matrix, in SPP's model."""
+    """Draw 2 to 5 layers on 2 to ``largest_devices`` devices linked by a matrix, in SPP's model."""
     draw = np.random.default_rng(seed)
     layers, devices = int(draw.integers(2, 6)), int(draw.integers(2, largest_devices + 1))
     table = np.triu(draw.integers(1, 12, (devices, devices)) * 10**9, 1)
@@ -54,23 +54,23 @@ def random_problem(seed: int, largest_devices: int = 4) -> tuple[Problem, Batch]
 
 
 def all_plans(problem: Problem, batch: Batch) -> Iterator[Allocation]:
-    """Every partition into stages on every ordered choice of devices; replicas of a stage in ascending order."""
+    """Yield every partition into stages on every ordered choice of devices; replicas of a stage in ascending order."""
     layers, devices = problem.num_layers, problem.num_devices
     for total in range(1, devices + 1):
         for order in permutations(range(devices), total):
             for stages in range(1, min(layers, total) + 1):
                 for joints in combinations(range(1, total), stages - 1):
-                    held = [order[i:j] for i, j in zip((0, *joints), (*joints, total), strict=True)]
-                    if any(list(h) != sorted(h) for h in held):
+                    groups = [order[i:j] for i, j in zip((0, *joints), (*joints, total), strict=True)]
+                    if any(list(group) != sorted(group) for group in groups):
                         continue
                     for cuts in combinations(range(1, layers), stages - 1):
-                        ends = zip((0, *cuts), (*cuts, layers), held, strict=True)
+                        ends = zip((0, *cuts), (*cuts, layers), groups, strict=True)
                         parts = tuple(Stage(first, end - 1, devices) for first, end, devices in ends)
                         yield single_pipeline(parts, batch.num_micro_batches)
 
 
 def by_spp(problem: Problem, batch: Batch) -> tuple[int, int]:
-    """(W of PRM, the makespan of the best of its plans under PE): Algorithm 3 on the recursive order."""
+    """Run Algorithm 3 on the recursive order; return W of PRM, and the makespan of its best plan under PE."""
     line = windows(problem, device_order(graph_of(problem)))
     devices = problem.num_devices
     table = chain_of(problem, line, batch, range(1, devices + 1), min(devices, problem.num_layers), unused=True)
@@ -105,7 +105,7 @@ def test_no_violation_of_lemma_2_and_theorem_1() -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_no_violation_of_lemma_1(block: int) -> None:
-    """On random plans, in PE's order; the least of DAPPLE's and GPipe's is no proof, but W is below all of them."""
+    """Random plans in PE's order; the least of DAPPLE's and GPipe's is no proof, but W is below all of them."""
     closest = 0.0
     for seed in range(block * 75, block * 75 + 75):
         draw = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Recursive device ordering against networkx, and what it promises of servers (ALGORITHMS 3.1)."""
+"""Recursive device ordering against networkx, and its guarantees for servers (ALGORITHMS 3.1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_weights(seed: int, size: int, largest: int = 50, sparse: float = 0.0)
 
 
 def single(weights: np.ndarray) -> Graph:
-    """Every device a set of its own: nothing contracted."""
+    """Return a graph in which every device is a separate set: nothing contracted."""
     return Graph(weights, tuple(DeviceSet(d, (d,)) for d in range(len(weights))))
 
 
@@ -64,7 +64,7 @@ def test_two_servers_with_interleaved_numbers() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_level_is_cut_where_it_is_weakest(seed: int) -> None:
-    """Also with twins contracted: bandwidths of few values on a few servers make many of them."""
+    """Also with interchangeable devices contracted: bandwidths of few values on a few servers make many of them."""
     draw = np.random.default_rng(seed)
     server = np.sort(draw.integers(0, 4, 9))
     between = random_weights(seed, 4, 4)

@@ -1,4 +1,4 @@
-"""PRM by thresholds: against enumeration per number of stages, a reference of its kernel, the judge's costs."""
+"""PRM by thresholds: against enumeration per number of stages, a reference of its kernel, the simulator's costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAPER: dict[str, Any] = {"transfer": "spp", "overlap_all_reduce": False}
 
 
 def random_problem(seed: int, layers: int = 6, devices: int = 5, **changes: Any) -> Problem:
-    """Unequal layers on one server per device, linked by a matrix of few bandwidths."""
+    """Draw unequal layers on one server per device, linked by a matrix of few bandwidths."""
     draw = np.random.default_rng(seed)
     table = np.triu(draw.choice([10**9, 4 * 10**9, 10**10], (devices, devices)), 1)
     names = tuple(f"n{d}/0" for d in range(devices))
@@ -66,16 +66,16 @@ def chain_for(problem: Problem, most: int, replicas: tuple[int, ...] = (), **mor
 
 
 def every_plan(problem: Problem, stages: int, unused: bool) -> Iterator[tuple[ReplicatedPart, ...]]:
-    """All partitions into so many stages on consecutive devices."""
+    """Yield all partitions into so many stages on consecutive devices."""
     cuts = [i + 1 for i in range(problem.num_layers - 1) if problem.cuttable[i]]
     devices = problem.num_devices
     for total in range(stages if unused else devices, devices + 1):
         for places in combinations(cuts, stages - 1):
             ends = (*places, problem.num_layers)
             for joints in combinations(range(1, total), stages - 1):
-                held = (*joints, total)
+                stops = (*joints, total)
                 yield tuple(
-                    ReplicatedPart(0 if s == 0 else ends[s - 1], ends[s], held[s] - (0 if s == 0 else held[s - 1]), 0)
+                    ReplicatedPart(0 if s == 0 else ends[s - 1], ends[s], stops[s] - (0 if s == 0 else stops[s - 1]), 0)
                     for s in range(stages)
                 )
 
@@ -110,8 +110,8 @@ def test_worked_example() -> None:
     )
     problem = replace(problem, forward_bytes=problem.forward_bytes // 4, backward_bytes=problem.backward_bytes // 4)
     problem = replace(problem, measured={"cpu": (replace(problem.measured["cpu"][0], rows=4),)})
-    found = search(chain_for(problem, 4), 4)
-    assert {xi: partition.value_ns for xi, partition in found.items()} == {
+    partitions = search(chain_for(problem, 4), 4)
+    assert {xi: partition.value_ns for xi, partition in partitions.items()} == {
         1: 24 * 10**9,
         2: 12_400_000_000,
         3: 12_400_000_000,
@@ -138,13 +138,13 @@ VARIANTS: list[dict[str, Any]] = [
 def test_every_number_of_stages_has_its_optimum(seed: int, changes: dict[str, Any], unused: bool) -> None:
     """S4: the smallest W, for each xi, over all partitions and splits of the order, by the judge's costs."""
     problem = random_problem(seed, **changes)
-    found = search(chain_for(problem, 5, unused=unused), 5)
+    partitions = search(chain_for(problem, 5, unused=unused), 5)
     for stages in range(1, 6):
         expected = by_enumeration(problem, stages, unused)
         if expected is None:
-            assert stages not in found
+            assert stages not in partitions
             continue
-        partition = found[stages]
+        partition = partitions[stages]
         assert partition.exact
         best = slowest_ns(problem, as_allocation(problem, partition.parts[0]))
         if problem.rules.channel == "full" or problem.rules.shared:  # a channel counts its slower direction only
@@ -162,25 +162,25 @@ def test_every_number_of_stages_has_its_optimum_of_those_that_keep_the_pins() ->
         draw = np.random.default_rng(seed)
         problem = random_problem(seed)
         first = int(draw.integers(0, problem.num_layers))
-        held = frozenset(int(d) for d in draw.choice(problem.num_devices, 3, replace=False))
-        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), held),))
+        holders = frozenset(int(d) for d in draw.choice(problem.num_devices, 3, replace=False))
+        problem = replace(problem, pins=(Pin(first, int(draw.integers(first, problem.num_layers)), holders),))
         line = windows(problem, range(problem.num_devices), keeping=True)
         batch = batch_of(problem, problem.micro_batch_sizes[0])
-        found = search(chain_of(problem, line, batch, range(1, problem.num_devices + 1), 5, unused=True), 5)
+        partitions = search(chain_of(problem, line, batch, range(1, problem.num_devices + 1), 5, unused=True), 5)
         for stages in range(1, 6):
-            made = (as_allocation(problem, parts) for parts in every_plan(problem, stages, True))
-            kept = [slowest_ns(problem, each) for each in made if broken_pin(problem, each) is None]
-            assert (stages in found) == bool(kept), (seed, stages)
+            plans = (as_allocation(problem, parts) for parts in every_plan(problem, stages, True))
+            kept = [slowest_ns(problem, each) for each in plans if broken_pin(problem, each) is None]
+            assert (stages in partitions) == bool(kept), (seed, stages)
             if kept:
-                assert broken_pin(problem, as_allocation(problem, found[stages].parts[0])) is None
-                assert abs(found[stages].value_ns - min(kept)) <= TOLERANCE_NS
+                assert broken_pin(problem, as_allocation(problem, partitions[stages].parts[0])) is None
+                assert abs(partitions[stages].value_ns - min(kept)) <= TOLERANCE_NS
             none, some = none + (not kept), some + bool(kept)
     assert none > 10
     assert some > 10
 
 
 def shown_by_recursion(chain: ChainArrays, most_ns: int, most_stages: int) -> list[set[int]]:
-    """Plain reference of the kernel: the numbers of stages possible, by the first stage's replica count."""
+    """Return the possible numbers of stages by the first stage's replica count: the kernel in plain recursion."""
     devices, counts = chain.stage_of.shape
     layers = chain.least_ns.size - 1
     depth_of = [
@@ -238,8 +238,8 @@ def test_beyond_one_word_of_stages(replicas: tuple[int, ...]) -> None:
     layers, devices = 82, 80
     changes: dict[str, Any] = {"boundary_bytes": 0, "parameter_bytes": 0, "nodes": (devices,), "network": None}
     problem = random_problem(3, layers, devices, **changes)
-    found = search(chain_for(problem, devices, replicas, unused=True), devices)
-    assert sorted(found) == list(range(1, devices + 1))
+    partitions = search(chain_for(problem, devices, replicas, unused=True), devices)
+    assert sorted(partitions) == list(range(1, devices + 1))
     total = {
         r: 3 * (problem.costs("cpu", 8 // r).forward_ns + problem.costs("cpu", 8 // r).backward_ns) for r in replicas
     }
@@ -254,9 +254,9 @@ def test_beyond_one_word_of_stages(replicas: tuple[int, ...]) -> None:
             for i in range(r, devices + 1):
                 after[i] = np.minimum(after[i], np.maximum(best[i - r][:, None], block[r]).min(axis=0))
         best = after
-        assert found[stages].value_ns == best[:, -1].min(), stages
-        for parts in found[stages].parts:
-            assert max(block[p.replicas][p.first, p.end] for p in parts) >= found[stages].value_ns
+        assert partitions[stages].value_ns == best[:, -1].min(), stages
+        for parts in partitions[stages].parts:
+            assert max(block[p.replicas][p.first, p.end] for p in parts) >= partitions[stages].value_ns
             assert sum(p.replicas for p in parts) <= devices
 
 
@@ -288,27 +288,27 @@ def test_when_the_sweeps_run_out_every_floor_still_holds(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("recompute", ["never", "auto", "always"])
 @pytest.mark.parametrize("seed", range(8))
 def test_stages_hold_what_their_depth_asks_for(seed: int, recompute: str) -> None:
-    """O-2: with n stages after it a stage holds min(n + 1, M) micro-batches, by the judge's rule."""
+    """O-2: with n stages after it a stage holds min(n + 1, M) micro-batches, by the simulator's rule."""
     problem = random_problem(
         seed, memory_bytes=[16_000_000, 30_000_000, 20_000_000, 25_000_000, 18_000_000], recompute=recompute,
         count_buffers=False, shared_parameters=(("tied", (0, 5), 1_000_000),), state_factor=1,
         shard_states=seed % 2 == 0,
     )  # fmt: skip
     depths = tuple(Depth(after, min(after + 1, 3)) for after in range(5))
-    found = search(chain_for(problem, 5, depths=depths), 5)
+    partitions = search(chain_for(problem, 5, depths=depths), 5)
     for stages in range(1, 6):
         best = None
         for parts in every_plan(problem, stages, False):
             for ways in np.ndindex(*(2 if recompute == "auto" else 1,) * stages):
                 plan = as_allocation(problem, tuple(p._replace(way=int(w)) for p, w in zip(parts, ways, strict=True)))
-                held = [micro_batches_that_fit(problem, stage, 8) for stage in plan.stages]
-                if all(h >= min(stages - n, 3) for n, h in enumerate(held)):
+                limits = [micro_batches_that_fit(problem, stage, 8) for stage in plan.stages]
+                if all(h >= min(stages - n, 3) for n, h in enumerate(limits)):
                     value = slowest_ns(problem, plan)
                     best = value if best is None else min(best, value)
         if best is None:
-            assert stages not in found
+            assert stages not in partitions
         else:
-            assert abs(found[stages].value_ns - best) <= TOLERANCE_NS
+            assert abs(partitions[stages].value_ns - best) <= TOLERANCE_NS
 
 
 @pytest.mark.parametrize("changes", [{}, {"all_reduce": "hierarchical"}, {"all_reduce": "dapple"}, {"latency_ns": 500}])

@@ -1,4 +1,4 @@
-"""The planner ``spp`` as a solve asks it: what it proposes, judges, respects and refuses."""
+"""The planner ``spp`` in a solve: its proposals, its answers, its limits and its refusals."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def random_problem(seed: int, layers: int = 10, **changes: Any) -> Problem:
 @pytest.mark.parametrize("seed", range(4))
 def test_never_worse_than_data_parallelism_and_never_below_the_bound(seed: int) -> None:
     problem = random_problem(seed)
-    found, plain = solve(problem, SPP.name), solve(problem, "dp")
-    assert found.best is not None
+    result, plain = solve(problem, SPP.name), solve(problem, "dp")
+    assert result.best is not None
     assert plain.best is not None
-    assert found.best.value_ns <= plain.best.value_ns
-    assert found.best.value_ns >= max(b.bound_ns for b in found.bounds)
+    assert result.best.value_ns <= plain.best.value_ns
+    assert result.best.value_ns >= max(b.bound_ns for b in result.bounds)
 
 
 @pytest.mark.cases(1)
@@ -96,7 +96,7 @@ def test_cuts_micro_batches_and_slices_are_those_of_the_request() -> None:
 
 
 def test_slow_devices_get_less() -> None:
-    """Two fast and two slow devices in a row, hardly any traffic: the work goes where it runs."""
+    """Two fast and two slow devices in a row, hardly any traffic: fast devices get more work."""
     problem = random_problem(
         5, layers=24, kinds=["cpu", "cpu", "slow", "slow"], speed={"slow": 0.25}, boundary_bytes=0,
         parameter_bytes=60_000_000, micro_batch_sizes=(1,), global_batch_size=64,

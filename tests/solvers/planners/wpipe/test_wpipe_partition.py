@@ -21,35 +21,35 @@ Bounds = tuple[int, ...]
 
 
 def random_demands(draw: random.Random, groups: int, count: int, places: int) -> tuple[Demand, ...]:
-    """Layers of random lengths and sizes; devices of different speeds, and bytes that count differently."""
+    """Draw layers of random lengths and sizes; devices have different speeds, and bytes count differently."""
     layers = [(draw.randint(0, 9), draw.randint(0, 9)) for _ in range(places - 1)]
     speeds = [draw.choice((1, 1, 2)) for _ in range(count)]
     weights = [[draw.randint(0, 2) for _ in range(2 * count)] for _ in range(groups)]
-    made = []
+    demands = []
     for g in range(groups):
         time_ns = np.cumsum([[0, *(t * speed for t, _ in layers)] for speed in speeds], axis=1)
         size = [[[0, *(b * weights[g][c * count + i] for _, b in layers)] for i in range(count)] for c in (0, 1)]
-        made.append(Demand(time_ns, np.cumsum(size, axis=2)))
-    return tuple(made)
+        demands.append(Demand(time_ns, np.cumsum(size, axis=2)))
+    return tuple(demands)
 
 
 def enumerated(
     demands: tuple[Demand, ...], room: np.ndarray, value_of: Callable[[tuple[Demand, ...], Bounds], int]
 ) -> tuple[int, list[Bounds]] | None:
-    """The smallest value of the partitions that fit, and every partition that has it."""
+    """Return the smallest value of the partitions that fit, and every partition that has it."""
     count, places = demands[0].time_ns.shape
     best: int | None = None
-    found: list[Bounds] = []
+    partitions: list[Bounds] = []
     for cuts in itertools.combinations(range(1, places - 1), len(demands) * count - 1):
         bounds = (0, *cuts, places - 1)
         if not fits(demands, room, bounds):
             continue
         value = value_of(demands, bounds)
         if best is None or value < best:
-            best, found = value, []
+            best, partitions = value, []
         if value == best:
-            found.append(bounds)
-    return None if best is None else (best, found)
+            partitions.append(bounds)
+    return None if best is None else (best, partitions)
 
 
 def fits(demands: tuple[Demand, ...], room: np.ndarray, bounds: Bounds) -> bool:
@@ -65,15 +65,15 @@ def length(demands: tuple[Demand, ...], bounds: Bounds) -> int:
     count = demands[0].time_ns.shape[0]
     total = 0
     for g, demand in enumerate(demands):
-        own = bounds[g * count : (g + 1) * count + 1]
+        part = bounds[g * count : (g + 1) * count + 1]
         total += max(
-            int(demand.time_ns[i, q] - demand.time_ns[i, p]) for i, (p, q) in enumerate(itertools.pairwise(own))
+            int(demand.time_ns[i, q] - demand.time_ns[i, p]) for i, (p, q) in enumerate(itertools.pairwise(part))
         )
     return total
 
 
 def load(demands: tuple[Demand, ...], bounds: Bounds) -> int:
-    """The largest time of a device in both of its parts."""
+    """Return the largest time of a device in both of its parts."""
     count = demands[0].time_ns.shape[0]
     loads = []
     for i in range(count):
@@ -90,10 +90,10 @@ def test_even_loads_are_the_smallest() -> None:
         demands = random_demands(draw, 2, count, draw.randint(2 * count + 1, 2 * count + 4))
         room = np.full((2, count), draw.choice((10, 20, 30, 10**6)))
         expected = enumerated(demands, room, load)
-        found = even_partition(*demands, room)
-        assert (found is None) == (expected is None)
-        if found is not None and expected is not None:
-            assert tuple(found) in expected[1]
+        bounds = even_partition(*demands, room)
+        assert (bounds is None) == (expected is None)
+        if bounds is not None and expected is not None:
+            assert tuple(bounds) in expected[1]
             found_any += 1
     assert found_any > 50
 
@@ -109,13 +109,13 @@ def test_partition_is_the_best_that_fits(groups: int) -> None:
         demands = random_demands(draw, groups, count, places)
         room = np.full((2, count), draw.choice((10, 15, 20, 25, 30, 40, 10**6)))
         expected = enumerated(demands, room, length)
-        found = partition(demands, room)
+        bounds = partition(demands, room)
         if expected is None:
-            assert found is None
+            assert bounds is None
             outcomes["none"] += 1
             continue
-        assert found is not None
-        assert tuple(found) in expected[1]
+        assert bounds is not None
+        assert tuple(bounds) in expected[1]
         free = enumerated(demands, np.full_like(room, 10**6), length)
         assert free is not None
         outcomes["free" if free[0] == expected[0] else "tight"] += 1
@@ -123,7 +123,7 @@ def test_partition_is_the_best_that_fits(groups: int) -> None:
 
 
 def test_long_chains_are_cut_well_where_memory_binds() -> None:
-    """Beyond ``EXACT_PLACES`` what is left out costs little: within 10 % of the optimum, 3 % on average."""
+    """Beyond ``EXACT_PLACES`` the omitted cuts cost little: within 10 % of the optimum, 3 % on average."""
     draw = random.Random(3)
     ratios = []
     for _ in range(12):
@@ -131,20 +131,21 @@ def test_long_chains_are_cut_well_where_memory_binds() -> None:
         whole = max(int(demand.bytes[:, :, -1].max()) for demand in demands)
         room = np.full((2, 2), max(1, whole * 6 // 10))
         expected = enumerated(demands, room, length)
-        found = partition(demands, room)
-        if expected is None or found is None:
+        bounds = partition(demands, room)
+        if expected is None or bounds is None:
             assert expected is None
             continue
-        assert fits(demands, room, tuple(found))
-        ratios.append(length(demands, tuple(found)) / expected[0])
+        assert fits(demands, room, tuple(bounds))
+        ratios.append(length(demands, tuple(bounds)) / expected[0])
     assert len(ratios) > 6
     assert max(ratios) < 1.10
     assert sum(ratios) / len(ratios) < 1.03
 
 
 def test_an_even_load_per_device_is_not_enough() -> None:
-    """Ten equal layers on four devices: 2 + 1 on each of two devices is an even load, but the longest parts may add
-    up to 4; all twos have to fall into one half.
+    """Ten equal layers on four devices: 2 + 1 on each of two devices is an even load.
+
+    But the longest parts may add up to 4; all twos have to fall into one half.
     """
     time_ns = np.tile(np.arange(11), (4, 1))
     demand = Demand(time_ns, np.zeros((1, 4, 11), dtype=np.int64))
@@ -154,7 +155,7 @@ def test_an_even_load_per_device_is_not_enough() -> None:
 
 
 def test_very_long_chains_keep_the_places_of_their_halves() -> None:
-    """Beyond ``MAX_PLACES`` too parts that need not be raised are the best, and those that must be stay near."""
+    """Beyond ``MAX_PLACES`` too, parts that need not be raised are the best, and parts that must be stay near."""
     draw = random.Random(7)
     layers = np.array([0, *(draw.randint(50, 150) for _ in range(3 * MAX_PLACES))])
     time_ns = np.tile(np.cumsum(layers), (3, 1))

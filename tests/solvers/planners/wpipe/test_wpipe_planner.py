@@ -1,4 +1,4 @@
-"""The planners ``wpipe`` and ``pipedream-2bw``: layouts, promises, enumeration of everything, refusals."""
+"""The planners ``wpipe`` and ``pipedream-2bw``: layouts, guarantees, enumeration of everything, refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAMES = {1: "pipedream-2bw", 2: "wpipe"}
 
 
 def random_problem(seed: int) -> Problem:
-    """Few layers on two to four devices; memory for everything, for little or for next to nothing."""
+    """Draw few layers on two to four devices; memory for everything, for little or for next to nothing."""
     draw = random.Random(seed)
     layers, nodes = draw.randint(4, 6), draw.choice([(2,), (3,), (2, 2)])
     kinds = [draw.choice(["cpu", "fast"]) for _ in range(sum(nodes))] if draw.random() < 0.3 else None
@@ -67,7 +67,7 @@ def judged(problem: Problem, shape: Shape, allocation: Allocation) -> Timeline:
 
 
 def everything(problem: Problem, groups: int) -> Iterator[tuple[Shape, Allocation]]:
-    """Every d:w, layout, M, warm-up, recomputation by groups, and every way to cut."""
+    """Yield every d:w, layout, M, warm-up, recomputation by groups, and every way to cut."""
     levels = [(True,) * n + (False,) * (groups - n) for n in range(groups + 1)]
     for (depth, width), policy in itertools.product(pairs(problem, Wanted(groups, ("A", "B"))), ("A", "B")):
         for batch, layout in itertools.product(candidates(problem, (width,)), layouts(problem, depth, width)):
@@ -85,7 +85,7 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
     """A plan where anything fits; at most 12 % and on average 1 % above the best of all plans with rows.
 
     A plan of one stage whose replicas take turns may be better than all of these; with two groups any line of stages
-    on devices of their own may be.
+    on separate devices may be.
     """
     ratios, beside = [], 0
     for seed in range(14):
@@ -95,14 +95,14 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
             timeline = judged(problem, shape, allocation)
             if all(use.memory.total <= problem.capacity_bytes(d) for d, use in timeline.uses.items()):
                 best = min(best or 2**62, timeline.time_per_global_batch_ns)
-        found = solve(problem, NAMES[groups]).best
-        assert found is not None or best is None, seed
-        if found is not None and best is not None:
-            turns = any(stage.dispatch == "round_robin" for stage in found.allocation.stages)
-            other = turns or (groups == 2 and found.schedule.name == "eager")
+        plan = solve(problem, NAMES[groups]).best
+        assert plan is not None or best is None, seed
+        if plan is not None and best is not None:
+            turns = any(stage.dispatch == "round_robin" for stage in plan.allocation.stages)
+            other = turns or (groups == 2 and plan.schedule.name == "eager")
             beside += other
-            assert found.value_ns >= best or other
-            ratios.append(found.value_ns / best)
+            assert plan.value_ns >= best or other
+            ratios.append(plan.value_ns / best)
     assert len(ratios) > 7
     assert max(ratios) < 1.12
     assert beside > 0
@@ -110,7 +110,7 @@ def test_planner_is_near_the_best_of_everything(groups: int) -> None:
 
 
 def test_promises_are_near_the_judge() -> None:
-    """The throughput model orders proposals: within 20 % of the judge, and 5 % on average."""
+    """The throughput model orders proposals: within 20 % of the simulated time, and 5 % on average."""
     ratios = []
     for seed in range(20, 30):
         problem = random_problem(seed)
@@ -123,7 +123,7 @@ def test_promises_are_near_the_judge() -> None:
 
 
 def test_missing_bytes_are_the_judges() -> None:
-    """What the estimate says fits to the byte, but for buffers that are not always there together."""
+    """The estimate's missing memory is exact to the byte, but for buffers that are not always there together."""
     problem = replace(random_problem(1), recompute="never")
     problem = replace(problem, memory=replace(problem.memory, count_buffers=False))
     for groups in (1, 2):
@@ -136,11 +136,11 @@ def test_layouts_of_the_paper() -> None:
     """Figure 6 on 8 × 8 devices, 4:16: A keeps pipelines inside nodes, B replicas; one mixed layout is between."""
     problem = make_problem([1] * 8, nodes=(8,) * 8)
     node = [device.node for device in problem.devices]
-    found = layouts(problem, 4, 16)
-    assert [layout.name for layout in found] == ["A", "B", "mixed"]
-    for layout in found:
+    all_layouts = layouts(problem, 4, 16)
+    assert [layout.name for layout in all_layouts] == ["A", "B", "mixed"]
+    for layout in all_layouts:
         assert len({d for stage in layout.places for d in stage}) == 64
-    a, b, mixed = ([[node[d] for d in stage] for stage in layout.places] for layout in found)
+    a, b, mixed = ([[node[d] for d in stage] for stage in layout.places] for layout in all_layouts)
     assert all(len({a[i][j] for i in range(4)}) == 1 for j in range(16))
     assert [len(set(stage)) for stage in a] == [8] * 4
     assert [len(set(stage)) for stage in b] == [2] * 4
@@ -204,18 +204,18 @@ def test_recomputation_starts_with_the_group_that_holds_most() -> None:
         memory_bytes=700,
         count_buffers=False,
     )
-    found = [each for each in exhaustive(problem, Wanted(2, ("A",), depth=2)) if each.missing_bytes <= 0]
-    assert {each.shape.recompute for each in found} == {(True, False)}
+    cuts = [each for each in exhaustive(problem, Wanted(2, ("A",), depth=2)) if each.missing_bytes <= 0]
+    assert {each.shape.recompute for each in cuts} == {(True, False)}
     paper = climb(replace(problem, recompute="auto"), Wanted(2, ("A",), depth=2, by_group=False))
     assert paper[0].shape.recompute == (True, True)
 
 
-def best(found: list[RatedCut]) -> tuple[int, int]:
-    return found[0].shape.depth, found[0].shape.width
+def best(cuts: list[RatedCut]) -> tuple[int, int]:
+    return cuts[0].shape.depth, cuts[0].shape.width
 
 
 def test_deeper_for_weights_and_wider_for_activations() -> None:
-    """Section 4.2.2: convolutions (large boundaries) want a smaller d:w than transformers."""
+    """Section 4.2.2: convolutions (large boundaries) need a smaller d:w than transformers."""
     settings = {"nodes": (4, 4), "global_batch_size": 64, "shared": True, "between_bytes_per_s": 100_000_000}
     wanted = Wanted(2, ("A", "B"))
     wide = make_problem([1000] * 16, boundary_bytes=3000, parameter_bytes=10, **settings)  # type: ignore[arg-type]
@@ -244,16 +244,16 @@ def test_an_option_chooses_the_depth() -> None:
         [10] * 8, boundary_bytes=3, nodes=(2, 2), global_batch_size=8, micro_batch_sizes=(1, 2, 4), shared=True
     )
     problem = replace(problem, update_rules=frozenset({"double_grouped"}))
-    found = solve(problem, "wpipe", options={"depth": 2}).best
-    assert found is not None
-    assert found.update_rule == "double_grouped"
-    assert found.schedule.name == "wpipe"
-    assert [len(stage.devices) for stage in found.allocation.stages] == [2] * 4
+    plan = solve(problem, "wpipe", options={"depth": 2}).best
+    assert plan is not None
+    assert plan.update_rule == "double_grouped"
+    assert plan.schedule.name == "wpipe"
+    assert [len(stage.devices) for stage in plan.allocation.stages] == [2] * 4
 
 
 @pytest.mark.tier("ci")
 def test_refusals() -> None:
-    """Fewer micro-batches than devices, deeper than the chain, one block: each with the nearest thing that works."""
+    """Fewer micro-batches than devices, deeper than the chain, one block: each with the nearest setting that works."""
     problem = make_problem([10] * 8, nodes=(4,), global_batch_size=8, micro_batch_sizes=(4, 8))
     problem = replace(problem, update_rules=frozenset(RULES.values()))
     for name in NAMES.values():
@@ -267,9 +267,9 @@ def test_refusals() -> None:
     with pytest.raises(UnsupportedRequest, match="cannot be separated anywhere"):
         solve(whole, "wpipe", options={"paper": True})
     for name in NAMES.values():
-        found = solve(whole, name).best
-        assert found is not None
-        assert len(found.allocation.stages) == 1
+        plan = solve(whole, name).best
+        assert plan is not None
+        assert len(plan.allocation.stages) == 1
     with pytest.raises(UnsupportedRequest, match="double_grouped only"):
         solve(replace(problem, update_rules=frozenset({"synchronous"})), "wpipe")
 
@@ -286,7 +286,7 @@ def test_infeasible_names_what_is_missing() -> None:
 
 @pytest.mark.tier("nightly")
 def test_auto_contains_them_where_their_rule_is_allowed() -> None:
-    """Transfers dear, memory short of whole weights: double groups without a flush win against every flushed plan."""
+    """Transfers are expensive, whole weights do not fit: double groups without a flush beat every flushed plan."""
     problem = make_problem([10] * 8, nodes=(2,), global_batch_size=4, micro_batch_sizes=(1, 2), parameter_bytes=10**6)
     flushed = solve(problem, "auto").best
     allowed = solve(replace(problem, update_rules=frozenset({"synchronous", "double_grouped"})), "auto").best

@@ -1,4 +1,4 @@
-"""Schedule ``eager``: the order of 1F1B without a flush, its period against a self-timed run, and what it refuses."""
+"""Schedule ``eager``: the order of 1F1B without a flush, its period against a self-timed run, and its refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 400
 
 
 def drawn(seed: int, turns: bool = False) -> tuple[Problem, Allocation]:
-    """A private network of plain delays, two to five stages, of which one may have replicas that work in turn."""
+    """Draw a private network of plain delays and two to five stages; one may have replicas that work in turn."""
     draw = np.random.default_rng(seed)
     stages = int(draw.integers(2, 6))
     problem = make_problem(
@@ -53,7 +53,7 @@ def drawn_depth(seed: int, allocation: Allocation) -> list[int]:
 
 
 def one_row(pattern: Pattern, stage: int, count: int) -> list[tuple[int, int]]:
-    """What a pattern's stage runs: (kind, micro-batch) by nominal start, of micro-batches below ``count``."""
+    """List (kind, micro-batch) of a stage's operations by nominal start, for micro-batches below ``count``."""
     listed = []
     for operation in pattern.operations:
         if operation.stage == stage:
@@ -69,8 +69,8 @@ def test_the_order_is_one_forward_and_one_backward_in_turn(seed: int) -> None:
     pattern = eager(problem, allocation, depth=depth)
     wanted = warmup_orders(chain([(1, [s]) for s in range(len(depth))], 60), depth)
     for s, row in enumerate(wanted.rows):
-        found = one_row(pattern, s, 60)
-        assert found[:100] == [(int(kind), int(m)) for kind, _s, m in row.operations[:100]]
+        row_of_pattern = one_row(pattern, s, 60)
+        assert row_of_pattern[:100] == [(int(kind), int(m)) for kind, _s, m in row.operations[:100]]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -103,7 +103,10 @@ def test_every_start_waits_for_what_it_needs(seed: int, turns: bool) -> None:
 
 
 def self_timed(problem: Problem, allocation: Allocation, pattern: Pattern, rule: UpdateRule) -> list[int]:
-    """Ends of the first stage's backwards when every row runs as early as it can: plain delays, no contention."""
+    """Return the ends of the first stage's backwards when every row runs as early as it can.
+
+    Transfers are plain delays without contention.
+    """
     many = chain_of(allocation, ROUNDS)
     rows = unroll(problem, many, pattern, rule).orders.rows
     works = stage_works(problem, allocation, rule)
@@ -168,7 +171,7 @@ def test_replicas_that_work_in_turn_do_not_deadlock_and_settle_at_the_period(see
 
 
 def make_like(problem: Problem, **changes: Any) -> Problem:
-    """The drawn problem again with other settings."""
+    """Return the drawn problem again with other settings."""
     point = problem.measured["cpu"][0]
     return make_problem(
         point.forward_ns.tolist(),

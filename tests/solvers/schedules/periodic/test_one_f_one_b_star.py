@@ -26,11 +26,11 @@ from penstock.solvers.schedules.periodic.one_f_one_b_star import in_flight as co
 from penstock.solvers.schedules.support.stage_line import StageLine
 
 
-def shape(found: Pattern) -> tuple[list[int], list[int], list[int], list[int]]:
-    """t_F, h_F, t_B, h_B by stage."""
-    own = {(o.kind, o.stage): o for o in found.operations}
-    stages = range(len(found.operations) // 2)
-    forward, backward = ([own[kind, s] for s in stages] for kind in (FORWARD, BACKWARD))
+def shape(steady: Pattern) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return t_F, h_F, t_B, h_B by stage."""
+    by_operation = {(o.kind, o.stage): o for o in steady.operations}
+    stages = range(len(steady.operations) // 2)
+    forward, backward = ([by_operation[kind, s] for s in stages] for kind in (FORWARD, BACKWARD))
     return (
         [o.start_ns for o in forward],
         [o.shift for o in forward],
@@ -70,14 +70,14 @@ def test_random_patterns_are_valid_and_keep_g() -> None:
     for _ in range(5000):
         line = random_line(draw)
         period = draw.randint(max(chain_loads(line)), sum(chain_loads(line)) * 11 // 10)
-        found = pattern(line, period)
-        assert faults(line, found, rounds=4) == []
-        assert in_flight(line, found) == counted(line, period)
+        steady = pattern(line, period)
+        assert faults(line, steady, rounds=4) == []
+        assert in_flight(line, steady) == counted(line, period)
 
 
 @pytest.mark.tier("nightly")
 def test_no_pattern_keeps_fewer() -> None:
-    """Proposition 1 on all patterns of two stages with a channel: every start within a period of what it waits for."""
+    """Proposition 1 on all patterns of two stages with a channel: starts are within a period of their inputs' ends."""
     draw = random.Random(3)
     for _ in range(40):
         durations = [draw.randint(1, 2) for _ in range(4)]
@@ -88,7 +88,7 @@ def test_no_pattern_keeps_fewer() -> None:
 
 
 def _fewest(line: StageLine, period: int) -> list[int]:
-    """The fewest micro-batches of each stage in any pattern, the channel carrying one transfer at a time."""
+    """Return the fewest micro-batches of each stage in any pattern; the channel carries one transfer at a time."""
     path = [
         (0, line.forward_ns[0]),
         ("link", line.hop_forward_ns[0]),
@@ -102,12 +102,12 @@ def _fewest(line: StageLine, period: int) -> list[int]:
         starts = [0]
         for (_resource, duration), wait in zip(path, waits, strict=False):
             starts.append(starts[-1] + duration + wait)
-        taken: set[tuple[object, int]] = set()
+        busy: set[tuple[object, int]] = set()
         clash = False
         for (resource, duration), start in zip(path, starts, strict=True):
             slots = {(resource, (start + i) % period) for i in range(duration)}
-            clash |= bool(slots & taken) or len(slots) < duration
-            taken |= slots
+            clash |= bool(slots & busy) or len(slots) < duration
+            busy |= slots
         if clash:
             continue
         for s, (f, b) in enumerate(((0, 5), (2, 3))):
@@ -135,7 +135,7 @@ def test_minimal_period_is_the_first_that_fits() -> None:
 
 
 def test_up_to_two_p_minus_one_micro_batches() -> None:
-    """M3 (ALGORITHMS 8): reached when every channel is a group of its own."""
+    """M3 (ALGORITHMS 8): reached when every channel is a separate group."""
     line = make_line([(2, 4)] * 4, [(3, 3)] * 3)
     assert counted(line, 6) == [7, 5, 3, 1]
 
@@ -145,25 +145,25 @@ def test_inside_out_is_one_f_one_b_star_on_contiguous_lines() -> None:
     for _ in range(300):
         line = random_line(draw)
         period = draw.randint(max(chain_loads(line)), sum(chain_loads(line)))
-        found = outwards.at_period(line, period)
-        assert found is not None
-        assert faults(line, found) == []
-        assert in_flight(line, found) == counted(line, period)
+        steady = outwards.at_period(line, period)
+        assert steady is not None
+        assert faults(line, steady) == []
+        assert in_flight(line, steady) == counted(line, period)
 
 
 def test_inside_out_with_a_special_processor_is_valid() -> None:
     draw = random.Random(13)
-    made = 0
+    patterns = 0
     for _ in range(200):
         line = random_line(draw, 8, shared=True)
         line = with_memory(line, draw.randint(10, 60))
-        found = outwards.smallest(line)
-        if found is None:
+        steady = outwards.smallest(line)
+        if steady is None:
             continue
-        made += 1
-        assert found.period_ns >= line.load_bound_ns()
-        assert faults(line, found) == []
-    assert 100 < made < 200
+        patterns += 1
+        assert steady.period_ns >= line.load_bound_ns()
+        assert faults(line, steady) == []
+    assert 100 < patterns < 200
 
 
 def test_example_of_two_processors() -> None:
@@ -171,8 +171,8 @@ def test_example_of_two_processors() -> None:
     line = make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0])
     periods = []
     for memory in (2, 3, 4):
-        found = outwards.smallest(with_memory(line, memory))
-        periods.append(None if found is None else found.period_ns)
+        steady = outwards.smallest(with_memory(line, memory))
+        periods.append(None if steady is None else steady.period_ns)
     assert periods == [6, 5, 4]
 
 

@@ -27,7 +27,7 @@ RULE: Literal["double_grouped"] = "double_grouped"
 
 
 def uniform(depth: int, number: int, groups: int = 2, **settings: object) -> tuple[Problem, Allocation]:
-    """One layer per part, N devices, M micro-batches of a sample."""
+    """Build one layer per part, N devices, M micro-batches of a sample."""
     defaults: dict[str, object] = {"nodes": (depth,), "global_batch_size": number, "count_buffers": False}
     problem = make_problem([10] * groups * depth, **defaults | settings)  # type: ignore[arg-type]
     stages = tuple(Stage(part, part, (part % depth,)) for part in range(groups * depth))
@@ -35,7 +35,7 @@ def uniform(depth: int, number: int, groups: int = 2, **settings: object) -> tup
 
 
 def rows_of(problem: Problem, allocation: Allocation, policy: WarmUp = "A") -> list[list[tuple[int, int, int, int]]]:
-    """Of every device its unrolled operations as (kind, group, period, micro-batch of the period)."""
+    """Return every device's unrolled operations as (kind, group, period, micro-batch of the period)."""
     pattern = wpipe(problem, allocation, policy=policy)
     depth, number = len(allocation.stages) // 2, allocation.num_micro_batches
     rows = unroll(problem, allocation, pattern, RULE).orders.rows
@@ -44,7 +44,7 @@ def rows_of(problem: Problem, allocation: Allocation, policy: WarmUp = "A") -> l
 
 
 def judged(problem: Problem, allocation: Allocation, policy: WarmUp = "A") -> Timeline:
-    """Judged and verified."""
+    """Return the plan's timeline, verified."""
     pattern = wpipe(problem, allocation, policy=policy)
     timeline = simulate(problem, allocation, pattern, update_rule=RULE)
     assert verify(problem, allocation, pattern, timeline, update_rule=RULE) == []
@@ -52,7 +52,7 @@ def judged(problem: Problem, allocation: Allocation, policy: WarmUp = "A") -> Ti
 
 
 def loop_of_appendix_a5(number: int, periods: int, lag: int) -> Iterator[tuple[int, int, int, int]]:
-    """ALGORITHMS A.5, read off: for v = 0, 1, …: the forward of slot v, the backward of slot v - lag."""
+    """Yield the loop of ALGORITHMS A.5: for v = 0, 1, …: the forward of slot v, the backward of slot v - lag."""
 
     def slot(v: int) -> tuple[int, int, int]:
         period, rest = divmod(v, 2 * number)
@@ -91,22 +91,22 @@ def test_order_is_the_papers_loop(depth: int, number: int, policy: WarmUp) -> No
     assert rows == rows_of(uneven, allocation, policy)
     for i, row in enumerate(rows):
         lag = (depth - 1 - i) * (1 if policy == "A" else 2)
-        own = [operation for operation in row if operation[0] != STEP]
-        rounds = max(t for _k, _g, t, _m in own)
+        operations = [operation for operation in row if operation[0] != STEP]
+        rounds = max(t for _k, _g, t, _m in operations)
         expected = [each for each in loop_of_appendix_a5(number, rounds + 3, lag) if each[2] <= rounds]
-        assert own == expected[: len(own)]
+        assert operations == expected[: len(operations)]
 
 
 @pytest.mark.parametrize(("depth", "number"), DEPTHS)
 def test_group_0_needs_two_versions_and_group_1_one(depth: int, number: int) -> None:
-    """Table 1 and section 3.2: gradients of group 0 are one update late, those of group 1 none (claim W1)."""
+    """Table 1 and section 3.2: gradients of group 0 are one update late, gradients of group 1 on time (claim W1)."""
     for policy in ("A", "B") if number >= 2 * depth - 2 else ("A",):
         for row in rows_of(*uniform(depth, number), policy):
             for group in (0, 1):
                 newest, used = 0, {}
                 alive, late = 1, set()
-                for kind, own, period, m in row:
-                    if own != group:
+                for kind, group_of_operation, period, m in row:
+                    if group_of_operation != group:
                         continue
                     if kind == STEP:
                         newest += 1
@@ -220,9 +220,9 @@ class Table1:
 
 
 def weights_and_activations(system: str, n: int, m: int, recompute: bool = False) -> tuple[Fraction, list[int]]:
-    """Judged: (all versions of all weights) / S_m, and each device's peak of activations, S_a = 8 n bytes.
+    """Return (all versions of all weights) / S_m, and each device's peak of activations, S_a = 8 n bytes, simulated.
 
-    What a backward rebuilds inside itself is workspace to the judge, and there is no other; received inputs are left
+    Activations that a backward rebuilds inside itself are the only workspace of the simulator. Received inputs are left
     out, as in the table.
     """
     groups = 2 if system == "wpipe" else 1

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.tier("ci")
 
 SPECIAL = make_line([(1, 1), (2, 2), (1, 1)], processor=[0, 1, 0])
 BUFFERED = make_line([(1000, 3000), (2000, 4000), (1000, 1000)], [(125, 125)] * 2, [0, 1, 0], fixed_bytes=[2, 4, 2])
-"""The examples of ALGORITHMS 4.4: without transfers; and that of 4.3 in thousandths, four buffers on each processor."""
+"""The examples of ALGORITHMS 4.4, without transfers, and of 4.3, in thousandths with four buffers on each processor."""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_worked_examples(line: StageLine, memory: int, period: int | None) -> No
 def test_contiguous_lines_have_the_period_of_1f1b_star() -> None:
     """Proposition 1, to the nanosecond, and infeasible for the same lines."""
     draw = random.Random(3)
-    found = 0
+    patterns = 0
     for _ in range(60):
         line = replace(with_memory(random_line(draw, 6), draw.randint(5, 30)), most_in_flight=draw.randint(2, 9))
         answer = solve(line)
@@ -75,8 +75,8 @@ def test_contiguous_lines_have_the_period_of_1f1b_star() -> None:
         assert (None if answer.pattern is None else answer.pattern.period_ns) == minimal_period_ns(line)
         if answer.pattern is not None:
             assert faults(line, answer.pattern) == []
-            found += 1
-    assert 30 <= found < 60
+            patterns += 1
+    assert 30 <= patterns < 60
 
 
 def test_patterns_of_shared_processors_are_valid_and_no_longer_than_inside_out() -> None:
@@ -168,7 +168,7 @@ def test_only_shorter_patterns_are_wanted() -> None:
 
 @pytest.mark.tier("nightly")
 def test_a_limit_of_nodes_is_kept_and_said() -> None:
-    """What is found within it is valid, the bound holds, and the same question has the same answer."""
+    """The result within the limit is valid, the bound holds, and the same question has the same answer."""
     draw = random.Random(1)
     unproven = 0
     for _ in range(4):
@@ -185,7 +185,7 @@ def test_a_limit_of_nodes_is_kept_and_said() -> None:
 
 
 def _balanced_line(draw: random.Random) -> StageLine:
-    """Twelve stages, three of a third of the work on processor 0, each with room for what 1F1B* would keep."""
+    """Draw twelve stages, three with a third of the work each on processor 0, with memory for 1F1B*'s micro-batches."""
     places = [0, 1, 2, 3, 4, 0, 5, 6, 7, 0, 8, 9]
     work = [draw.randint(2250, 3000) // (3 if place == 0 else 1) for place in places]
     hops = [(hop, hop) for hop in (draw.randint(30, 300) for _ in places[1:])]
@@ -199,7 +199,7 @@ def _balanced_line(draw: random.Random) -> StageLine:
 
 @pytest.mark.tier("quick")
 def test_times_from_counts_are_the_shortest() -> None:
-    """With the counts of a pattern given: its constraints hold, and a nanosecond less has no starts at all."""
+    """Given the counts of a pattern, its constraints hold, and a nanosecond less has no starts at all."""
     draw = random.Random(23)
     for _ in range(60):
         drawn = random_line(draw, 6, shared=True)
@@ -211,12 +211,12 @@ def test_times_from_counts_are_the_shortest() -> None:
         start = {(o.kind == FORWARD, o.stage): o.start_ns + o.shift * pattern.period_ns for o in pattern.operations}
         counts = {
             (i, j): (start[path[j].forward, path[j].stage] - start[path[i].forward, path[i].stage]) // pattern.period_ns
-            for own in rivals(path)
-            for i, j in itertools.combinations(own, 2)
+            for group in rivals(path)
+            for i, j in itertools.combinations(group, 2)
         }
-        found = timed(path, counts, 1)
-        assert found is not None
-        period, starts = found
+        result = timed(path, counts, 1)
+        assert result is not None
+        period, starts = result
         assert period <= pattern.period_ns
         assert all(starts[j] - starts[i] >= wait for (i, j), wait in _waits(path, counts, period).items())
         assert not _any_starts(path, counts, period - 1)
@@ -225,7 +225,7 @@ def test_times_from_counts_are_the_shortest() -> None:
 def _waits(
     path: tuple[PathOperation, ...], counts: dict[tuple[int, int], int], period: int
 ) -> dict[tuple[int, int], int]:
-    """How much later than i an operation j starts at least."""
+    """Return by how much an operation j starts at least later than i."""
     waits = {(i, i + 1): path[i].duration_ns for i in range(len(path) - 1)}
     for (i, j), n in counts.items():
         waits[i, j] = max(waits.get((i, j), 0), n * period + path[i].duration_ns)
@@ -234,7 +234,7 @@ def _waits(
 
 
 def _any_starts(path: tuple[PathOperation, ...], counts: dict[tuple[int, int], int], period: int) -> bool:
-    """Floyd and Warshall: no operation has to start later than itself."""
+    """Return whether starts exist: no operation has to start later than itself (Floyd and Warshall)."""
     size = range(len(path))
     longest = {pair: float("-inf") for pair in itertools.product(size, repeat=2)} | _waits(path, counts, period)
     for k, i, j in itertools.product(size, repeat=3):
@@ -250,7 +250,7 @@ def test_counts_that_do_not_go_together_have_no_times() -> None:
 
 
 def random_problem(seed: int, memory: int, **changes: object) -> Problem:
-    """Six layers on up to three devices; memory counts exactly as the model counts it."""
+    """Draw six layers on up to three devices; memory counts exactly as in the model."""
     draw = random.Random(seed)
     settings: dict[str, object] = {
         "boundary_bytes": [draw.randint(10_000, 400_000) for _ in range(5)],
@@ -284,7 +284,7 @@ def test_the_judge_runs_the_pattern_at_its_period(places: tuple[int, ...]) -> No
 
 
 def _on(problem: Problem, places: tuple[int, ...]) -> Allocation:
-    """The layers, as evenly as may be, on these devices."""
+    """Put the layers on these devices, spread as evenly as possible."""
     bounds = [problem.num_layers * i // len(places) for i in range(len(places) + 1)]
     stages = [Stage(a, b - 1, (d,)) for (a, b), d in zip(itertools.pairwise(bounds), places, strict=True)]
     return single_pipeline(tuple(stages), 16)
@@ -321,12 +321,12 @@ def test_the_planner_and_the_joint_optimum() -> None:
     for seed, memory in itertools.product(range(6), (9_000_000, 10_000_000, 12_000_000, 20_000_000)):
         problem = random_problem(seed, memory)
         best = _joint_period_ns(problem)
-        found = driver.solve(problem, "madpipe", options={"width": 1}).best
+        plan = driver.solve(problem, "madpipe", options={"width": 1}).best
         if best is None:
-            assert found is None
+            assert plan is None
             continue
-        assert found is not None
-        gaps.append(found.value_ns / (16 * best))
+        assert plan is not None
+        gaps.append(plan.value_ns / (16 * best))
     assert len(gaps) > 20
     assert min(gaps) > 0.9999
     assert max(gaps) < 1.4
@@ -334,15 +334,15 @@ def test_the_planner_and_the_joint_optimum() -> None:
 
 
 def _joint_period_ns(problem: Problem) -> int | None:
-    """Every way to put layers on processors; neighbours on one processor are one stage."""
+    """Return the best period over every way to put layers on processors; neighbours on one processor are one stage."""
     lines = []
     for places in itertools.product(range(3), repeat=problem.num_layers):
         seen = list(dict.fromkeys(places))
         if seen != list(range(len(seen))):
             continue
         stages, first = [], 0
-        for place, own in itertools.groupby(places):
-            count = len(list(own))
+        for place, run in itertools.groupby(places):
+            count = len(list(run))
             stages.append(Stage(first, first + count - 1, (place,)))
             first += count
         lines.append(StageLine.of(problem, single_pipeline(tuple(stages), 16)))
@@ -379,6 +379,6 @@ sys.stdout.write("after")"""
 
 
 def test_nothing_is_printed() -> None:
-    """Lines on which HiGHS 1.12 repairs solutions, of which it would tell when its output is flushed."""
+    """Lines on which HiGHS 1.12 repairs solutions; it would print messages when its output is flushed."""
     done = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True)
     assert done.stdout == "after"
