@@ -161,7 +161,7 @@ def test_a_request_file_is_overridden_by_options(
         (["--planner", "daple"], 64, "dapple"),
         (["--set", "stages=2"], 64, "stages"),
         (["--planner", "gpipe", "--set", "stages=9"], 65, "between 1 and 2"),
-        (["--planner", "gpipe", "--set", "stages"], 64, "option=value"),
+        (["--planner", "gpipe", "--set", "stages"], 64, "OPTION=VALUE"),
         (["--schedule", "1f2b"], 64, "1f2b"),
         (["--recompute", "perhaps"], 64, "--recompute: Input should be"),
         (["--network", "fast"], 64, "--network: "),
@@ -334,7 +334,7 @@ def test_agent_settings_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["agent", "--server", "nowhere", "--job", "gpt=examples.gpt:job"]) == 65
     assert "write http://host:port" in capsys.readouterr().err
     assert main(["agent", "--server", "http://127.0.0.1:1", "--job", "gpt"]) == 64
-    assert "key=module:attribute" in capsys.readouterr().err
+    assert "KEY=MODULE:ATTRIBUTE" in capsys.readouterr().err
 
 
 def test_serve_refuses_to_be_open_to_others(capsys: pytest.CaptureFixture[str]) -> None:

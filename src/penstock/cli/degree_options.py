@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from penstock.cli.assignments import assignment
+
 if TYPE_CHECKING:
     from penstock.shapes.profiled_degrees import DegreeOptions
 
@@ -45,10 +47,6 @@ def axes_of(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return the axes that texts name, each with its values: ``tensor=4,8:expert=auto``. Raises typer.BadParameter."""
     axes = []
     for text in (part.strip() for several in texts for part in several.split(":")):
-        name, _, values = (part.strip() for part in text.partition("="))
-        if not (name and values):
-            raise typer.BadParameter(
-                f"{text!r} names no axis and its values, such as tensor=4,8", param_hint="--degrees"
-            )
+        name, values = assignment(text, "--degrees", "AXIS=VALUES, such as tensor=4,8")
         axes.append((name.replace("-", "_"), values))
     return axes

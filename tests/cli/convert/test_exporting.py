@@ -93,7 +93,9 @@ def test_settings_of_a_file_of_set_and_of_options(plan: str, tmp_path: Path) -> 
         pytest.param(["--to", "svg", "--job", "m:a"], 65, "model would have no effect on svg", id="idle"),
         pytest.param(["--to", "jobset"], 65, "jobset needs `model` and `steps` and `image`", id="missing"),
         pytest.param(["--to", "jobset", "--set", "quue=x"], 64, "did you mean 'queue'?", id="unknown setting"),
-        pytest.param(["--to", "jobset", "--set", "queue"], 64, "'queue' is not KEY=VALUE", id="no value"),
+        pytest.param(
+            ["--to", "jobset", "--set", "queue"], 64, "'queue' is not KEY=VALUE, such as partition=gpu", id="no value"
+        ),
         pytest.param(["--to", "sbatch", "--set", "steps=x"], 65, "/steps: train up to this step", id="not a number"),
         pytest.param(["--to", "hostfile", "--against", "absent"], 65, "cannot read 'absent'", id="against nothing"),
         pytest.param(

@@ -64,7 +64,7 @@ def test_one_option_takes_all_degrees_that_have_short_ones(tmp_path: Path, capsy
     assert main([*words, "--tensor", "2", "--degrees", "tensor=1"]) == 64
     assert "tensor is given by --tensor as well" in capsys.readouterr().err
     assert main([*words, "--degrees", "tensor"]) == 64
-    assert "'tensor' names no axis and its values, such as tensor=4,8" in capsys.readouterr().err
+    assert "'tensor' is not AXIS=VALUES, such as tensor=4,8" in capsys.readouterr().err
 
 
 def test_what_is_no_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

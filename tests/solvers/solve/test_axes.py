@@ -142,4 +142,4 @@ def test_what_is_no_axis_or_no_value_is_refused(capsys: pytest.CaptureFixture[st
             to_problem(vgg_request(choose=choose))
         assert refused.value.remedy == remedy
     assert main(["plan", "--example", "resnet-50", "--cluster", "1x4xV100", "-b", "8", "--degrees", "optimizer"]) == 64
-    assert "names no axis and its values" in capsys.readouterr().err
+    assert "is not AXIS=VALUES" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from penstock.cli.assignments import assignment
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import STANDARD, prepare_output, read_plan, read_raw
 from penstock.cli.options import LAUNCH, OUTPUT
@@ -299,10 +300,8 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
 
     data = {} if path is None else read_raw(path)
     several: dict[str, list[str]] = defaultdict(list)
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{assignment!r} is not KEY=VALUE", param_hint="--set")
+    for text in assignments:
+        key, value = assignment(text, "--set", "KEY=VALUE, such as partition=gpu")
         key = key.replace("-", "_")
         if key not in LaunchSettings.model_fields:
             hint = meant(key, LaunchSettings.model_fields, f"there are {', '.join(LaunchSettings.model_fields)}")

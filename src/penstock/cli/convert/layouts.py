@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
+from penstock.cli.assignments import assignment
 from penstock.cli.groups import grouped
 from penstock.cli.input_files import STANDARD, prepare_output, print_json, write_document
 from penstock.cli.options import (
@@ -194,19 +195,13 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
             "layout": text,
             "source": "standard input" if file == STANDARD else Path(file).name,
             "request": layout_job_of({**options, "micro_batch_size": None}),
-            "given": dict(_value(text) for text in options["layout_values"] or ()),
+            "given": dict(
+                assignment(text, "--given", "NAME=VALUE, such as PP=8") for text in options["layout_values"] or ()
+            ),
             "compare": compare,
             **fields,
         }
     )
-
-
-def _value(text: str) -> tuple[str, str]:
-    """Parse a value such as ``PP=8``. Raises typer.BadParameter."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as PP=8", param_hint="--given")
-    return name.strip(), value.strip()
 
 
 def _own_kernels(options: Mapping[str, Any], request: PlanRequest) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from penstock.cli.assignments import assignment
 from penstock.cli.degree_options import axes_of, costed_degrees, degrees_of
 from penstock.cli.input_files import STANDARD, TAKEN_BY, read_document, read_raw
 from penstock.schemas.errors import InvalidDocument, WrongDocument
@@ -204,18 +205,17 @@ def _pin(text: str) -> dict[str, Any]:
 
 
 def _set(texts: list[str]) -> dict[str, Any]:
-    return dict(_assigned(text) for text in texts)
+    pairs = (assignment(text, "--set", "OPTION=VALUE, such as stages=4") for text in texts)
+    return {name: _scalar(value) for name, value in pairs}
 
 
-def _assigned(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is not option=value", param_hint="--set")
+def _scalar(text: str) -> bool | int | float | str:
+    """Return a number, a boolean or a text in JSON as such, and any other text unchanged."""
     try:
-        parsed = json.loads(value)
+        value = json.loads(text)
     except ValueError:
-        return name, value
-    return name, parsed if isinstance(parsed, bool | int | float | str) else value
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
 
 
 def profile_of_options(options: Mapping[str, Any], *, degrees: DegreeOptions | None = None) -> ModelProfile | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import panels
+from penstock.cli.assignments import assignment
 from penstock.cli.options import OUTPUT, RUN, SERVICE, Database, Directory, SettingsFile
 from penstock.cli.service.remote import VARIABLE
 
@@ -191,16 +192,9 @@ def agent(
         "output_directories": output_directory or None,
         "name": name,
         "cpu_devices": cpu_devices,
-        "models": dict(_job(text) for text in job) if job else None,
+        "models": dict(assignment(text, "--job", "KEY=MODULE:ATTRIBUTE") for text in job) if job else None,
         "directory": directory,
         "interface": interface,
         "allow_any_model": allow_any_job or None,
     }
     run_agent(AgentSettings.load(settings, environ=os.environ, options=options))
-
-
-def _job(text: str) -> tuple[str, str]:
-    key, equals, reference = text.partition("=")
-    if not (key and equals and reference):
-        raise typer.BadParameter(f"{text!r} is not key=module:attribute", param_hint="--job")
-    return key, reference
