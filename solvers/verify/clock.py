@@ -1,4 +1,4 @@
-"""A timeline indexed for the checks of ``verify``: what belongs to each stage, and when all lanes have computed it."""
+"""A timeline indexed for the checks of ``verify``: each stage's operations, and when all lanes have computed them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.solvers.model.timeline import Interval, Timeline, Track
 
 @dataclass(frozen=True)
 class Clock:
-    """A timeline with what its times have to be checked against.
+    """A timeline, and the plan that its times are checked against.
 
     ``early``: buckets may overlap the backward. ``every``: how many micro-batches make a round of each stage of a
     run with optimizer steps in its rows; empty for a flushed step, which is one round followed by its updates.
@@ -48,12 +48,12 @@ class Clock:
     @cached_property
     def completed(self) -> np.ndarray:
         """Return (2, S, M): when all lanes have run the forward, or the input gradient, of a micro-batch."""
-        found = np.full((2, len(self.allocation.stages), self.allocation.num_micro_batches), -1, dtype=np.int64)
+        latest = np.full((2, len(self.allocation.stages), self.allocation.num_micro_batches), -1, dtype=np.int64)
         for track in self.timeline.tracks:
             kinds, stages, batches = track.operations.T
             for way, mask in ((0, kinds == FORWARD), (1, (kinds == BACKWARD) | (kinds == INPUT))):
-                np.maximum.at(found[way], (stages[mask], batches[mask]), track.end_ns[mask])
-        return found
+                np.maximum.at(latest[way], (stages[mask], batches[mask]), track.end_ns[mask])
+        return latest
 
     def other(self, s: int, way: int) -> int | None:
         """Return the stage that a stage sends to in a direction."""
@@ -66,35 +66,35 @@ class Clock:
     @cached_property
     def updates_of(self) -> dict[int, list[Interval]]:
         """Return the optimizer steps of each stage, in the order of its tracks."""
-        found: dict[int, list[Interval]] = {}
+        by_stage: dict[int, list[Interval]] = {}
         for each in self.timeline.updates:
-            found.setdefault(each.stage, []).append(each)
-        return found
+            by_stage.setdefault(each.stage, []).append(each)
+        return by_stage
 
     @cached_property
     def of_stage(self) -> list[list[tuple[Track, np.ndarray]]]:
         """Return each stage's tracks, with the indices of its operations in them."""
-        found: list[list[tuple[Track, np.ndarray]]] = [[] for _ in self.allocation.stages]
+        parts: list[list[tuple[Track, np.ndarray]]] = [[] for _ in self.allocation.stages]
         for track in self.timeline.tracks:
-            for s in self.held(track):
-                found[s].append((track, np.flatnonzero(track.operations[:, 1] == s)))
-        return found
+            for s in self.stages_on(track):
+                parts[s].append((track, np.flatnonzero(track.operations[:, 1] == s)))
+        return parts
 
     def parts(self) -> Iterator[tuple[Track, int, np.ndarray]]:
         """Return every (track, stage, indices of the stage's operations in the track)."""
-        for s, own in enumerate(self.of_stage):
-            for track, at in own:
+        for s, tracks in enumerate(self.of_stage):
+            for track, at in tracks:
                 yield track, s, at
 
     @cached_property
     def _stages_of(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        by_device: dict[int, list[int]] = {}
         for s, stage in enumerate(self.allocation.stages):
             for device in stage.devices:
-                found.setdefault(device, []).append(s)
-        return found
+                by_device.setdefault(device, []).append(s)
+        return by_device
 
-    def held(self, track: Track) -> list[int]:
+    def stages_on(self, track: Track) -> list[int]:
         """Return the stages of a track's devices."""
         return self._stages_of[track.devices[0]]
 

@@ -9,7 +9,7 @@ from penstock.solvers.model.problem import Problem
 
 
 def check_codecs(problem: Problem, allocation: Allocation, update_rule: str) -> Iterator[str]:
-    """Return what is wrong with an allocation's codecs, as sentences."""
+    """Yield the faults of an allocation's codecs, as sentences."""
     for s, stage in enumerate(allocation.stages):
         before, other = allocation.previous(s), allocation.next(s)
         if stage.coded[0] != (before is not None and allocation.stages[before].coded[1]):

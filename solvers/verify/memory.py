@@ -26,7 +26,7 @@ def one_copy(_stage: int, _operations: np.ndarray) -> int:
 
 
 def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
-    """Check that every device is within its capacity, and that the timeline's own peaks are right.
+    """Check that every device is within its capacity, and that the timeline's peaks are right.
 
     ``copies``: how many copies of a stage's weights a lane with these operations of the stage keeps.
     """
@@ -36,28 +36,30 @@ def check_memory(clock: Clock, copies: Copies = one_copy) -> list[str]:
         versions = _version_bytes(clock, track, copies)
         at, peak = _peak(clock, track, versions, last_posted)
         for device in track.devices:
-            if (said := clock.timeline.uses[device].memory.versions) != versions:
+            if (claimed := clock.timeline.uses[device].memory.versions) != versions:
                 name = clock.problem.devices[device].name
-                faults.append(f"The timeline states {said} bytes of weight versions on {name}; it is {versions} bytes.")
-            own = clock.problem.devices[device]
+                faults.append(
+                    f"The timeline states {claimed} bytes of weight versions on {name}; it is {versions} bytes."
+                )
+            hardware = clock.problem.devices[device]
             needed = peak + runtime_bytes(clock.problem, clock.allocation, device)
             available = free_bytes(clock.problem, (device,)) + context_bytes(clock.problem, device)
             if needed > available:
-                headroom = own.memory_bytes - available
+                headroom = hardware.memory_bytes - available
                 faults.append(
-                    f"{own.name} needs {exact(needed)} at {at} ns, but has {exact(available)} "
-                    f"({amount(own.memory_bytes)} less {amount(headroom)} of headroom)."
+                    f"{hardware.name} needs {exact(needed)} at {at} ns, but has {exact(available)} "
+                    f"({amount(hardware.memory_bytes)} less {amount(headroom)} of headroom)."
                 )
             stated = clock.timeline.uses[device].memory.total
             if stated != needed:
-                faults.append(f"The timeline states a peak of {stated} bytes on {own.name}; it is {needed} bytes.")
+                faults.append(f"The timeline states a peak of {stated} bytes on {hardware.name}; it is {needed} bytes.")
     return faults
 
 
 def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
     """Return the bytes of weight copies in addition to the current ones, of all stages of a lane."""
     total = 0
-    for s in clock.held(track):
+    for s in clock.stages_on(track):
         kept = copies(s, track.operations[track.operations[:, 1] == s])
         total += (kept - 1) * weight_bytes(clock.problem, clock.allocation.stages[s])[1]
     return total
@@ -66,10 +68,10 @@ def _version_bytes(clock: Clock, track: Track, copies: Copies) -> int:
 def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> tuple[int, int]:
     """Return (first time, bytes) of the highest sum; all changes at one instant count together."""
     events: Events = []
-    for s in clock.held(track):
-        held = static_bytes(clock.problem, clock.allocation.stages[s])
-        static += held.parameters + held.optimizer
-        events += _gradient_events(clock, track, s, held.gradients)
+    for s in clock.stages_on(track):
+        sizes = static_bytes(clock.problem, clock.allocation.stages[s])
+        static += sizes.parameters + sizes.optimizer
+        events += _gradient_events(clock, track, s, sizes.gradients)
         needed = step_bytes(clock.problem, clock.allocation.stages[s])
         events += [
             (at, np.full(len(at), size)) for at, size in zip(_steps(clock, track, s), (needed, -needed), strict=True)
@@ -89,12 +91,12 @@ def _peak(clock: Clock, track: Track, static: int, last_posted: np.ndarray) -> t
 
 
 def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
-    """Count gradients from the first one of each round to the end of its step; without a step they stay."""
+    """Return gradients from the first of each round to the end of its step; without a step they stay."""
     kinds, stages, batches = track.operations.T
-    own = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP))
-    number = batches[own] // clock.round_size(s)
+    places = np.flatnonzero((stages == s) & (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP))
+    number = batches[places] // clock.round_size(s)
     begun, first = np.unique(number, return_index=True)
-    start = track.start_ns[own[first]]
+    start = track.start_ns[places[first]]
     freed = _steps(clock, track, s)[1]
     end = freed[begun[begun < len(freed)]]
     return [(start, np.full(len(start), size)), (end, np.full(len(end), -size))]
@@ -103,8 +105,8 @@ def _gradient_events(clock: Clock, track: Track, s: int, size: int) -> Events:
 def _steps(clock: Clock, track: Track, s: int) -> tuple[np.ndarray, np.ndarray]:
     """Return when each round's optimizer step of a stage starts and has ended on a lane."""
     if clock.every:
-        own = (track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)
-        return np.asarray(track.start_ns[own]), np.asarray(track.end_ns[own])
+        is_step = (track.operations[:, 0] == STEP) & (track.operations[:, 1] == s)
+        return np.asarray(track.start_ns[is_step]), np.asarray(track.end_ns[is_step])
     place = [each.devices for each, _at in clock.of_stage[s]].index(track.devices)
     step = clock.updates_of[s][place]
     return np.asarray([step.start_ns], dtype=np.int64), np.asarray([step.end_ns], dtype=np.int64)
@@ -126,7 +128,7 @@ def _sizes(clock: Clock, s: int, rows: int) -> tuple[int, int, int, int]:
 
 def _operation_events(clock: Clock, track: Track, s: int) -> Events:
     at = np.flatnonzero(track.operations[:, 1] == s)
-    kinds, _own, batches = track.operations[at].T
+    kinds, _stages, batches = track.operations[at].T
     start, end = track.start_ns[at], track.end_ns[at]
     apart = bool((kinds == RECOMPUTE).any())
     events: Events = []
@@ -152,7 +154,8 @@ def _posted(track: Track) -> np.ndarray:
     """Return when the receives of each operation of a track are posted, also for operations that read no message.
 
     An operation's receive is placed before the later of the previous operation of its stage and direction and the
-    ``LOOK_AHEAD``-th operation before it, and is posted when what precedes that place has ended; steps do not count.
+    ``LOOK_AHEAD``-th operation before it, and is posted when the operation before that place has ended; steps do not
+    count.
     """
     running = np.flatnonzero(track.operations[:, 0] != STEP)
     ends = np.concatenate((np.zeros(1, dtype=np.int64), track.end_ns[running]))
@@ -170,17 +173,17 @@ def _posted(track: Track) -> np.ndarray:
 
 def _last_posted(clock: Clock) -> np.ndarray:
     """Return (2, S, M): when the last device that reads a message has posted its receive, by reading stage."""
-    found = np.zeros((2, len(clock.allocation.stages), clock.allocation.num_micro_batches), dtype=np.int64)
+    latest = np.zeros((2, len(clock.allocation.stages), clock.allocation.num_micro_batches), dtype=np.int64)
     for track in clock.timeline.tracks if clock.problem.memory.count_buffers else ():
         kinds, stages, batches = track.operations.T
         posted = _posted(track)
         for way, mask in ((0, kinds == FORWARD), (1, (kinds == BACKWARD) | (kinds == INPUT))):
-            np.maximum.at(found[way], (stages[mask], batches[mask]), posted[mask])
-    return found
+            np.maximum.at(latest[way], (stages[mask], batches[mask]), posted[mask])
+    return latest
 
 
 def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) -> Events:
-    """Receive buffers from their posting to the last backward, send buffers from the operation until it has passed.
+    """Return receive buffers from posting to the last backward, and send buffers until their messages have passed.
 
     A message passes in its transfer's duration, from when that has started and all receivers have posted a receive.
     """
@@ -191,7 +194,7 @@ def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) 
     posted = np.zeros_like(ends)
     posted[operations[:, 0], operations[:, 2]] = _posted(track)[at]
     read = np.maximum(ends[BACKWARD], ends[WEIGHT])
-    made = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))
+    computed = (ends[FORWARD], np.maximum(ends[BACKWARD], ends[INPUT]))
     wanted = (posted[FORWARD], np.maximum(posted[BACKWARD], posted[INPUT]))
     sent = clock.timeline.transfers
     share = np.zeros(len(clock.rows), dtype=np.int64)
@@ -201,7 +204,7 @@ def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) 
     for way, per_sample in ((0, clock.problem.forward_bytes), (1, clock.problem.backward_bytes)):
         sender = clock.allocation.previous(s) if way == 0 else clock.allocation.next(s)
         if sender is not None:
-            _places, batches = _own(clock, sender, way, ends)
+            _places, batches = _transfers(clock, sender, way, ends)
             size = share[batches] * per_sample[_cut(clock, sender, way)]
             if clock.allocation.stages[s].coded[way]:
                 halved, tensors = clock.problem.encodable[_cut(clock, sender, way)]
@@ -209,14 +212,14 @@ def _buffer_events(clock: Clock, track: Track, s: int, last_posted: np.ndarray) 
             events += [(wanted[way][batches], size), (read[batches], -size)]
         receiver = clock.other(s, way)
         if receiver is not None:
-            places, batches = _own(clock, s, way, ends)
+            places, batches = _transfers(clock, s, way, ends)
             size = share[batches] * per_sample[_cut(clock, s, way)]
             waits = np.maximum(0, last_posted[way, receiver, batches] - sent.start_ns[places])
-            events += [(made[way][batches], size), (sent.end_ns[places] + waits, -size)]
+            events += [(computed[way][batches], size), (sent.end_ns[places] + waits, -size)]
     return events
 
 
-def _own(clock: Clock, sender: int, way: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _transfers(clock: Clock, sender: int, way: int, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the transfers of an edge, and their micro-batches, that the lane with these ends takes part in."""
     places = clock.sent_by(sender, way)
     batches = clock.timeline.transfers.micro_batch[places]

@@ -1,4 +1,4 @@
-"""Check of the numbers that a timeline states for ``verify``: its time, its window, every device's share of it."""
+"""Check for ``verify`` of the numbers that a timeline states: its time, its window, every device's share of it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_steady_numbers(clock: Clock, run: Unrolled) -> list[str]:
     done = np.zeros(run.rounds, dtype=np.int64)
     for track in timeline.tracks:
         kinds, _stages, batches = track.operations.T
-        own = (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP)
-        np.maximum.at(done, batches[own] // num_micro_batches, track.end_ns[own])
+        gradients = (kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP)
+        np.maximum.at(done, batches[gradients] // num_micro_batches, track.end_ns[gradients])
     cycle = _cycle(done[run.first : run.last + 1], run.whole)
     low, high = int(done[run.last - cycle]), int(done[run.last])
     faults = []
@@ -53,7 +53,7 @@ def check_steady_numbers(clock: Clock, run: Unrolled) -> list[str]:
 
 
 def _cycle(done: np.ndarray, whole: int) -> int:
-    """Return the fewest rounds, a multiple of ``whole``, after which the same gaps repeat twice; else all of them."""
+    """Return the fewest rounds, a multiple of ``whole``, after which the gaps repeat; all rounds if they do not."""
     rounds = len(done) - 1
     for cycle in range(whole, rounds // 2 + 1, whole):
         gaps = done[cycle:] - done[:-cycle]
@@ -71,7 +71,7 @@ def _last_end(clock: Clock) -> int:
 
 
 def _check_edges(clock: Clock) -> list[str]:
-    """Fill: until the last device starts. Drain: from when the first device has ended its last operation."""
+    """Check the fill, until the last device starts, and the drain, from when the first device has finished."""
     ran = [track for track in clock.timeline.tracks if track.end_ns.size]
     fill = max(int(track.start_ns[0]) for track in ran)
     drain = _last_end(clock) - min(int(track.end_ns[-1]) for track in ran)
@@ -82,7 +82,7 @@ def _check_edges(clock: Clock) -> list[str]:
 
 
 def _check_uses(clock: Clock, window: tuple[int, int], window_rounds: int) -> list[str]:
-    """Every device computes as long as its operations in the window say, and its times add up."""
+    """Check that every device's busy time is the time of its operations in the window, and that its times add up."""
     timeline, faults = clock.timeline, []
     total = timeline.time_per_global_batch_ns
     for track in timeline.tracks:
@@ -100,10 +100,10 @@ def _check_uses(clock: Clock, window: tuple[int, int], window_rounds: int) -> li
 
 
 def _busy_ns(clock: Clock, track: Track, window: tuple[int, int]) -> int:
-    """Time of a lane's operations and updates within the window."""
+    """Return the time of a lane's operations and updates within the window."""
     low, high = window
     inside = np.minimum(track.end_ns, high) - np.maximum(track.start_ns, low)
     busy = int(np.maximum(inside, 0).sum())
     if not clock.every:
-        busy += sum(update_ns(clock.problem, clock.allocation.stages[s]) for s in clock.held(track))
+        busy += sum(update_ns(clock.problem, clock.allocation.stages[s]) for s in clock.stages_on(track))
     return busy

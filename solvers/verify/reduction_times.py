@@ -1,4 +1,4 @@
-"""What an all-reduce takes, for ``verify``: a reading of its own of what was measured, else what a ring takes."""
+"""Times of all-reduces for ``verify``, read independently from the measurements, or else computed for a ring."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from penstock.solvers.model.problem import Problem
 
 
 def reduction_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> int:
-    """Return the time in which devices sum the gradients of ``size_bytes`` of parameters, and gather what is sharded.
+    """Return the time in which devices sum the gradients of ``size_bytes`` of parameters, and gather sharded states.
 
-    Half of an all-reduce sums gradients, in their width; the other half gathers them, or parameters in theirs.
+    Half of an all-reduce sums gradients, in the gradients' width; the other half gathers the gradients, or the
+    parameters in the parameters' width.
     """
     if len(devices) == 1 or size_bytes == 0:
         return 0
@@ -26,29 +27,29 @@ def reduction_ns(problem: Problem, size_bytes: int, devices: Sequence[int]) -> i
     if problem.collectives and (per_node := _devices_per_node(problem, tuple(devices))):
         options: tuple[tuple[Operation, ...], ...] = (("all_reduce",), ("reduce_scatter", "all_gather"))
         for operations in options:
-            known = [_measured(problem, operation, per_node, len(devices)) for operation in operations]
-            if all(known):
-                return sum(_read(points, size_bytes) for points in known)
+            measured = [_measured(problem, operation, per_node, len(devices)) for operation in operations]
+            if all(measured):
+                return sum(_read(points, size_bytes) for points in measured)
     return group_of(problem, tuple(devices)).computed_ns("all_reduce", size_bytes)
 
 
 @lru_cache(maxsize=2**10)
 def _devices_per_node(problem: Problem, devices: tuple[int, ...]) -> int:
-    """Return the number in every node; 0 where it differs, or where groups share links that one would have alone."""
+    """Return the number of devices in every node; 0 where it differs, or where several groups share links."""
     network = problem.network
     nodes = [network.node_of[device] for device in devices]
-    held = {nodes.count(node) for node in nodes}
+    counts = {nodes.count(node) for node in nodes}
     width = network.ring_bandwidth(devices)
     if problem.real is not None:
         alone = [tuple(problem.cells[cell][lane] for cell in devices) for lane in range(len(problem.cells[devices[0]]))]
         if width < min(problem.real.network.ring_bandwidth(gpus) for gpus in alone):
             return 0
-    return held.pop() if len(held) == 1 and width else 0
+    return counts.pop() if len(counts) == 1 and width else 0
 
 
 @lru_cache(maxsize=2**10)
 def _measured(problem: Problem, operation: Operation, per_node: int, devices: int) -> tuple[tuple[int, int], ...]:
-    """Return bytes and ns of what was measured in groups of that span, by bytes; more bytes never take less time."""
+    """Return bytes and ns measured in groups of that span, by bytes; more bytes never take less time."""
     rows = [
         row
         for row in problem.collectives
@@ -59,7 +60,7 @@ def _measured(problem: Problem, operation: Operation, per_node: int, devices: in
 
 
 def _read(points: Sequence[tuple[int, int]], size_bytes: int) -> int:
-    """Return the time on the straight line between two measurements, or on the one that ends with them."""
+    """Return the time on the straight line between two measurements, or beyond them on the last line."""
     (first, least_ns), (last, most_ns) = points[0], points[-1]
     if size_bytes <= first:
         return least_ns

@@ -1,7 +1,7 @@
-"""Check of an elastic-averaging iteration for ``verify``, recomputed from the timeline's own intervals.
+"""Check of an elastic-averaging iteration for ``verify``, recomputed from the timeline's intervals.
 
-Check that each operation has had its time: between two instants at which something starts or ends on a device, all that
-runs there has one speed, which follows from the shares in use; the work of an operation over its interval has to reach
+Each operation must have had its time. Between two instants at which something starts or ends on a device, all running
+operations have one speed, which follows from the shares in use. The work of an operation over its interval has to reach
 its duration in the last nanosecond and not before (rules: ``solvers.judge.shared_processor``).
 """
 
@@ -35,7 +35,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class Ran:
-    """One operation as the timeline has it."""
+    """One operation of the timeline."""
 
     stage: int
     kind: int
@@ -62,7 +62,7 @@ def verify_sharing(problem: Problem, allocation: Allocation, schedule: Schedule,
 
 
 class _Iteration:
-    """A timeline with what its times have to be checked against."""
+    """A timeline, and the plan that its times are checked against."""
 
     def __init__(self, problem: Problem, allocation: Allocation, timeline: Timeline) -> None:
         self.problem = problem
@@ -74,27 +74,27 @@ class _Iteration:
     @cached_property
     def lanes(self) -> dict[int, list[Ran]]:
         """Return the operations of each stage, in the order of its row, the step last."""
-        found = {}
+        lanes = {}
         for track in self.timeline.tracks:
             times = zip(track.operations.tolist(), track.start_ns.tolist(), track.end_ns.tolist(), strict=True)
-            own = [Ran(s, kind, m, start, end) for (kind, s, m), start, end in times]
-            found[own[0].stage] = own
+            lane = [Ran(s, kind, m, start, end) for (kind, s, m), start, end in times]
+            lanes[lane[0].stage] = lane
         for each in self.timeline.updates:
-            found[each.stage].append(Ran(each.stage, STEP, STEP, each.start_ns, each.end_ns))
-        return found
+            lanes[each.stage].append(Ran(each.stage, STEP, STEP, each.start_ns, each.end_ns))
+        return lanes
 
     @cached_property
     def at(self) -> dict[tuple[int, int, int], Ran]:
         """Return the operations by (stage, kind, micro-batch)."""
-        return {(ran.stage, ran.kind, ran.batch): ran for own in self.lanes.values() for ran in own}
+        return {(ran.stage, ran.kind, ran.batch): ran for lane in self.lanes.values() for ran in lane}
 
     @cached_property
-    def held(self) -> dict[int, list[int]]:
+    def stages_of(self) -> dict[int, list[int]]:
         """Return the stages of each device."""
-        found: dict[int, list[int]] = {}
+        by_device: dict[int, list[int]] = {}
         for s, stage in enumerate(self.allocation.stages):
-            found.setdefault(stage.devices[0], []).append(s)
-        return found
+            by_device.setdefault(stage.devices[0], []).append(s)
+        return by_device
 
     @cached_property
     def moves(self) -> dict[tuple[int, int, int], tuple[int, int]]:
@@ -106,19 +106,19 @@ class _Iteration:
     @cached_property
     def posted(self) -> dict[tuple[int, int, int], int]:
         """Return when each stage posts the receive of (stage, direction, micro-batch) by decision 6."""
-        found = {}
-        for s, own in self.lanes.items():
+        times = {}
+        for s, lane in self.lanes.items():
             latest = {FORWARD: 0, BACKWARD: 0}
-            for i, ran in enumerate(own):
+            for i, ran in enumerate(lane):
                 if ran.kind in latest:
                     place = max(latest[ran.kind], i - LOOK_AHEAD)
-                    found[s, 0 if ran.kind == FORWARD else 1, ran.batch] = own[place - 1].end_ns if place > 0 else 0
+                    times[s, 0 if ran.kind == FORWARD else 1, ran.batch] = lane[place - 1].end_ns if place > 0 else 0
                     latest[ran.kind] = i
-        return found
+        return times
 
     @cached_property
     def costs(self) -> dict[tuple[int, int, int], Transfer | None]:
-        """What a stage sends in a direction for ``rows`` rows."""
+        """Return the transfer of each (stage, direction, rows of a micro-batch)."""
         return {
             (s, way, size): transfer(self.problem, self.allocation, s, size, way)
             for s in range(len(self.allocation.stages))
@@ -127,7 +127,7 @@ class _Iteration:
         }
 
     def other(self, s: int, way: int) -> int | None:
-        """The stage that a stage sends to."""
+        """Return the stage that a stage sends to in a direction."""
         return self.allocation.next(s) if way == 0 else self.allocation.previous(s)
 
     def work_ns(self, ran: Ran) -> int:
@@ -145,7 +145,7 @@ class _Iteration:
         return utilisation_ppm(self.problem, self.allocation, ran.stage, self.rows[ran.batch])
 
     def name(self, device: int) -> str:
-        """A device's name."""
+        """Return a device's name."""
         return self.problem.devices[device].name
 
 
@@ -189,19 +189,19 @@ def _check_rows(allocation: Allocation, orders: Orders, timeline: Timeline) -> l
 def _check_lanes(run: _Iteration) -> list[str]:
     """Check that operations run one after the other, forwards before their backwards."""
     faults = []
-    for s, own in run.lanes.items():
-        faults += [f"{b} starts before {a} ends." for a, b in pairwise(own) if b.start_ns < a.end_ns]
+    for s, lane in run.lanes.items():
+        faults += [f"{b} starts before {a} ends." for a, b in pairwise(lane) if b.start_ns < a.end_ns]
         for m in range(len(run.rows)):
             if run.at[s, BACKWARD, m].start_ns < run.at[s, FORWARD, m].end_ns:
                 faults.append(f"B{m} of stage {s} starts before its F{m} ends.")
-    if any(own[0].start_ns < 0 for own in run.lanes.values()):
+    if any(lane[0].start_ns < 0 for lane in run.lanes.values()):
         faults.append("An operation starts before time 0.")
     return faults
 
 
 def _check_work(run: _Iteration) -> list[str]:
     """Check that every operation has had its time, and not a nanosecond more than it needs."""
-    return [fault for stages in run.held.values() for fault in _check_device(run, stages)]
+    return [fault for stages in run.stages_of.values() for fault in _check_device(run, stages)]
 
 
 def _check_device(run: _Iteration, stages: list[int]) -> list[str]:
@@ -294,9 +294,9 @@ def _channels(run: _Iteration, s: int, way: int, size: int) -> Iterator[str]:
 
 
 def _check_numbers(run: _Iteration) -> list[str]:
-    """The timeline's own summary: the iteration, its batches, and every device's time adding up."""
+    """Check the timeline's summary: the iteration, its batches, and every device's times, which must add up."""
     timeline, batches = run.timeline, len(run.allocation.pipelines)
-    last = max(ran.end_ns for own in run.lanes.values() for ran in own)
+    last = max(ran.end_ns for lane in run.lanes.values() for ran in lane)
     faults = []
     if timeline.window_ns != (0, last) or timeline.rounds != batches or timeline.window_rounds != batches:
         faults.append(
@@ -305,10 +305,10 @@ def _check_numbers(run: _Iteration) -> list[str]:
     value = -(-last // batches)
     if timeline.time_per_global_batch_ns != value:
         faults.append(f"The timeline states {timeline.time_per_global_batch_ns} ns per global batch; it is {value} ns.")
-    if set(timeline.uses) != set(run.held):
+    if set(timeline.uses) != set(run.stages_of):
         faults.append("The timeline states the use of other devices than the plan's.")
         return faults
-    for device, stages in run.held.items():
+    for device, stages in run.stages_of.items():
         busy = [(ran.start_ns, ran.end_ns) for s in stages for ran in run.lanes[s]]
         moving = [each for (s, way, _m), each in run.moves.items() if {s, run.other(s, way)} & set(stages)]
         whole = _covered_ns(busy + moving)
@@ -334,7 +334,7 @@ def _covered_ns(intervals: list[tuple[int, int]]) -> int:
 def _check_memory(run: _Iteration) -> list[str]:
     """Check that every device is within its capacity, and that the timeline's peaks are right."""
     faults = []
-    for device, stages in run.held.items():
+    for device, stages in run.stages_of.items():
         stage = run.allocation.stages[stages[0]]
         static = static_bytes(run.problem, stage)
         averaged = averaging_bytes(run.problem, stage, len(stages)).always
@@ -359,7 +359,7 @@ def _check_memory(run: _Iteration) -> list[str]:
 
 
 def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
-    """Return (from, to, bytes) of what one pipeline's stage holds for a time."""
+    """Yield (from, to, bytes) of the memory that one pipeline's stage occupies for a time."""
     problem, stage = run.problem, run.allocation.stages[s]
     first = min(run.at[s, BACKWARD, m].start_ns for m in range(len(run.rows)))
     step = run.at[s, STEP, STEP]
@@ -379,12 +379,12 @@ def _kept(run: _Iteration, s: int) -> Iterator[tuple[int, int, int]]:
             (0, forward, stage.last, stage.first - 1, problem.forward_bytes),
             (1, backward, stage.first - 1, stage.last, problem.backward_bytes),
         )
-        for way, made, out, into, sizes in edges:
+        for way, computed, out, into, sizes in edges:
             if (s, way, m) in run.moves:
                 start, end = run.moves[s, way, m]
                 receiver = run.other(s, way)
                 assert receiver is not None
-                yield made.end_ns, max(start, run.posted[receiver, way, m]) + end - start, int(sizes[out]) * rows
+                yield computed.end_ns, max(start, run.posted[receiver, way, m]) + end - start, int(sizes[out]) * rows
             sender = run.other(s, 1 - way)
             if sender is not None and (sender, way, m) in run.moves:
                 yield run.posted[s, way, m], backward.end_ns, int(sizes[into]) * rows

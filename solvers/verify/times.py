@@ -1,4 +1,4 @@
-"""Checks of a timeline's times for ``verify``: durations, dependencies, transfers, one at a time on everything."""
+"""Checks of a timeline's times for ``verify``: durations, dependencies, transfers, and one user of each resource."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check_durations(clock: Clock, track: Track, s: int, at: np.ndarray) -> list
 
 
 def _check_within(clock: Clock, track: Track, s: int, at: np.ndarray) -> list[str]:
-    """Forward before backward, input gradient before weight gradient, recomputation between, on one lane."""
+    """Check, on one lane, forward before backward, input before weight gradient, and recomputation between."""
     starts = np.full((STEP + 1, clock.allocation.num_micro_batches), -1, dtype=np.int64)
     ends = starts.copy()
     operations = track.operations[at]
@@ -88,7 +88,7 @@ def _check_within(clock: Clock, track: Track, s: int, at: np.ndarray) -> list[st
 
 
 def check_network(clock: Clock) -> list[str]:
-    """Every transfer once, after its producer, before its consumer; channels and links carry one at a time."""
+    """Check that every transfer runs once, between producer and consumer, and one at a time on each resource."""
     moves = {
         (s, way, size): transfer(clock.problem, clock.allocation, s, size, way)
         for s in range(len(clock.allocation.stages))
@@ -135,19 +135,19 @@ def _check_edge(
     edge: tuple[int, int],
     batches: np.ndarray,
     move: Transfer | None,
-    known: tuple[np.ndarray, np.ndarray, np.ndarray],
+    table: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> list[str]:
     s, way = edge
     what = f"{('activation', 'gradient')[way]} that stage {s} sends"
-    seen, start, end = (each[batches] for each in known)
+    seen, start, end = (each[batches] for each in table)
     expected = 0 if move is None else 1
     if wrong := batches[seen != expected].tolist():
-        return [f"The {what} travels {int(known[0][wrong[0]])} times for micro-batch {wrong[0]}, not {expected} times."]
+        return [f"The {what} travels {int(table[0][wrong[0]])} times for micro-batch {wrong[0]}, not {expected} times."]
     if move is None:
         return []
     faults = []
     if wrong := batches[end - start != move.duration_ns].tolist():
-        took = int(known[2][wrong[0]] - known[1][wrong[0]])
+        took = int(table[2][wrong[0]] - table[1][wrong[0]])
         faults.append(f"The {what} for micro-batch {wrong[0]} takes {took} ns instead of {move.duration_ns} ns.")
     if wrong := batches[start < clock.completed[way, s, batches]].tolist():
         faults.append(f"The {what} for micro-batch {wrong[0]} leaves before it has been computed.")
@@ -157,7 +157,7 @@ def _check_edge(
 def _check_inputs(clock: Clock, arrival: np.ndarray) -> list[str]:
     faults = []
     for track, s, at in clock.parts():
-        kinds, _own, batches = track.operations[at].T
+        kinds, _stages, batches = track.operations[at].T
         for way, mask in ((0, kinds == FORWARD), (1, (kinds == BACKWARD) | (kinds == INPUT))):
             early = np.flatnonzero(mask & (track.start_ns[at] < arrival[way, s, batches]))
             if early.size:
@@ -179,9 +179,9 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
         names = [edge] if rules.channel == "half" else [f"{edge}, direction {way}"] if rules.channel == "full" else []
         if rules.shared:
             names = [clock.problem.network.resources[r].name for r in move.resources]
-        taken = sent.start_ns[places], sent.end_ns[places]
+        times = sent.start_ns[places], sent.end_ns[places]
         for name in names:
-            used.setdefault(name, []).append(taken)
+            used.setdefault(name, []).append(times)
     if rules.shared:
         for group, start, end in reduced_in(clock):
             for r in ring_resources(clock.problem, group.devices):
@@ -189,13 +189,13 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
         for resources, start, end in summed_in(clock):
             for r in resources:
                 used.setdefault(clock.problem.network.resources[r].name, []).append((start, end))
-    found: dict[tuple[int, ...], int | None] = {}  # resources that the same arrays use are used at the same times
+    first_overlap: dict[tuple[int, ...], int | None] = {}  # for each set of arrays: resources often share their times
     faults = []
     for name, intervals in sorted(used.items()):
         same = tuple(id(array) for pair in intervals for array in pair)
-        if same not in found:
-            found[same] = _first_twice(intervals)
-        if (at_ns := found[same]) is not None:
+        if same not in first_overlap:
+            first_overlap[same] = _first_twice(intervals)
+        if (at_ns := first_overlap[same]) is not None:
             faults.append(f"Two transfers use {name} at {at_ns} ns.")
     return faults
 

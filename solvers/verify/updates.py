@@ -1,4 +1,4 @@
-"""Checks of reductions and optimizer steps for ``verify``: what is reduced with whom, when it is ready, who waits.
+"""Checks of reductions and optimizer steps for ``verify``: groups, when buckets are ready, and the steps after them.
 
 A *reduction group* is neighbouring layers that the same stages hold, one of each pipeline: its gradients are summed
 over all devices of those stages, bucket by bucket from its last layer down. With one pipeline the groups are the
@@ -37,7 +37,7 @@ class LayerGroup(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a sentence calls it."""
+        """The group's name in sentences."""
         if len(self.stages) == 1:
             return f"stage {self.stages[0]}"
         return f"layers {self.first} to {self.last} of stages {', '.join(map(str, self.stages))}"
@@ -48,17 +48,17 @@ def groups_of(allocation: Allocation) -> tuple[LayerGroup, ...]:
     """Return the reduction groups, from the first layer on."""
     firsts = [[stage.first for stage in pipeline.stages] for pipeline in allocation.pipelines]
     offsets = [allocation.pipeline_of.index(p) for p in range(len(firsts))]
-    edges = sorted({first for own in firsts for first in own})
-    found = []
+    edges = sorted({first for each in firsts for first in each})
+    groups = []
     for low, high in pairwise([*edges, allocation.stages[-1].last + 1]):
-        held = tuple(offset + bisect_right(own, low) - 1 for own, offset in zip(firsts, offsets, strict=True))
-        devices = tuple(dict.fromkeys(d for s in held for d in allocation.stages[s].devices))
-        found.append(LayerGroup(low, high - 1, held, devices))
-    return tuple(found)
+        stages = tuple(offset + bisect_right(each, low) - 1 for each, offset in zip(firsts, offsets, strict=True))
+        devices = tuple(dict.fromkeys(d for s in stages for d in allocation.stages[s].devices))
+        groups.append(LayerGroup(low, high - 1, stages, devices))
+    return tuple(groups)
 
 
 class BucketRow(NamedTuple):
-    """A group's buckets; ``place``: the number of the first, of ``width`` that its lowest stage has in a round."""
+    """A group's buckets; ``place``: the number of the first, among the ``width`` of its lowest stage in a round."""
 
     group: LayerGroup
     buckets: tuple[Bucket, ...]
@@ -69,13 +69,13 @@ class BucketRow(NamedTuple):
 @lru_cache(maxsize=32)
 def _chains(problem: Problem, allocation: Allocation) -> tuple[BucketRow, ...]:
     """Return the chain of each group that has gradients."""
-    made = [(group, buckets(problem, _whole(group))) for group in groups_of(allocation)]
+    chains = [(group, buckets(problem, _whole(group))) for group in groups_of(allocation)]
     width: dict[int, int] = {}
     places = {}
-    for group, chain in reversed(made):
+    for group, chain in reversed(chains):
         places[group] = width.get(group.stages[0], 0)
         width[group.stages[0]] = places[group] + len(chain)
-    return tuple(BucketRow(group, chain, places[group], width[group.stages[0]]) for group, chain in made if chain)
+    return tuple(BucketRow(group, chain, places[group], width[group.stages[0]]) for group, chain in chains if chain)
 
 
 def _whole(group: LayerGroup) -> Stage:
@@ -83,35 +83,37 @@ def _whole(group: LayerGroup) -> Stage:
 
 
 def _intervals(clock: Clock) -> dict[int, list[Interval]]:
-    found: dict[int, list[Interval]] = {}
+    by_stage: dict[int, list[Interval]] = {}
     for each in sorted(clock.timeline.reductions):
-        found.setdefault(each.stage, []).append(each)
-    return found
+        by_stage.setdefault(each.stage, []).append(each)
+    return by_stage
 
 
 def reduced_in(clock: Clock) -> Iterator[tuple[LayerGroup, np.ndarray, np.ndarray]]:
-    """Return the starts and ends of the reductions of each group."""
+    """Yield the starts and ends of the reductions of each group."""
     stated = _intervals(clock)
     for chain in _chains(clock.problem, clock.allocation):
         stage, count = chain.group.stages[0], len(chain.buckets)
-        own = [each for each in stated.get(stage, []) if 0 <= each.bucket % chain.width - chain.place < count]
+        intervals = [each for each in stated.get(stage, []) if 0 <= each.bucket % chain.width - chain.place < count]
         yield (
             chain.group,
-            np.asarray([each.start_ns for each in own], dtype=np.int64),
-            np.asarray([each.end_ns for each in own], dtype=np.int64),
+            np.asarray([each.start_ns for each in intervals], dtype=np.int64),
+            np.asarray([each.end_ns for each in intervals], dtype=np.int64),
         )
 
 
 def check_updates(clock: Clock) -> list[str]:
-    """Buckets in a chain after their gradients, optimizer steps after the buckets and the lane's operations."""
+    """Check that buckets follow their gradients, in a chain, and steps follow the buckets and the lane's operations."""
     if faults := _check_numbers(clock):
         return faults
     faults = []
     reduced = [np.zeros(clock.num_rounds(s), dtype=np.int64) for s in range(len(clock.allocation.stages))]
     stated = _intervals(clock)
     for chain in _chains(clock.problem, clock.allocation):
-        own = stated.get(chain.group.stages[0], [])
-        times = np.asarray([(each.start_ns, each.end_ns) for each in own], dtype=np.int64).reshape(-1, chain.width, 2)
+        intervals = stated.get(chain.group.stages[0], [])
+        times = np.asarray([(each.start_ns, each.end_ns) for each in intervals], dtype=np.int64).reshape(
+            -1, chain.width, 2
+        )
         times = times[:, chain.place : chain.place + len(chain.buckets)]
         faults += _check_chain(clock, chain, times)
         for s in chain.group.stages:
@@ -136,7 +138,10 @@ def _check_numbers(clock: Clock) -> list[str]:
 
 
 def _check_chain(clock: Clock, chain: BucketRow, times: np.ndarray) -> list[str]:
-    """``times``: (rounds, buckets, 2). Each bucket as long as it must be, ready, and after the one before."""
+    """Check each bucket's duration, and that it starts when ready and after the one before.
+
+    ``times``: (rounds, buckets, 2).
+    """
     faults = []
     start, end = times[..., 0], times[..., 1]
     durations = np.asarray(_durations(clock.problem, chain), dtype=np.int64)
@@ -154,14 +159,14 @@ def _check_chain(clock: Clock, chain: BucketRow, times: np.ndarray) -> list[str]
 
 
 def _durations(problem: Problem, chain: BucketRow) -> list[int]:
-    """The time of each bucket: the pieces of the same layers share that of all their bytes, to the ns."""
+    """Return the time of each bucket: pieces of the same layers share the time of all their bytes, to the ns."""
     inside = np.zeros(problem.num_layers + 1) if problem.copies is None else problem.copies.reduce_ns
-    found = []
+    result = []
     for (first, last), same in groupby(chain.buckets, key=lambda bucket: (bucket.first, bucket.last)):
         sizes = [bucket.bytes for bucket in same]
         whole = int(inside[last + 1] - inside[first]) + reduction_ns(problem, sum(sizes), chain.group.devices)
-        found += [high - low for low, high in pairwise(whole * k // len(sizes) for k in range(len(sizes) + 1))]
-    return found
+        result += [high - low for low, high in pairwise(whole * k // len(sizes) for k in range(len(sizes) + 1))]
+    return result
 
 
 def _named(clock: Clock, chain: BucketRow, t: int, b: int) -> str:
@@ -170,7 +175,7 @@ def _named(clock: Clock, chain: BucketRow, t: int, b: int) -> str:
 
 
 def _ready(clock: Clock, chain: BucketRow) -> np.ndarray:
-    """(rounds, buckets): when the last gradient operation of the round has passed the bucket's layers on all lanes."""
+    """Return (rounds, buckets): when the round's last gradient has passed the bucket's layers on all lanes."""
     ready = np.zeros((clock.num_rounds(chain.group.stages[0]), len(chain.buckets)), dtype=np.int64)
     lows = [bucket.first for bucket in chain.buckets]
     for s in chain.group.stages:
@@ -186,26 +191,26 @@ def _ready(clock: Clock, chain: BucketRow) -> np.ndarray:
 
 
 def _last_gradients(clock: Clock, s: int, track: Track, at: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(round, place in the track) of the last gradient operation of each complete round that a lane takes part in."""
+    """Yield (round, place in the track) of the last gradient operation of each complete round of a lane."""
     operations = track.operations[at]
-    made = (operations[:, 0] == BACKWARD) | (operations[:, 0] == WEIGHT)
-    number = operations[made, 2] // clock.round_size(s)
+    is_gradient = (operations[:, 0] == BACKWARD) | (operations[:, 0] == WEIGHT)
+    number = operations[is_gradient, 2] // clock.round_size(s)
     last = np.full(clock.num_rounds(s) + 1, -1, dtype=np.int64)
-    last[np.minimum(number, clock.num_rounds(s))] = at[made]
+    last[np.minimum(number, clock.num_rounds(s))] = at[is_gradient]
     yield from ((t, int(i)) for t, i in enumerate(last[:-1].tolist()) if i >= 0)
 
 
 def _check_last_steps(clock: Clock, reduced: list[np.ndarray]) -> list[str]:
-    """A flushed step: each stage steps once on each row, after everything of it."""
+    """Check a flushed step: each stage steps once on each row, after the row's operations and the stage's buckets."""
     faults: list[str] = []
     steps = clock.updates_of
     for s, stage in enumerate(clock.allocation.stages):
         tracks = [track for track, _at in clock.of_stage[s]]
-        own = steps.get(s, [])
-        if len(own) != len(tracks):
-            faults.append(f"Stage {s} has {len(own)} optimizer steps on {len(tracks)} rows.")
+        intervals = steps.get(s, [])
+        if len(intervals) != len(tracks):
+            faults.append(f"Stage {s} has {len(intervals)} optimizer steps on {len(tracks)} rows.")
             continue
-        for track, step in zip(tracks, own, strict=True):
+        for track, step in zip(tracks, intervals, strict=True):
             done = int(track.end_ns[-1]) if track.end_ns.size else 0
             if step.start_ns < max(done, int(reduced[s].max())):
                 faults.append(f"The optimizer step of stage {s} on {clock.name(track)} starts too early.")
@@ -218,33 +223,33 @@ def _check_steps_apart(clock: Clock, steps: dict[int, list[Interval]]) -> list[s
     faults = []
     place = dict.fromkeys(steps, 0)
     for track in clock.timeline.tracks:
-        own = []
-        for s in clock.held(track):
+        intervals = []
+        for s in clock.stages_on(track):
             if place.get(s, 0) < len(steps.get(s, [])):
-                own.append(steps[s][place[s]])
+                intervals.append(steps[s][place[s]])
                 place[s] += 1
-        times = sorted((each.start_ns, each.end_ns) for each in own)
+        times = sorted((each.start_ns, each.end_ns) for each in intervals)
         if any(b[0] < a[1] for a, b in pairwise(times)):
             faults.append(f"Two optimizer steps run at once on {clock.name(track)}.")
     return faults
 
 
 def _check_steps(clock: Clock, reduced: list[np.ndarray]) -> list[str]:
-    """Steps within rows: each after its round's last bucket, and listed among the updates as it runs."""
+    """Check the steps within rows: each follows its round's last bucket, and the updates list it as it runs."""
     faults = []
     listed = clock.updates_of
     for s in range(len(clock.allocation.stages)):
         ran: list[tuple[int, int]] = []
         for track, at in clock.of_stage[s]:
-            own = at[track.operations[at, 0] == STEP]
-            number = track.operations[own, 2] // clock.round_size(s)
-            early = np.flatnonzero(track.start_ns[own] < reduced[s][number])
+            places = at[track.operations[at, 0] == STEP]
+            number = track.operations[places, 2] // clock.round_size(s)
+            early = np.flatnonzero(track.start_ns[places] < reduced[s][number])
             if early.size:
                 faults.append(
                     f"The optimizer step of round {int(number[early[0]])} of stage {s} on {clock.name(track)} starts "
                     "before the round's gradients are reduced."
                 )
-            ran += zip(track.start_ns[own].tolist(), track.end_ns[own].tolist(), strict=True)
+            ran += zip(track.start_ns[places].tolist(), track.end_ns[places].tolist(), strict=True)
         if sorted(ran) != sorted((each.start_ns, each.end_ns) for each in listed.get(s, [])):
             faults.append(f"The updates listed for stage {s} are not the optimizer steps of its rows.")
     return faults

@@ -1,9 +1,10 @@
-"""Is a judged plan right? All of it is computed again from the problem alone, without any of the judge's code.
+"""The check of a judged plan: all of it is computed again from the problem alone, without any of the judge's code.
 
-Sentences, none when all is good: layers, devices, rows and micro-batches of the plan; every operation once, with its
-duration, after what it needs; lanes, channels and links used by one at a time; reductions and updates; memory; and
-the numbers that the timeline states (ALGORITHMS A.7). A periodic plan is checked in the run that
-``unroll`` defines: also every optimizer step within its row, the weight versions that are alive, the steady window.
+The result is one sentence per fault, none when all is good. Checked are the layers, devices, rows and micro-batches of
+the plan; every operation, which must run once, with its duration, after its inputs. Lanes, channels and links must have
+one user at a time. Reductions, updates, memory and the numbers that the timeline states must be right (ALGORITHMS A.7).
+A periodic plan is checked in the run that ``unroll`` defines, together with every optimizer step within its row, the
+weight versions that are alive, and the steady window.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def verify(
 ) -> list[str]:
     """Return one sentence per fault of a plan and its timeline; empty means valid.
 
-    ``overlap``: whether buckets may start before the last backward has ended (None: as the request's rules say).
+    ``overlap``: whether buckets may start before the last backward has ended (None: as in the request's rules).
     """
     faults = check_allocation(problem, allocation, update_rule) or check_rule(
         problem, allocation, schedule, update_rule
@@ -82,7 +83,7 @@ def _check_run(clock: Clock, copies: Copies, numbers: Callable[[Clock], list[str
 
 
 def check_rule(problem: Problem, allocation: Allocation, schedule: Schedule, update_rule: UpdateRule) -> list[str]:
-    """Whether the schedule is one of the update rule, and the pattern one that can be unrolled."""
+    """Check that the schedule suits the update rule, and that a pattern can be unrolled."""
     if isinstance(schedule, Pattern):
         if update_rule not in PERIODIC_RULES:
             return [f"Schedule {schedule.name} is periodic: it has no flush, which {update_rule} updates need."]
@@ -97,7 +98,7 @@ def check_rule(problem: Problem, allocation: Allocation, schedule: Schedule, upd
 
 
 def _check_pattern(allocation: Allocation, pattern: Pattern) -> list[str]:
-    """Operations of stages and micro-batches that there are; and not too many when unrolled."""
+    """Check that a pattern's operations have existing stages and micro-batches, and are not too many when unrolled."""
     per_period = pattern.micro_batches_per_period
     faults = []
     for operation in pattern.operations:
@@ -140,7 +141,7 @@ def _check_turns(allocation: Allocation, update_rule: UpdateRule) -> list[str]:
 def check_allocation(problem: Problem, allocation: Allocation, update_rule: UpdateRule = "synchronous") -> list[str]:
     """Return faults of the stages themselves: layers, devices, micro-batches, rows.
 
-    Pipelines share the micro-batches of a global batch; those that average take a global batch each.
+    Pipelines share the micro-batches of a global batch; under elastic averaging each takes a whole global batch.
     """
     faults = []
     expected = 0
@@ -201,10 +202,14 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
     if stage.modules != without_parts(stage.modules):
         faults.append(f"Stage {s} recomputes {' and '.join(stage.modules)}, of which one is a part of another.")
     if stage.modules and (stage.recompute or not set(stage.modules) <= set(problem.modules)):
-        named, known = " and ".join(stage.modules), " and ".join(problem.modules) or "no module"
+        named, measured = " and ".join(stage.modules), " and ".join(problem.modules) or "no module"
         faults.append(
             f"Stage {s} recomputes {named}, of layers that it "
-            + ("recomputes whole." if stage.recompute else f"has no such costs of: the profile knows those of {known}.")
+            + (
+                "recomputes whole."
+                if stage.recompute
+                else f"has no such costs of: the profile knows those of {measured}."
+            )
         )
     for m in (0, allocation.num_micro_batches - 1):
         rows = micro_batch_rows(problem.global_batch_size, allocation.num_micro_batches, m)
@@ -218,9 +223,9 @@ def _check_stage(problem: Problem, allocation: Allocation, s: int, stage: Stage)
 def check_rows(
     problem: Problem, allocation: Allocation, orders: Orders, update_rule: UpdateRule = "synchronous"
 ) -> list[str]:
-    """Faults of the schedule's rows: who is in them, and every operation of their stages once.
+    """Check the schedule's rows: their devices, and every operation of their stages once.
 
-    A device has one row; where pipelines average, one for each of them that uses it.
+    A device has one row; under elastic averaging it has a row for each pipeline that uses it.
     """
     shared = update_rule == "elastic_averaging"
     holds: dict[Place, set[int]] = {}
@@ -241,11 +246,11 @@ def check_rows(
     if faults:
         return faults
     for p, row in zip(of_row, orders.rows, strict=True):
-        held = holds[row.devices[0], p]
-        if any(holds[d, p] != held for d in row.devices):
+        stages = holds[row.devices[0], p]
+        if any(holds[d, p] != stages for d in row.devices):
             faults.append(f"The devices {[names[d] for d in row.devices]} share a row, but hold different stages.")
             continue
-        faults += _check_row(allocation, names, held, row, bool(orders.update_every))
+        faults += _check_row(allocation, names, stages, row, bool(orders.update_every))
     return faults
 
 
@@ -254,10 +259,10 @@ Place = tuple[int, int | None]
 
 
 def _row_pipeline(allocation: Allocation, row: Row) -> int | None:
-    """Return the pipeline of a row's operations; None where they are of several, or of none."""
-    known = range(len(allocation.stages))
-    found = {allocation.pipeline_of[s] for s in np.unique(row.operations[:, 1]).tolist() if s in known}
-    return found.pop() if len(found) == 1 else None
+    """Return the pipeline of a row's operations; None where they belong to several pipelines, or to none."""
+    existing = range(len(allocation.stages))
+    pipelines = {allocation.pipeline_of[s] for s in np.unique(row.operations[:, 1]).tolist() if s in existing}
+    return pipelines.pop() if len(pipelines) == 1 else None
 
 
 def _check_row(
@@ -271,9 +276,9 @@ def _check_row(
     where = f"the row of {names[devices[0]]}"
     if operations.ndim != 2 or operations.shape[1] != 3:
         return [f"The operations in {where} have the shape {operations.shape} instead of (n, 3)."]
-    kinds, own, batches = operations.T
+    kinds, stage_of, batches = operations.T
     last_kind = STEP if stepping else STEP - 1
-    if strange := sorted(set(np.unique(own).tolist()) - stages):
+    if strange := sorted(set(np.unique(stage_of).tolist()) - stages):
         return [f"Stage {strange[0]} is in {where}, which does not hold it."]
     if kinds.size and (kinds.min() < 0 or kinds.max() > last_kind):
         return [f"An operation in {where} has kind {int(kinds.max())}."]
@@ -284,7 +289,7 @@ def _check_row(
             if len(devices) > 1:
                 faults.append(f"The replicas of round-robin stage {s} share {where}.")
             expected = expected[expected % stage.replicas == stage.devices.index(devices[0])]
-        per_kind = [np.sort(batches[(own == s) & (kinds == kind)]) for kind in range(5)]
+        per_kind = [np.sort(batches[(stage_of == s) & (kinds == kind)]) for kind in range(5)]
         forward, backward, gradient, weight, again = per_kind
         once = np.array_equal(forward, expected)
         once = once and np.array_equal(np.sort(np.concatenate((backward, gradient))), expected)
@@ -299,7 +304,7 @@ def _check_row(
 
 
 def _first_wrong(expected: np.ndarray, per_kind: list[np.ndarray]) -> str:
-    """The first operation of a stage that is missing, doubled or too much, as the end of a sentence."""
+    """Return the first operation of a stage that is missing, doubled or too much, as the end of a sentence."""
     forward, backward, gradient, weight, again = per_kind
     gradients = np.sort(np.concatenate((backward, gradient)))
     pairs = (("F", expected, forward), ("B", expected, gradients), ("W", gradient, weight), ("R", expected, again))

@@ -1,9 +1,9 @@
-"""Check of weight versions for ``verify``: every version that an operation uses exists, and is still held.
+"""Check of weight versions for ``verify``: every version that an operation uses exists, and is still kept.
 
-Version v of a stage's weights is the result of v optimizer steps; ``docs/running.md`` says which one each
-rule uses. A lane's row is walked with a counter of its steps. The version that a forward names has to be alive until
-the last gradient operation of its micro-batch: among the newest ``copies`` of the counter, or, under weight stashing,
-one of at most ``copies`` that are in use.
+Version v of a stage's weights is the result of v optimizer steps; ``docs/running.md`` has the version that each rule
+uses. A lane's row is walked with a counter of its steps. The version that a forward uses has to be alive until the last
+gradient operation of its micro-batch: among the newest ``copies`` of the counter, or, under weight stashing, one of at
+most ``copies`` in use.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.solvers.model.update_rules import UpdateRule, group_of, version_us
 
 
 def copies_held(rule: UpdateRule, allocation: Allocation, s: int, operations: np.ndarray) -> int:
-    """Copies of a stage's weights that a lane keeps; ``operations``: its operations of the stage, in order.
+    """Return the copies of a stage's weights that a lane keeps; ``operations``: its operations of the stage, in order.
 
-    Under weight stashing each micro-batch in flight on the lane may have begun with a version of its own.
+    Under weight stashing each micro-batch in flight on the lane may have begun with a different version.
     """
     if rule == "weight_stashing":
         return max(1, _most_in_flight(operations))
@@ -28,13 +28,13 @@ def copies_held(rule: UpdateRule, allocation: Allocation, s: int, operations: np
 
 
 def _most_in_flight(operations: np.ndarray) -> int:
-    """The most micro-batches whose forward has begun and whose last gradient operation has not ended."""
+    """Return the most micro-batches whose forward has begun and whose last gradient operation has not ended."""
     begins, ends = _spans(operations)
     return int((np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins)).max(initial=0))
 
 
 def _spans(operations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the forwards, and of each micro-batch's last gradient operation; both sorted."""
+    """Return the places of the forwards, and of each micro-batch's last gradient operation, both sorted."""
     kinds, _stages, batches = operations.T
     begins = np.flatnonzero(kinds == FORWARD)
     gradients = np.flatnonzero((kinds != FORWARD) & (kinds != RECOMPUTE) & (kinds != STEP))
@@ -49,15 +49,15 @@ def check_versions(names: list[str], allocation: Allocation, run: Unrolled, rule
     for row in run.orders.rows:
         for s in np.unique(row.operations[:, 1]).tolist():
             where = f"stage {s} on {names[row.devices[0]]}"
-            own = row.operations[row.operations[:, 1] == s]
+            operations = row.operations[row.operations[:, 1] == s]
             every = run.orders.update_every[s]
-            found = _check_steps(where, own, every, run.allocation.num_micro_batches // every)
-            faults += found or _check_uses(where, own, every, rule, allocation, s)
+            wrong_steps = _check_steps(where, operations, every, run.allocation.num_micro_batches // every)
+            faults += wrong_steps or _check_uses(where, operations, every, rule, allocation, s)
     return faults
 
 
 def _check_steps(where: str, operations: np.ndarray, every: int, rounds: int) -> list[str]:
-    """One step for each complete round, between its last gradients and the next round's first."""
+    """Check for one step of each complete round, between its last gradients and the next round's first."""
     kinds, _stages, batches = operations.T
     places = np.flatnonzero(kinds == STEP)
     if batches[places].tolist() != [(t + 1) * every - 1 for t in range(rounds)]:
@@ -107,13 +107,13 @@ def _check_uses(
 
 
 def _most_alive(operations: np.ndarray, newest: np.ndarray) -> int:
-    """Under weight stashing: the most versions that are the newest or that a micro-batch in flight has begun with."""
+    """Return, for weight stashing, the most versions alive at once: the newest, and micro-batches' in flight."""
     kinds, _stages, batches = operations.T
     count = int(newest[-1]) + 1 if len(newest) else 1
     last_use = np.searchsorted(newest, np.arange(count), side="right") - 1
-    taken = np.zeros(int(batches.max(initial=0)) + 1, dtype=np.int64)
-    taken[batches[kinds == FORWARD]] = newest[kinds == FORWARD]
+    version_of = np.zeros(int(batches.max(initial=0)) + 1, dtype=np.int64)
+    version_of[batches[kinds == FORWARD]] = newest[kinds == FORWARD]
     uses = np.flatnonzero((kinds != RECOMPUTE) & (kinds != STEP))
-    np.maximum.at(last_use, taken[batches[uses]], uses)
+    np.maximum.at(last_use, version_of[batches[uses]], uses)
     first_use = np.searchsorted(newest, np.arange(count))
     return int((np.arange(1, count + 1) - np.searchsorted(np.sort(last_use), first_use)).max())
