@@ -23,8 +23,8 @@ def run_worker(
     """Return the smallest largest load of layers [0, j) on p devices, one stage each; n places, k devices, C kinds.
 
     ``time_ns``, ``base_bytes`` and ``flight_bytes`` are (C, n, n); ``kind_of``, ``room_bytes`` and ``in_flight`` (k,)
-    by position; ``hop_ns`` (k + 1, n) is what position p receives and sends in front of it at a place. A device's load
-    is its computation, what it receives and what it sends. Returns value and the place before the last stage, both
+    by position. ``hop_ns`` (k + 1, n): the transfers in front of position p, if it begins at a place. A device's load
+    is its computation and its transfers on both sides. Returns value and the place before the last stage, both
     (k + 1, n). Ties: the earliest place.
     """
     count, n = len(kind_of), time_ns.shape[1]
@@ -50,7 +50,7 @@ def run_worker(
 def shorten_longest(
     time_ns: np.ndarray, size_bytes: np.ndarray, room_bytes: np.ndarray, largest_ns: np.ndarray, before: np.ndarray
 ) -> None:
-    """Fill in the smallest longest part of the first i devices up to every place, and where the last one begins.
+    """Fill in the smallest longest part of the first i devices up to every place, and where the last part begins.
 
     ``time_ns`` (N, P), ``size_bytes`` (C, N, P): prefix sums; ``room_bytes`` (C, N). Fills ``largest_ns`` and
     ``before`` (N + 1, P), ``NEVER_NS`` where no parts fit. Ties: parts begin as late as they can.

@@ -3,7 +3,7 @@
 Binary search on the largest block with a greedy test, which moves both ends to sums of blocks, O(S log L log total);
 among the optima the lexicographically smallest cut vector. The largest block is at most the mean plus the largest
 layer (Bárány and Grinberg).
-By time on devices of several kinds each stage counts with its own device's speed: a dynamic program, O(S L^2).
+By time on devices of several kinds each stage's time is for its device's kind: a dynamic program, O(S L^2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ By = Literal["time", "layers", "parameters"]
 
 
 def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By = "time") -> Allocation:
-    """``num_stages`` stages of nearly equal time, layers or parameters, one on each of the first devices.
+    """Return ``num_stages`` stages of nearly equal time, layers or parameters, one on each of the first devices.
 
     Raises ``UnsupportedRequest`` where the chain has fewer blocks than stages, or the cluster fewer devices.
     """
@@ -51,7 +51,7 @@ def block_partition(problem: Problem, batch: Batch, num_stages: int, *, by: By =
 
 
 def thinnest(problem: Problem, width: int = 1) -> tuple[Allocation, ...]:
-    """Return the plans that need least memory, for the judge to say what is lacking where nothing fits.
+    """Return the plans that need least memory; if they do not fit, the judge computes the bytes that are missing.
 
     They have the most stages, of ``width`` replicas each, and the smallest micro-batches, and share parameters evenly,
     then time.
@@ -70,7 +70,7 @@ def thinnest(problem: Problem, width: int = 1) -> tuple[Allocation, ...]:
 def smallest_largest(
     weights: Sequence[int] | np.ndarray, blocks: int, cuttable: Sequence[bool] | np.ndarray
 ) -> list[int]:
-    """Bounds ``0 = c_0 < … < c_blocks = L`` of contiguous blocks, the largest block as small as it can be.
+    """Cut elements into contiguous blocks, the largest as small as possible; return ``0 = c_0 < … < c_blocks = L``.
 
     ``cuttable[i]``: whether a block may end after element i. Ties go to the lexicographically smallest bounds.
     """
@@ -131,9 +131,10 @@ def moved_cuts(cuts: Sequence[int], most: int | None = None) -> Iterator[list[in
 
 
 def _filled(load: list[int], blocks: int, most: int) -> tuple[bool, int]:
-    """Whether ``blocks`` blocks of at most ``most`` hold all elements, none of which is larger; filled one by one.
+    """Return whether ``blocks`` blocks of at most ``most``, filled one by one, hold all elements.
 
-    With it the largest block so filled, or else the least ``most`` that fills them otherwise.
+    No element is larger than ``most``. The second value is the largest block, or, if they do not hold all, the least
+    ``most`` that fills them differently.
     """
     start, largest, other = 0, 0, load[-1]
     for _block in range(blocks):
@@ -147,7 +148,7 @@ def _filled(load: list[int], blocks: int, most: int) -> tuple[bool, int]:
 
 
 def _earliest(load: list[int], blocks: int, most: int) -> list[int]:
-    """The lexicographically smallest bounds with ``blocks`` non-empty blocks of at most ``most``."""
+    """Return the lexicographically smallest bounds with ``blocks`` non-empty blocks of at most ``most``."""
     bounds = [len(load) - 1]
     for left in range(blocks - 1, -1, -1):
         end = bounds[-1]

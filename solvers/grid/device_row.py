@@ -1,4 +1,4 @@
-"""Devices in a row: what stages of neighbouring ones have in memory, and what connects them, as arrays."""
+"""Devices in a row: the memory of stages on neighbouring devices, and the links between them, as arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Run(NamedTuple):
 
 
 def replica_counts(problem: Problem) -> tuple[int, ...]:
-    """Every number of replicas on up to ``EVERY_COUNT`` devices; beyond, small ones, powers of two and whole nodes."""
+    """Return the numbers of replicas to try: all on up to ``EVERY_COUNT`` devices, else a selection.
+
+    The selection has small numbers, powers of two, whole nodes times powers of two, and the largest two.
+    """
     total = problem.num_devices
     if total <= EVERY_COUNT:
         return tuple(range(1, total + 1))
@@ -40,9 +43,9 @@ class DeviceRow:
     """The devices in their order; arrays are by a stage's first position p and its number of replicas r (V, R).
 
     ``kinds`` numbers an entry of ``kind_names``, -1 where the row ends before the stage; ``room_bytes`` is the smallest
-    device's. An all-reduce takes ``slope`` ns per byte and ``fixed`` ns, a transfer from the r' devices before p to the
-    r from p on likewise, (V, R, R) by r' and r; infinite where nothing connects them. ``keeping``: stages lie where the
-    pins allow it; else devices change places afterwards.
+    device's free memory. An all-reduce takes ``slope`` ns per byte and ``fixed`` ns, and so does a transfer from the r'
+    devices before p to the r devices from p on, (V, R, R) by r' and r; infinite where no link connects them.
+    ``keeping``: stages lie where the pins allow it; otherwise devices change places afterwards.
     """
 
     def __init__(self, problem: Problem, devices: tuple[int, ...], keeping: bool = False) -> None:
@@ -82,17 +85,17 @@ class DeviceRow:
                 self.hop_slope[p, before, r], self.hop_fixed[p, before, r] = hop[:2]
 
     def _signature(self, first: int, count: int) -> Signature:
-        """What costs of neighbours in the row depend on, from a position on.
+        """Return a key for the costs of ``count`` neighbours in the row: equal keys have equal costs.
 
-        Servers by class and in order of appearance, and which of their devices.
+        It has the servers by class and in order of appearance, and the positions of their devices.
         """
         labels: dict[int, int] = {}
         marks = []
         for node, low, high in self._runs[self._run_of[first] : self._run_of[first + count - 1] + 1]:
             begin = max(low, first)
-            own = self._index[self.devices[begin]]
+            position = self._index[self.devices[begin]]
             label = labels.setdefault(node, len(labels))
-            marks.append((label, self._class_of[node], own, min(high, first + count) - begin))
+            marks.append((label, self._class_of[node], position, min(high, first + count) - begin))
         return tuple(marks)
 
     def _reduction(self, p: int, devices: tuple[int, ...]) -> Affine:
@@ -110,10 +113,10 @@ class DeviceRow:
 
 def _runs(nodes: Sequence[int]) -> tuple[list[Run], list[int]]:
     """Return each run of equal numbers, and the run of each place."""
-    found: list[Run] = []
+    runs: list[Run] = []
     run_of: list[int] = []
-    for node, places in groupby(range(len(nodes)), key=nodes.__getitem__):
-        own = list(places)
-        run_of += [len(found)] * len(own)
-        found.append(Run(node, own[0], own[-1] + 1))
-    return found, run_of
+    for node, group in groupby(range(len(nodes)), key=nodes.__getitem__):
+        places = list(group)
+        run_of += [len(runs)] * len(places)
+        runs.append(Run(node, places[0], places[-1] + 1))
+    return runs, run_of

@@ -1,12 +1,12 @@
 """Every plan of a small request: partitions × replications × placements up to symmetry × micro-batch numbers.
 
-One contiguous pipeline, each stage on devices of its own that share every micro-batch by rows, devices left over or
-not. Devices of one node are alike when swapping them changes neither costs nor network, nodes likewise; of plans that
-differ only by such swaps one is listed (SOLVERS F calls its placements orbits). ``count`` knows how many there are
-before any is made.
+The plans have one contiguous pipeline, whose stages share no devices and split every micro-batch by rows; devices may
+be left over. Devices of one node are alike when swapping them changes neither costs nor network, and so are nodes. Of
+plans that differ only by such swaps one is listed (SOLVERS F calls its placements orbits). ``count`` computes the
+number of plans without listing them.
 
 Where transfers are counted slice by slice, the order of a stage's replicas decides which of them exchange rows, and a
-swap of nodes changes that order. An ``ordered`` space lists these plans too, and swaps neighbouring devices alone.
+swap of nodes changes that order. An ``ordered`` space lists these plans too, and swaps only neighbouring devices.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Space:
 
     @property
     def most_stages(self) -> int:
-        """As many as there are devices, or blocks of layers."""
+        """The number of devices, or of blocks of layers if that is smaller."""
         return min(self.problem.num_devices, len(self.cuts) + 1)
 
     @cached_property
@@ -75,12 +75,12 @@ class Space:
         return _alike_nodes(self.problem)
 
     def count(self) -> int:
-        """How many plans there are, those included whose replicas the micro-batches do not feed."""
+        """Count the plans, including plans whose micro-batches do not feed all replicas."""
         each = (comb(len(self.cuts), s - 1) * self._count_placements(s) for s in range(1, self.most_stages + 1))
         return len(self.batches) * sum(each)
 
     def _count_placements(self, stages: int) -> int:
-        """Orbits in which every stage has devices, by inclusion and exclusion over the stages that have none."""
+        """Count the orbits in which every stage has devices, by inclusion and exclusion over the empty stages."""
         return sum((-1) ** (stages - k) * comb(stages, k) * self._count_any(k) for k in range(stages + 1))
 
     @cached_property
@@ -92,7 +92,7 @@ class Space:
         return tuple((nest,) for nest in nests if nest)
 
     def _count_any(self, stages: int) -> int:
-        """Orbits of devices over ``stages`` stages or none: multisets of what a node holds, for each class of nodes."""
+        """Count the orbits of devices over ``stages`` stages or none: multisets of nodes' contents for each class."""
         total = 1
         for alike in self._listed:
             contents = prod(comb(len(devices) + stages, stages) for devices in alike[0])
@@ -100,7 +100,7 @@ class Space:
         return total
 
     def placements(self, stages: int) -> Iterator[Placement]:
-        """One placement of each orbit, in a fixed order."""
+        """Yield one placement of each orbit, in a fixed order."""
         for chosen in product(*(self._class_contents(alike, stages) for alike in self._listed)):
             groups: list[list[int]] = [[] for _ in range(stages)]
             for alike, contents in zip(self._listed, chosen, strict=True):
@@ -114,7 +114,7 @@ class Space:
         return list(combinations_with_replacement(list(product(*kinds)), len(alike)))
 
     def partitions(self, stages: int) -> np.ndarray:
-        """(n, stages + 1): layer 0, the first layer of each further stage, and L."""
+        """Return (n, stages + 1): layer 0, the first layer of each further stage, and L."""
         inner = [tuple(cut + 1 for cut in each) for each in combinations(self.cuts, stages - 1)]
         table = np.zeros((len(inner), stages + 1), dtype=np.int64)
         table[:, -1] = self.problem.num_layers
@@ -123,15 +123,15 @@ class Space:
         return table
 
     def orbit(self, groups: Placement) -> tuple[object, ...]:
-        """What groups of devices have in common with every other that swaps of alike devices and nodes make of them."""
+        """Return a key that two placements share if swaps of alike devices and nodes turn one into the other."""
         contents = []
         for alike in self.nodes:
-            held = [tuple(tuple(len(own.intersection(g)) for g in groups) for own in map(set, nest)) for nest in alike]
-            contents.append(tuple(sorted(held)))
+            counts = [tuple(tuple(len(each.intersection(g)) for g in groups) for each in map(set, n)) for n in alike]
+            contents.append(tuple(sorted(counts)))
         return tuple(contents)
 
     def allocation(self, batch: Batch, firsts: Sequence[int], placement: Placement) -> Allocation:
-        """The plan of one partition and placement."""
+        """Return the plan of one partition and placement."""
         return single_pipeline(stages_on(placement, map(int, firsts)), batch.num_micro_batches)
 
 
@@ -140,30 +140,30 @@ Content = tuple[tuple[int, ...], ...]
 
 
 def _shares(devices: int, stages: int) -> list[tuple[int, ...]]:
-    """Every way to give ``stages`` stages some of the devices; what is left is unused."""
+    """Return every way to give ``stages`` stages some of the devices; the remaining devices are unused."""
     if stages == 0:
         return [()]
-    return [(own, *rest) for own in range(devices, -1, -1) for rest in _shares(devices - own, stages - 1)]
+    return [(count, *rest) for count in range(devices, -1, -1) for rest in _shares(devices - count, stages - 1)]
 
 
 def _deal(groups: list[list[int]], nest: Nest, content: Content) -> None:
     for devices, shares in zip(nest, content, strict=True):
         start = 0
-        for stage, own in enumerate(shares):
-            groups[stage] += devices[start : start + own]
-            start += own
+        for stage, count in enumerate(shares):
+            groups[stage] += devices[start : start + count]
+            start += count
 
 
 def _alike_nodes(problem: Problem) -> tuple[tuple[Nest, ...], ...]:
-    """Classes of nodes; being alike is transitive, because swaps that change nothing can be combined."""
+    """Return the classes of alike nodes; the relation is transitive, as swaps that change nothing can be combined."""
     classes: list[list[Nest]] = []
     for devices in problem.nodes():
         nest = _alike_devices(problem, devices)
         if not nest:
             continue
-        for known in classes:
-            if _same_shape(nest, known[0]) and _swaps(problem, known[0], nest):
-                known.append(nest)
+        for members in classes:
+            if _same_shape(nest, members[0]) and _swaps(problem, members[0], nest):
+                members.append(nest)
                 break
         else:
             classes.append([nest])
@@ -182,11 +182,11 @@ def _alike_devices(problem: Problem, devices: Sequence[int], *, in_runs: bool = 
     """Return classes of devices that are alike; ``in_runs``: of neighbouring ones alone."""
     classes: list[list[int]] = []
     for device in devices:
-        for known in classes[-1:] if in_runs else classes:
-            if in_runs and known[-1] + 1 != device:
+        for members in classes[-1:] if in_runs else classes:
+            if in_runs and members[-1] + 1 != device:
                 continue
-            if _swaps(problem, ((known[0],),), ((device,),)):
-                known.append(device)
+            if _swaps(problem, ((members[0],),), ((device,),)):
+                members.append(device)
                 break
         else:
             classes.append([device])
@@ -198,7 +198,7 @@ def _same_shape(a: Nest, b: Nest) -> bool:
 
 
 def _swaps(problem: Problem, a: Nest, b: Nest) -> bool:
-    """Whether swapping the devices of ``a`` and ``b`` leaves kinds, memory, pins and the network as they are."""
+    """Return whether swapping the devices of ``a`` and ``b`` leaves kinds, memory, pins and the network unchanged."""
     first, second = [d for each in a for d in each], [d for each in b for d in each]
     for u, v in zip(first, second, strict=True):
         x, y = problem.devices[u], problem.devices[v]

@@ -21,7 +21,7 @@ class Demand(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The parts of i devices: ``largest_ns`` (N + 1, P) by where they end, ``before`` where the last one begins."""
+    """The longest part of i devices (``largest_ns``, (N + 1, P) by their end), and the begin of the last part."""
 
     largest_ns: np.ndarray
     before: np.ndarray
@@ -35,7 +35,7 @@ class Ends(NamedTuple):
 
 
 def memory_cut(demand: Demand, room_bytes: np.ndarray) -> list[int] | None:
-    """Return the places between the parts, both ends included, whose longest is shortest; None where no parts fit."""
+    """Return the places between the parts, and both ends, for the shortest longest part; None where no parts fit."""
     ends = longest_parts(demand, room_bytes)
     return ends.bounds(ends.largest_ns.shape[1] - 1) if ends.largest_ns[-1, -1] < NEVER_NS else None
 

@@ -1,8 +1,8 @@
 """Several parts of the model on each device: in a loop (interleaved 1F1B), in a V (zero bubble), both ways (Chimera).
 
-What counts is the work of a device, so the largest sum of a rank's parts is made small: from parts that are even by
-themselves, cuts move as long as that makes the busiest rank less busy. Ties: fewer nanoseconds on the ranks as busy
-as the busiest, the first cut, towards the front.
+A device's work is the sum of its rank's parts, so the largest sum is made small: beginning with even parts, cuts move
+as long as that makes the busiest rank less busy. Ties: fewer nanoseconds on the ranks as busy as the busiest, the first
+cut, towards the front.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import Reason, Refusal
 
 Direction = Literal["loop", "v", "both_ways"]
-"""How parts follow each other on the ranks: in a loop, down and back up, or down and up in pipelines side by side."""
+"""Orders of parts over the ranks: in a loop, down and back up, or down and up in pipelines side by side."""
 
 
 class Turns(NamedTuple):
@@ -49,10 +49,10 @@ def laid_out(problem: Problem, batch: Batch, places: Places, turns: Turns) -> Al
 def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> Allocation:
     """Return Chimera's pipelines: ``pairs`` down the D ranks, each D / pairs ranks further on, and as many back up.
 
-    All are cut alike; a rank holds parts as far from the turns as others do, whose sums are made even, and each
-    pipeline takes the same number of micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd number of
-    ranks or one that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where no cut keeps
-    the pins.
+    All are cut alike. The ranks that hold the same parts (``_from_turn``) form a class, and the classes' sums are made
+    even; each pipeline takes the same number of micro-batches, or one more. Raises ``UnsupportedRequest`` for an odd
+    number of ranks, a number that 2 pairs do not divide, fewer micro-batches than pipelines, a short chain, and where
+    no cut keeps the pins.
     """
     depth, number = len(places), batch.num_micro_batches
     if depth % (2 * pairs) or number < 2 * pairs:
@@ -67,15 +67,15 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
     bounds = even_sums(loads, _cuttable(problem, depth), [_from_turn(s, apart) for s in range(depth)])
     pipelines, first = [], 0
     for q in range(2 * pairs):
-        taken = number // (2 * pairs) + (q < number % (2 * pairs))
+        count = number // (2 * pairs) + (q < number % (2 * pairs))
         ranks = range(depth) if q % 2 == 0 else range(depth - 1, -1, -1)
-        held = [places[(rank + q // 2 * apart) % depth] for rank in ranks]
-        pipelines.append(Pipeline(stages_on(held, bounds), (first, first + taken - 1)))
-        first += taken
-    found = Allocation(tuple(pipelines), number)
+        of_stages = [places[(rank + q // 2 * apart) % depth] for rank in ranks]
+        pipelines.append(Pipeline(stages_on(of_stages, bounds), (first, first + count - 1)))
+        first += count
+    allocation = Allocation(tuple(pipelines), number)
     if not problem.pins:
-        return found
-    return keeping_pins(problem, found, [_from_turn(s, apart) for s in range(depth)], 2 * pairs * len(places[0]))
+        return allocation
+    return keeping_pins(problem, allocation, [_from_turn(s, apart) for s in range(depth)], 2 * pairs * len(places[0]))
 
 
 def _from_turn(place: int, apart: int) -> int:
@@ -86,15 +86,15 @@ def _from_turn(place: int, apart: int) -> int:
 def in_turn(problem: Problem, batch: Batch, places: Places, rank_of: Sequence[int]) -> Allocation:
     """Return one part on each rank of ``rank_of``, in the order of the model, on devices that keep the pins.
 
-    With a target, whose ranks have an order of their own, devices stay where they are. Raises ``UnsupportedRequest``
-    where no cut keeps the pins, and for a short chain.
+    With a target, which orders the ranks itself, devices stay where they are. Raises ``UnsupportedRequest`` where no
+    cut keeps the pins, and for a short chain.
     """
     loads = np.stack([_loads(problem, batch, devices, len(devices)) for devices in places])
     bounds = even_sums(loads, _cuttable(problem, len(rank_of)), rank_of)
-    found = single_pipeline(stages_on([places[r] for r in rank_of], bounds), batch.num_micro_batches)
+    allocation = single_pipeline(stages_on([places[r] for r in rank_of], bounds), batch.num_micro_batches)
     if not problem.pins or problem.within is not None:
-        return found
-    return keeping_pins(problem, found, rank_of, len(places[0]))
+        return allocation
+    return keeping_pins(problem, allocation, rank_of, len(places[0]))
 
 
 def _cuttable(problem: Problem, parts: int) -> np.ndarray:
@@ -109,10 +109,10 @@ def _cuttable(problem: Problem, parts: int) -> np.ndarray:
 
 
 def even_sums(loads: np.ndarray, cuttable: np.ndarray, rank_of: Sequence[int]) -> list[int]:
-    """Return bounds of contiguous parts, part k on rank ``rank_of[k]``, that make the busiest rank's sum small.
+    """Cut layers into contiguous parts, part k on rank ``rank_of[k]``, so that the busiest rank's sum is small.
 
-    ``loads`` (p, L + 1): prefix sums of the layers' times on each rank. Each step moves one cut to the next place
-    where a part may end; O(steps × parts), and every step lowers the pair (largest sum, sum of squares).
+    Returns the bounds. ``loads`` (p, L + 1): prefix sums of the layers' times on each rank. Each step moves one cut to
+    the next place where a part may end; O(steps × parts), and every step lowers the pair (largest sum, sum of squares).
     """
     places = [0, *(int(i) + 1 for i in np.flatnonzero(cuttable)), loads.shape[1] - 1]
     begin = smallest_largest(np.diff(loads[0]), len(rank_of), cuttable)
@@ -131,7 +131,7 @@ def _best_step(
     times: list[list[int]], rank_of: Sequence[int], cuts: list[int], sums: list[int]
 ) -> tuple[int, int, list[int]] | None:
     """Return the cut, its direction and the new sums that help most; None where nothing helps."""
-    best, found = _score(sums), None
+    best, step = _score(sums), None
     for k in range(1, len(cuts) - 1):
         before, after = rank_of[k - 1], rank_of[k]
         for way in (-1, 1):
@@ -142,8 +142,8 @@ def _best_step(
             changed[before] += times[before][cut] - times[before][cuts[k]]
             changed[after] -= times[after][cut] - times[after][cuts[k]]
             if _score(changed) < best:
-                best, found = _score(changed), (k, way, changed)
-    return found
+                best, step = _score(changed), (k, way, changed)
+    return step
 
 
 def _score(sums: list[int]) -> tuple[int, int]:

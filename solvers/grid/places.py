@@ -1,7 +1,7 @@
-"""Where pipelines of d devices, w side by side, lie in a cluster: H(d:w) of WPipe's equation 3 (ALGORITHMS 5.4).
+"""Layouts in a cluster of pipelines of d devices, w side by side: H(d:w) of WPipe's equation 3 (ALGORITHMS 5.4).
 
-Layout **A** keeps the neighbours of a pipeline in one node and its replicas apart, **B** the opposite. The *mixed* ones
-split both d and w over nodes and the devices in a node.
+Layout **A** keeps the neighbours of a pipeline in one node and its replicas in different nodes, **B** the opposite.
+*Mixed* layouts split both d and w over nodes and the devices in a node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Places = tuple[tuple[int, ...], ...]
 
 
 def side_by_side(devices: Sequence[int], width: int) -> Places:
-    """Return ranks of ``width`` neighbours each, as many as there are."""
+    """Return ranks of ``width`` neighbours each, as many as fit."""
     return tuple(tuple(devices[low : low + width]) for low in range(0, len(devices) - width + 1, width))
 
 
@@ -45,35 +45,35 @@ class Layout(NamedTuple):
 
 
 def layouts(problem: Problem, depth: int, width: int, wanted: str = "all") -> tuple[Layout, ...]:
-    """Every layout of ``depth`` × ``width`` devices, those that differ by a permutation of equal nodes once.
+    """Return the layouts of ``depth`` × ``width`` devices, one of those equal up to a permutation of equal nodes.
 
     ``wanted``: ``A``, ``B``, ``mixed`` or ``all``. Devices are taken kind by kind and node by node. The mixed layouts
     need whole nodes of one size.
     """
     order = sorted(range(problem.num_devices), key=lambda d: (problem.devices[d].kind, problem.devices[d].node, d))
     used = order[: depth * width]
-    found = [
+    candidates = [
         Layout("A", apart(used, depth)),
         Layout("B", side_by_side(used, width)),
         *_mixed(problem, order, depth, width),
     ]
     distinct: dict[tuple[object, ...], Layout] = {}
-    for layout in found:
+    for layout in candidates:
         distinct.setdefault(_signature(problem, layout), layout)
     kept = [layout for layout in distinct.values() if wanted in ("all", layout.name)]
-    return tuple(kept) if kept or wanted == "mixed" else tuple(each for each in found if each.name == wanted)
+    return tuple(kept) if kept or wanted == "mixed" else tuple(each for each in candidates if each.name == wanted)
 
 
 def _mixed(problem: Problem, order: list[int], depth: int, width: int) -> list[Layout]:
-    """``inside`` stages and ``slots / inside`` replicas in each node, the rest of both over the nodes."""
+    """Return layouts with some stages and replicas in each node, and the rest of both over the nodes."""
     nodes: dict[int, list[int]] = {}
     for device in order:
         nodes.setdefault(problem.devices[device].node, []).append(device)
-    held = list(nodes.values())
-    slots = len(held[0])
-    if any(len(node) != slots for node in held):
+    of_node = list(nodes.values())
+    slots = len(of_node[0])
+    if any(len(node) != slots for node in of_node):
         return []
-    found = []
+    result = []
     for inside in range(slots, 0, -1):
         per_node = slots // inside
         if slots % inside or depth % inside or width % per_node:
@@ -82,21 +82,21 @@ def _mixed(problem: Problem, order: list[int], depth: int, width: int) -> list[L
         places = []
         for i in range(depth):
             far, near = divmod(i, inside)
-            stage = [held[far * rows + j // per_node][near * per_node + j % per_node] for j in range(width)]
+            stage = [of_node[far * rows + j // per_node][near * per_node + j % per_node] for j in range(width)]
             places.append(tuple(stage))
-        found.append(Layout("mixed", tuple(places)))
-    return found
+        result.append(Layout("mixed", tuple(places)))
+    return result
 
 
 def _signature(problem: Problem, layout: Layout) -> tuple[object, ...]:
-    """The layout with its nodes numbered by first appearance, and each device's kind."""
+    """Return the layout with its nodes numbered by first appearance, and each device's kind."""
     numbers: dict[int, int] = {}
     devices = [problem.devices[d] for stage in layout.places for d in stage]
     return tuple((numbers.setdefault(device.node, len(numbers)), device.kind) for device in devices)
 
 
 def check_depth(problem: Problem, option: str, depth: int, most: int, fewest: int = 1, step: int = 1) -> None:
-    """Raise ``InvalidDocument`` where an option asks for a depth that devices and blocks rule out; 0 asks for none."""
+    """Raise ``InvalidDocument`` for an option's depth that devices and blocks rule out; 0 means all depths."""
     if depth and (not fewest <= depth <= most or depth % step):
         multiples = f", multiples of {step}" if step > 1 else ""
         raise InvalidDocument(

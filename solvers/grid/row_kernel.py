@@ -39,8 +39,8 @@ def run_placed(
 
     n places, V devices, R replica counts, C kinds of device sets. ``time_ns``, ``base_bytes`` and ``flight_bytes`` are
     (C, n, n); ``set_of``, ``in_flight``, ``room_bytes``, ``reduce_slope`` and ``reduce_fixed`` (V, R) by a stage's
-    first device; ``hop_slope`` and ``hop_fixed`` (V, R, R) by the receiving stage's first device, the sender's and
-    its own replicas. ``reduced_bytes`` (n, n) and ``update_ns`` (R, n, n) are a step's, once in ``every[r]``
+    first device. ``hop_slope`` and ``hop_fixed`` (V, R, R) are by the receiving stage's first device, the sender's
+    replicas and the receiver's. ``reduced_bytes`` (n, n) and ``update_ns`` (R, n, n) are a step's, once in ``every[r]``
     micro-batches; with ``turns`` a stage's replicas share the micro-batches.
 
     Returns value (n, V + 1, R) and choice (n, V + 1, R, 2): the place before the last stage and the replica count
@@ -51,8 +51,8 @@ def run_placed(
     choice = np.full((n, devices + 1, counts, 2), -1, dtype=np.int64)
     for p in range(devices):
         for r in range(counts):
-            own = set_of[p, r]
-            if own < 0 or reduce_slope[p, r] == np.inf:
+            kind = set_of[p, r]
+            if kind < 0 or reduce_slope[p, r] == np.inf:
                 continue
             q = p + replicas[r]
             shared = replicas[r] if turns else 1
@@ -71,17 +71,17 @@ def run_placed(
                         if reached < before:
                             before, count = reached, c
                 for j in range(i + 1, n):
-                    if before >= value[j, q, r] or time_ns[own, i, j] >= NEVER_NS:
+                    if before >= value[j, q, r] or time_ns[kind, i, j] >= NEVER_NS:
                         continue
-                    if base_bytes[own, i, j] + in_flight[p, r] * flight_bytes[own, i, j] > room_bytes[p, r]:
+                    if base_bytes[kind, i, j] + in_flight[p, r] * flight_bytes[kind, i, j] > room_bytes[p, r]:
                         continue
                     step = update_ns[r, i, j]
                     if replicas[r] > 1 and reduced_bytes[i, j] > 0:
                         step += int(np.ceil(reduced_bytes[i, j] * reduce_slope[p, r])) + reduce_fixed[p, r]
-                    load = divided(time_ns[own, i, j], shared) + divided(step, every[r])
-                    found = max(before, load)
-                    if found < value[j, q, r]:
-                        value[j, q, r] = found
+                    load = divided(time_ns[kind, i, j], shared) + divided(step, every[r])
+                    largest = max(before, load)
+                    if largest < value[j, q, r]:
+                        value[j, q, r] = largest
                         choice[j, q, r, 0] = i
                         choice[j, q, r, 1] = count
     return value, choice

@@ -1,11 +1,10 @@
-"""PipeDream's dynamic program on the devices in a row, with what this request really costs.
+"""PipeDream's dynamic program on the devices in a row, with the request's exact costs.
 
-As the paper's (``planners/pipedream/hierarchy.py``), it minimises the largest load of a stage per micro-batch,
+As the paper's program (``planners/pipedream/hierarchy.py``), it minimises the largest load of a stage per micro-batch,
 transfers between stages included, over contiguous stages on contiguous devices. It differs from [1]_ where the paper
-simplifies: a stage's time is that of its slices on its slowest device, transfers and all-reduces take the routes
-between the very devices, an all-reduce is spread over the micro-batches of an update, and memory counts the
-micro-batches in flight (NOAM: ceil(devices from the stage on / replicas)) with the weight versions that the update rule
-keeps.
+simplifies. A stage's time is its slices' time on its slowest device. Transfers and all-reduces take the routes between
+the stage's devices, and an all-reduce is spread over the micro-batches of an update. Memory counts the micro-batches in
+flight (NOAM: ceil(devices from the stage on / replicas)) with the weight versions that the update rule keeps.
 
 O(L^2 V R + L V R^2) time for V devices and R replica counts.
 
@@ -31,7 +30,7 @@ from penstock.solvers.model.update_rules import UpdateRule
 
 
 class RatedAllocation(NamedTuple):
-    """An allocation, and the time per micro-batch of its slowest stage or transfer, by the search that made it."""
+    """An allocation, and the search's time per micro-batch of its slowest stage or transfer."""
 
     allocation: Allocation
     value_ns: int
@@ -42,9 +41,9 @@ Mark = tuple[int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is planned for. ``turns``: replicas take micro-batches in turn; ``recompute``: every stage recomputes.
+    """The settings of a search. ``turns``: replicas take micro-batches in turn; ``recompute``: every stage recomputes.
 
-    ``lenient``: one micro-batch in flight has to fit, not NOAM's.
+    ``lenient``: one micro-batch in flight has to fit, not NOAM's number of them.
     """
 
     update_rule: UpdateRule = "synchronous"
@@ -57,7 +56,7 @@ class Settings:
 def placed(
     problem: Problem, row: DeviceRow, layers: Layers, batch: Batch, settings: Settings, most: int | None = None
 ) -> list[RatedAllocation]:
-    """The best plan for every number of devices from the front of the row and replicas of the last stage.
+    """Return the best plan for every number of devices from the front of the row and replicas of the last stage.
 
     Ascending by value, then by devices used, the first ``most`` of them. Empty where nothing fits.
     """
@@ -103,27 +102,27 @@ def placed(
 
 
 def _first(table: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The entries of the first replica counts, laid out as the kernel was compiled for."""
+    """Return the entries of the first replica counts, in the memory layout that the kernel needs."""
     return np.ascontiguousarray(table[..., : len(counts)])
 
 
 def _sets(problem: Problem, row: DeviceRow, counts: np.ndarray, usable: np.ndarray) -> tuple[list[Mark], np.ndarray]:
-    """The distinct (kinds, replicas, ends) of all stages, and which of them a first device and a replica count have.
+    """Return the distinct (kinds, replicas, ends) of all stages, and each one's number by first device and replicas.
 
-    ``ends``: the last end of a stage from each layer on that the pins allow (``pins.last_ends``); none: any.
+    ``ends``: the last end of a stage from each layer on that the pins allow (``pins.last_ends``); empty: any.
     """
-    known: dict[Mark, int] = {}
+    number_of: dict[Mark, int] = {}
     set_of = np.full(usable.shape, -1, dtype=np.int64)
     for p, r in zip(*np.nonzero(usable), strict=True):
-        own = row.devices[p : p + int(counts[r])]
-        ends = tuple(last_ends(problem, own).tolist()) if row.keeping else ()
+        devices = row.devices[p : p + int(counts[r])]
+        ends = tuple(last_ends(problem, devices).tolist()) if row.keeping else ()
         mark = (int(row.kinds[p, r]), int(counts[r]), ends)
-        set_of[p, r] = known.setdefault(mark, len(known))
-    return list(known), set_of
+        set_of[p, r] = number_of.setdefault(mark, len(number_of))
+    return list(number_of), set_of
 
 
 def _broken(layers: Layers, ends: tuple[int, ...]) -> np.ndarray:
-    """(n, n) where a stage between two places has layers that pins keep from its devices."""
+    """Return (n, n): whether a stage between two places has layers that the pins forbid on its devices."""
     places = layers.places
     last = np.asarray(ends)[places] if ends else np.full(len(places), places[-1])
     return np.asarray(places[None, :] > last[:, None])

@@ -14,7 +14,7 @@ from penstock.solvers.model.problem import Problem
 
 
 class SliceCosts(NamedTuple):
-    """(n, n) between two places: time of a micro-batch's slice, what a device holds anyway, and per micro-batch."""
+    """Costs (n, n) between two places: a slice's time, a device's constant bytes, and its bytes per micro-batch."""
 
     time_ns: np.ndarray
     base_bytes: np.ndarray
@@ -30,24 +30,24 @@ class Layers:
         half = not problem.rules.shared and problem.rules.channel == "half"
         forward, backward = (crossing_bytes(problem, direction)[self.places] for direction in (0, 1))
         self.boundary_bytes = forward + backward if half else np.maximum(forward, backward)
-        held = static_between(problem, self.places)
-        self.trained_bytes, self.owned_bytes = held.trainable, held.owned
-        self._known: dict[tuple[tuple[str, ...], int, int, bool], SliceCosts] = {}
+        static = static_between(problem, self.places)
+        self.trained_bytes, self.owned_bytes = static.trainable, static.owned
+        self._by_mark: dict[tuple[tuple[str, ...], int, int, bool], SliceCosts] = {}
 
     def updates_ns(self, replicas: np.ndarray) -> np.ndarray:
-        """(R, n, n): one step on each number of replicas, with what cells sum among their GPUs."""
+        """Return (R, n, n): the time of one step on each number of replicas, with sums within model-parallel groups."""
         first, stop = self.places[:, None], self.places[None, :]
         inner = between(inner_ns(self._problem)[self.places])
         return np.stack([step_ns(self._problem, first, stop, each) + inner for each in replicas.tolist()])
 
     def costs(self, kinds: tuple[str, ...], batch: Batch, replicas: int, turns: bool, recompute: bool) -> SliceCosts:
-        """Of the largest micro-batch on ``replicas`` devices of these kinds, the slowest (ALGORITHMS 1.7, 1.8)."""
+        """Return the costs of the largest micro-batch on the slowest of ``replicas`` devices (ALGORITHMS 1.7, 1.8)."""
         rows = batch.most_rows if turns else largest_slice(batch.most_rows, replicas)
         sharers = replicas if self._problem.memory.shard_states else 1
         mark = (kinds, rows, sharers, recompute)
-        if mark not in self._known:
-            self._known[mark] = self._costs(*mark)
-        return self._known[mark]
+        if mark not in self._by_mark:
+            self._by_mark[mark] = self._costs(*mark)
+        return self._by_mark[mark]
 
     def _costs(self, kinds: tuple[str, ...], rows: int, sharers: int, recompute: bool) -> SliceCosts:
         table = StageTable(self._problem, kinds, rows, self.places, sharers)
