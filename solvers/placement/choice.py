@@ -1,9 +1,9 @@
 """Hosts and a plan for one job: bounds exclude sets, regular plans rank the others, the job's planner decides.
 
 1. Sets (``families``), one of each class of sets that are alike, each with a bound on every plan for it.
-2. A regular plan (``regular``) for the most compact set of each number of hosts, the largest first; then for the other
-   sets, while their bound permits a better plan than the best, the most promising number first, and while a regular
-   plan would win on hosts with unlimited links. On many hosts a count of devices ends this.
+2. A regular plan (``regular``) for the most compact set of each number of hosts, the largest first. Then for the other
+   sets, the most promising number first, if their bound permits a better plan than the best and a regular plan would
+   win on hosts with unlimited links. On many hosts a limit on the total of devices ends this.
 3. The planner that the job requests, on the sets that can still win: all of them where they are small or the job limits
    its planner, else until the time limit. Without any limit large sets keep their regular plans.
 
@@ -35,15 +35,15 @@ from penstock.solvers.placement.site import Chosen, Site
 from penstock.solvers.solve import choices
 
 SMALL = 6_000
-"""Layers × devices × numbers of micro-batches × choices of degrees up to which planners are asked without a limit."""
+"""Layers × devices × numbers of micro-batches × choices of degrees up to which planners run without a limit."""
 EFFORT = 3_072
 """Total devices of the sets that get a regular plan in addition to the most compact ones."""
 KEPT = 8
-"""Problems that are kept for the next time they are asked for."""
+"""Number of problems that are cached."""
 MOST_RAISED = 2
-"""How many numbers of hosts have the bound raised as far as possible after the search."""
-ASKED = 2
-"""A regular plan for n devices without limits counts as n / 2 devices."""
+"""Numbers of hosts whose bounds are raised to the maximum after the search."""
+UNLIMITED_DIVISOR = 2
+"""A regular plan for n devices with unlimited bandwidth counts as n / 2 devices."""
 SPARE = 2
 """Regular plans may take 1/2 of a time limit."""
 
@@ -53,7 +53,7 @@ class Asker(Protocol):
 
     @property
     def limited(self) -> bool:
-        """Return whether the job limits its own planner."""
+        """Return whether the job limits its planner."""
 
     @property
     def drawn(self) -> bool:
@@ -67,7 +67,7 @@ class Asker(Protocol):
         """Return the job's problem on these devices."""
 
     def solve(self, problem: Problem, left_ns: int | None) -> Result:
-        """Solve a problem with the job's own planner."""
+        """Solve a problem with the job's planner."""
 
 
 @dataclass(eq=False)
@@ -75,8 +75,9 @@ class HostSet:
     """A set of ``number`` hosts that fragments a number of switches; no plan for it takes less than ``bound_ns``.
 
     ``least``: hosts that are kept, used or not. ``place``: rank among the sets of this many hosts, most compact first.
-    ``cells``: the GPUs of each device of the result's plan, where degrees are a choice. ``surpassed``: its regular
-    plans would lose even with unlimited bandwidth. ``tightest``: no higher bound can be found.
+    ``cells``: the GPUs of each device of the result's plan, where degrees are a choice. ``is_solved``: the job's
+    planner has run on it. ``surpassed``: its regular plans would lose even with unlimited bandwidth. ``tightest``: no
+    higher bound can be computed.
     """
 
     number: int
@@ -87,7 +88,7 @@ class HostSet:
     place: int = 0
     result: Result | None = None
     cells: tuple[tuple[int, ...], ...] = ()
-    asked: bool = False
+    is_solved: bool = False
     surpassed: bool = False
     tightest: bool = False
 
@@ -113,7 +114,7 @@ class HostSet:
 
     @property
     def used(self) -> Chosen:
-        """Return the hosts that the plan uses with their taken devices, and more hosts where ``least`` requires it."""
+        """Return the hosts that the plan uses with their device counts, and more hosts where ``least`` requires it."""
         if self.best is None:
             return self.chosen
         ends = list(accumulate(count for _host, count in self.chosen))
@@ -124,7 +125,7 @@ class HostSet:
 
     @property
     def devices_used(self) -> int:
-        """Return the number of devices taken on the hosts that the plan uses."""
+        """Return the number of the set's devices on the hosts that the plan uses."""
         return sum(count for _host, count in self.used)
 
     def gpus(self, device: int) -> tuple[int, ...]:
@@ -140,7 +141,7 @@ class HostSet:
 
 @dataclass
 class Choice:
-    """The result. ``cut_short``: what ended the search before all sets that could win were planned."""
+    """The result. ``cut_short``: why the search ended before all sets that could win were planned."""
 
     limits: PlacementLimits
     options: list[HostSet]
@@ -162,10 +163,10 @@ class Choice:
 
     def by_number(self) -> dict[int, list[HostSet]]:
         """Return the sets of each number of hosts."""
-        found: dict[int, list[HostSet]] = {}
+        options: dict[int, list[HostSet]] = {}
         for option in self.options:
-            found.setdefault(option.number, []).append(option)
-        return dict(sorted(found.items()))
+            options.setdefault(option.number, []).append(option)
+        return dict(sorted(options.items()))
 
 
 @dataclass
@@ -182,8 +183,8 @@ class Chooser:
     best: HostSet | None = None
     _bounds: dict[object, int] = field(default_factory=dict)
     _fast: dict[object, bool] = field(default_factory=dict)
-    _known: dict[object, Hosts] = field(default_factory=dict)
-    _made: dict[object, Problems] = field(default_factory=dict)
+    _hosts_by_key: dict[object, Hosts] = field(default_factory=dict)
+    _shared_problems: dict[object, Problems] = field(default_factory=dict)
     _joined: bool | None = None
 
     def __post_init__(self) -> None:
@@ -211,11 +212,11 @@ class Chooser:
     def _add(self, families: Families, number: int) -> list[HostSet]:
         added: dict[int, HostSet] = {}
         for chosen in families.sets(number):
-            taken = self.limits.within(self.site, chosen)
-            if taken is not None and self.site.alike(taken) not in added:
-                broken = self.site.newly_broken(taken)
-                added[self.site.alike(taken)] = HostSet(
-                    number, taken, broken, self._bound_ns(taken), self.limits.least, len(added)
+            within = self.limits.within(self.site, chosen)
+            if within is not None and self.site.alike(within) not in added:
+                broken = self.site.newly_broken(within)
+                added[self.site.alike(within)] = HostSet(
+                    number, within, broken, self._bound_ns(within), self.limits.least, len(added)
                 )
         self.options += added.values()
         return list(added.values())
@@ -234,37 +235,37 @@ class Chooser:
         return self._bounds[key]
 
     def _hosts(self, chosen: Chosen) -> Hosts:
-        """Return what is known of the choices of degrees on hosts like these, in this order."""
+        """Return the choices of degrees on hosts of these groups, in this order; computed once."""
         groups = tuple((self.site.hosts[host].group, count) for host, count in chosen)
         key: tuple[object, ...] = groups
         if self._joined is None:
             self._joined = not self.site.is_tree or bool(self._problem(chosen).collectives)
         if self._joined:
             key = self.site.alike(chosen), groups
-        if key not in self._known:
-            made = None if self._joined else self._made.setdefault(frozenset(groups), {})
-            self._known[key] = Hosts(self._problem(chosen), made)
-        return self._known[key]
+        if key not in self._hosts_by_key:
+            problems = None if self._joined else self._shared_problems.setdefault(frozenset(groups), {})
+            self._hosts_by_key[key] = Hosts(self._problem(chosen), problems)
+        return self._hosts_by_key[key]
 
     def _raise_bound(self, option: HostSet, *, tightest: bool = False) -> None:
-        """Raise the bound of a set where degrees are a choice: to the highest that is known, or that can be found."""
+        """Raise the bound of a set where degrees are a choice: to the highest so far, or to the highest possible."""
         if self.asker.has_choices and not option.tightest:
             hosts = self._hosts(option.chosen)
             option.bound_ns = max(option.bound_ns, hosts.tighten() if tightest else hosts.bound_ns())
             option.tightest = tightest
 
     def _explain(self) -> None:
-        """Look for what the nearest plans lack, where there is none on any set."""
+        """Compute the shortages of the nearest plans, where no set has a plan."""
         for option in self.options:
-            found = option.result
-            if self.best is None and found is not None and found.best is None and found.shortage is None:
+            result = option.result
+            if self.best is None and result is not None and result.best is None and result.shortage is None:
                 problem = self._problem(option.chosen)
                 self._take(option, problem, partial(choices.quick, problem))
 
     def _certify(self) -> None:
-        """Raise the bounds that say most: of the sets that may cost least, as long as these are few, and of the plan.
+        """Raise the most important bounds: of a few sets that may cost least, and of the best plan.
 
-        All of them where sets are small.
+        Small sets have all their bounds raised.
         """
         for option in self.options:
             self._raise_bound(option, tightest=_is_small(self._hosts(option.chosen).problem))
@@ -279,7 +280,7 @@ class Chooser:
         self.certify_best()
 
     def certify_best(self) -> None:
-        """Verify the best plan, and give it its bounds, where it has none: at the end, or where the search is ended."""
+        """Verify the best plan and compute its bounds, if it has no bound: at the end, or when the search stops."""
         best = self.best
         if self.asker.has_choices and best is not None and best.result is not None and not best.certified:
             problem = self._problem(best.chosen)
@@ -288,10 +289,10 @@ class Chooser:
     def _between(self, families: Families) -> None:
         """Bisect between a number of hosts that keeps the deadline and the next smaller one that does not."""
         while self.best is not None and not self._late:
-            known = sorted({option.number for option in self.options})
-            low = max((n for n in known if n < self.best.number), default=self.best.number - 1)
+            numbers = sorted({option.number for option in self.options})
+            low = max((n for n in numbers if n < self.best.number), default=self.best.number - 1)
             middle = (low + self.best.number) // 2
-            if middle in known or middle < self.limits.least:
+            if middle in numbers or middle < self.limits.least:
                 return
             for option in self._add(families, middle)[:1]:
                 self._plan(option)
@@ -303,14 +304,14 @@ class Chooser:
                 continue
             if self._late or (left < 0 and not every_set):
                 return
-            known = len(self._fast)
+            before = len(self._fast)
             if self._may_win(option):
                 self._plan(option, self._longest_ns)
                 left -= option.devices
             else:
                 option.surpassed = True
                 self.on_progress(self)
-            left -= (len(self._fast) - known) * option.devices // ASKED
+            left -= (len(self._fast) - before) * option.devices // UNLIMITED_DIVISOR
 
     def _promise(self, option: HostSet) -> tuple[int, int, int]:
         """Return the sort key of numbers of hosts: the cost of their best plan, then their bounds."""
@@ -336,17 +337,17 @@ class Chooser:
             )
         return self._fast[key]
 
-    def _plan(self, option: HostSet, longest_ns: Callable[[int], int] = lambda _devices: NEVER_NS) -> None:
-        """Plan a set; where degrees are a choice, with a regular plan only if that takes no longer than a time."""
+    def _plan(self, option: HostSet, upper_bound_ns: Callable[[int], int] = lambda _devices: NEVER_NS) -> None:
+        """Plan a set; where degrees are a choice, only if the regular plan takes no longer than ``upper_bound_ns``."""
         if option.result is not None or self._late:
             return
         problem = self._problem(option.chosen)
         if not self.asker.drawn:
-            option.asked = True
+            option.is_solved = True
             self._take(option, problem, partial(self.asker.solve, problem, self.deadline.share_ns(SPARE)))
             return
         if self.asker.has_choices:
-            self._take(option, problem, partial(self._hosts(option.chosen).plan, problem, longest_ns))
+            self._take(option, problem, partial(self._hosts(option.chosen).plan, problem, upper_bound_ns))
             self._raise_bound(option)
         else:
             self._take(option, problem, partial(regular.plan, problem))
@@ -360,7 +361,7 @@ class Chooser:
     def _ask(self) -> str:
         """Run the job's planner on the sets that can win; return why not on all of them."""
         for option in sorted(self.options, key=self._rank):
-            if option.asked or not self._can_win(option):
+            if option.is_solved or not self._can_win(option):
                 continue
             self._raise_bound(option, tightest=True)
             if not self._can_win(option):
@@ -370,7 +371,7 @@ class Chooser:
                 return "so large a set keeps its regular plan unless there is a time limit"
             if self.deadline.passed:
                 return "the time limit came first"
-            option.asked = True
+            option.is_solved = True
             self._take(option, problem, partial(self.asker.solve, problem, self.deadline.share_ns(1)))
         return ""
 
@@ -384,7 +385,7 @@ class Chooser:
         except UnsupportedRequest as refused:
             if not problem.choices:
                 raise
-            result = Result(Status.INFEASIBLE, (refused.detail,))  # the set has no cells at any choice
+            result = Result(Status.INFEASIBLE, (refused.detail,))  # the set has no model-parallel groups at any choice
         option.take(result, choices.problem_of(problem, result).cells)
         keeps = option.best is not None and self.limits.keeps(option.best.value_ns)
         if keeps and (self.best is None or self._rank(option) < self._rank(self.best)):

@@ -1,8 +1,8 @@
 """Sets of free hosts that are worth evaluating, for one number of hosts.
 
-For few hosts these are all sets. For many: the most compact sets (in a leaf, a rack, a pod …) of each kind of place
-that can hold them; sets spread evenly over more and more children of such a place, which use more uplinks; and sets of
-each group of equal hosts alone, or of two groups in quarters. Places already fragmented come first.
+For few hosts these are all sets. For many they are of three kinds. The most compact sets (in a leaf, a rack, a pod …)
+of each kind of place that can hold them. Sets spread evenly over more and more children of such a place, which use more
+uplinks. Sets of each group of equal hosts alone, or of two groups in quarters. Places already fragmented come first.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from penstock.solvers.placement.site import Chosen, Place, Site, places_of
 MOST_SETS = 2048
 """The largest number of sets of hosts that are all examined."""
 GROUPS = 4
-"""Groups of equal hosts that are looked at alone, those with most hosts."""
+"""Number of groups of equal hosts that are used alone: the groups with most hosts."""
 ANCHORS = 6
-"""Places that a compact set is sought in."""
+"""Number of places in which a compact set is searched."""
 QUARTERS = 4
 
 
 @dataclass
 class Families:
-    """Sets of a site with between ``least`` and ``most`` hosts; ``hosts`` are those that the job may use."""
+    """Sets of a site with between ``least`` and ``most`` hosts; ``hosts``: the hosts that the job may use."""
 
     site: Site
     hosts: Collection[int]
@@ -41,7 +41,7 @@ class Families:
         self.every_set = sum(comb(count, n) for n in range(self.least, self.most + 1)) <= MOST_SETS
 
     def numbers(self) -> list[int]:
-        """Return the numbers of hosts to evaluate: all, or if many, the ends and those midway between powers of two."""
+        """Return the numbers of hosts to evaluate: all, or if many, the ends, powers of two and 3/2 of them."""
         if self.every_set or self.most - self.least < 12:
             return list(range(self.least, self.most + 1))
         steps = {step for power in range(self.most.bit_length()) for step in (1 << power, 3 << power >> 1)}
@@ -49,14 +49,14 @@ class Families:
 
     def sets(self, number: int) -> list[Chosen]:
         """Return one set of each class, the most compact one first."""
-        found: dict[int, tuple[tuple[int, int], Chosen]] = {}
+        by_class: dict[int, tuple[tuple[int, int], Chosen]] = {}
         for place, hosts in enumerate(self._sets(number)):
-            chosen = self.site.taken(hosts)
+            chosen = self.site.whole_hosts(hosts)
             key = (self.site.newly_broken(chosen), place)
-            known = found.setdefault(self.site.alike(chosen), (key, chosen))
-            if key < known[0]:
-                found[self.site.alike(chosen)] = (key, chosen)
-        return [chosen for _key, chosen in found.values()]
+            first = by_class.setdefault(self.site.alike(chosen), (key, chosen))
+            if key < first[0]:
+                by_class[self.site.alike(chosen)] = (key, chosen)
+        return [chosen for _key, chosen in by_class.values()]
 
     def _sets(self, number: int) -> Iterator[Sequence[int]]:
         every = _Part(self.site, self.hosts)
@@ -80,7 +80,7 @@ class Families:
 
 
 class _Part:
-    """A subset of a site's hosts, treated as if there were no others."""
+    """A subset of a site's hosts, treated as if the site had no other hosts."""
 
     def __init__(self, site: Site, hosts: Collection[int]) -> None:
         self.hosts = hosts
@@ -92,12 +92,12 @@ class _Part:
                 self._free[id(place.parent)] += self._free[id(place)]
 
     def compact(self, number: int) -> Iterator[list[int]]:
-        """Return sets below the deepest places that can hold them, one per number of free hosts; the tightest first."""
+        """Yield sets below the deepest places that can hold them, one per number of free hosts; the tightest first."""
         for anchor in self._anchors(number):
             yield self._fill(anchor, number)
 
     def spread(self, number: int) -> Iterator[list[int]]:
-        """Return sets spread evenly over 2, 4, … and all children of the places above a compact set."""
+        """Yield sets spread evenly over 2, 4, … and all children of the places above a compact set."""
         anchor = next(iter(self._anchors(number)), None)
         while anchor is not None:
             inside = sorted((c for c in anchor.children if self._free[id(c)]), key=self._largest)
@@ -126,26 +126,26 @@ class _Part:
         return self._free[id(place)], place.free == place.hosts, place.name
 
     def _fill(self, place: Place, number: int) -> list[int]:
-        """Return hosts from the fewest children: whole ones, the largest first, and the rest where it fits best."""
+        """Return hosts from the fewest children: whole children, the largest first, and the rest where it fits best."""
         if number == 0:
             return []
-        taken = [place.host] if place.host in self.hosts and place.host is not None else []
-        left = number - len(taken)
+        filled = [place.host] if place.host in self.hosts and place.host is not None else []
+        left = number - len(filled)
         waiting = sorted((child for child in place.children if self._free[id(child)]), key=self._largest)
         while left > 0:
             fitting = [child for child in waiting if self._free[id(child)] >= left]
             child = min(fitting, key=self._tightest) if fitting else waiting[0]
             part = min(left, self._free[id(child)])
-            taken += self._fill(child, part)
+            filled += self._fill(child, part)
             left -= part
             waiting.remove(child)
-        return taken
+        return filled
 
     def _evenly(self, children: Sequence[Place], number: int) -> list[int]:
-        """Return the same number of hosts below each child as far as possible; children with fewest come first."""
-        taken, left = [], number
+        """Return hosts in numbers as equal as possible below each child; children with fewest come first."""
+        filled, left = [], number
         for place, child in enumerate(reversed(children)):
             part = min(self._free[id(child)], -(-left // (len(children) - place)))
-            taken += self._fill(child, part)
+            filled += self._fill(child, part)
             left -= part
-        return taken
+        return filled

@@ -1,7 +1,7 @@
-"""How many hosts each of several jobs gets, so that the weighted sum of their throughputs is largest.
+"""Numbers of hosts for several jobs, so that the weighted sum of their throughputs is largest.
 
 Exact over the numbers of hosts that were planned: a dynamic program over jobs and hosts, O(jobs × hosts × numbers). It
-takes a job's throughput on n hosts as if it were alone; where the sets are placed is decided job by job.
+takes a job's throughput on n hosts as if it were alone; the sets are placed job by job.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ def shares(worth: Sequence[Mapping[int, float]], hosts: int) -> list[int]:
     for options in worth:
         following = []
         for room in range(hosts + 1):
-            found = [(value, used, (*taken, 0)) for value, used, taken in [best[room]]]
+            candidates = [(value, used, (*numbers, 0)) for value, used, numbers in [best[room]]]
             for number, gain in options.items():
                 if number <= room:
-                    value, used, taken = best[room - number]
-                    found.append((value + gain, used + number, (*taken, number)))
-            following.append(min(found, key=lambda each: (-each[0], each[1], each[2])))
+                    value, used, numbers = best[room - number]
+                    candidates.append((value + gain, used + number, (*numbers, number)))
+            following.append(min(candidates, key=lambda each: (-each[0], each[1], each[2])))
         best = following
     return list(best[hosts][2])

@@ -9,14 +9,12 @@ from typing import Literal
 from penstock.solvers.costs.infinity import NEVER_NS
 from penstock.solvers.placement.site import Chosen, Site
 
-"""Longer than any step."""
-
 Objective = Literal["throughput", "throughput_per_device", "fastest_within_budget"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """Between ``least`` and ``most`` hosts, within a budget of devices, price per hour, and time per global batch."""
+    """Limits of a job: ``least`` to ``most`` hosts, a budget of devices, a price per hour, a time per global batch."""
 
     objective: Objective = "throughput"
     least: int = 1
@@ -36,12 +34,12 @@ class PlacementLimits:
             return None
         (last, count), before = chosen[-1], chosen[:-1]
         while count > 0:
-            taken = (*before, (last, count))
-            price = price_of(site, taken)
-            too_many = self.devices is not None and sum(number for _host, number in taken) > self.devices
+            smaller = (*before, (last, count))
+            price = price_of(site, smaller)
+            too_many = self.devices is not None and sum(number for _host, number in smaller) > self.devices
             too_dear = self.price is not None and (price is None or price > self.price)
             if not too_many and not too_dear:
-                return taken
+                return smaller
             count -= 1
         return None
 

@@ -1,8 +1,8 @@
 """Plans of equally replicated stages, made without a search: fast enough to evaluate hundreds of sets of hosts.
 
-Every shape (stages × replicas) that leaves few devices idle, with layers cut so that the slowest stage is fastest among
-the cuts that fit memory. An estimate orders them; the judge looks at the first few, with stages side by side in a host
-and with replicas side by side.
+Shapes (stages × replicas) leave few devices idle; their layers are cut so that the slowest stage is fastest among the
+cuts that fit memory. An estimate orders the shapes. The first few are judged, with stages side by side in a host and
+with replicas side by side.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MOST_JUDGED, LEAST_JUDGED = 6, 3
 DEVICES_JUDGED = 1536
 """Devices of all the shapes that are judged beyond the least number."""
 IDLE = 8
-"""At most one in 8 devices is left idle."""
+"""Fraction of idle devices that a shape may leave: one in 8."""
 MOST_DEPTHS = 48
-"""Numbers of stages that are tried."""
+"""The most numbers of stages that are tried."""
 SLICES = (1, 2, 4, 8, 16)
 """Rows of a micro-batch for each replica."""
 
@@ -52,7 +52,7 @@ Longest = Callable[[int], int]
 
 
 class Shape(NamedTuple):
-    """Stages with equal numbers of replicas; ``bounds`` of their layers; ``estimate_ns`` of a step."""
+    """Stages with equal numbers of replicas, the ``bounds`` of their layers, and an estimate of the step's time."""
 
     estimate_ns: int
     depth: int
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
 
 
 def plan(problem: Problem) -> Result:
-    """Return the best regular plan that was simulated, with its bound; or the shortage of the nearest one."""
+    """Return the best regular plan that was simulated, with its bound, or the nearest plan's shortage."""
     if shapes := _best(problem):
         proposals = _proposals(problem, shapes)
     else:
@@ -70,16 +70,21 @@ def plan(problem: Problem) -> Result:
     return judged(problem, NAME, proposals, "early-backward")
 
 
-def may_take(problem: Problem, longest_ns: Longest) -> bool:
-    """Return whether a regular plan may take ``longest_ns`` with unlimited bandwidth; if not, no network allows it."""
+def may_take(problem: Problem, upper_bound_ns: Longest) -> bool:
+    """Return whether a regular plan may take at most ``upper_bound_ns`` with unlimited bandwidth.
+
+    If not, no network allows it.
+    """
     free = replace(problem, network=_unlimited(problem), rules=replace(problem.rules, **UNLIMITED_RULES))
-    return any(_takes(free, shape, longest_ns(shape.depth * shape.replicas)) for shape in _best(free, longest_ns))
+    return any(
+        _takes(free, shape, upper_bound_ns(shape.depth * shape.replicas)) for shape in _best(free, upper_bound_ns)
+    )
 
 
-def _takes(problem: Problem, shape: Shape, longest_ns: int) -> bool:
-    judge = Judge(Setting(problem, schedule="early-backward"), ceiling_ns=lambda: longest_ns)
+def _takes(problem: Problem, shape: Shape, upper_bound_ns: int) -> bool:
+    judge = Judge(Setting(problem, schedule="early-backward"), ceiling_ns=lambda: upper_bound_ns)
     judge.judge_all(NAME, _proposals(problem, [shape]))
-    return judge.best is not None and judge.best.value_ns <= longest_ns
+    return judge.best is not None and judge.best.value_ns <= upper_bound_ns
 
 
 def _unlimited(problem: Problem) -> Network:
@@ -95,7 +100,7 @@ def _proposals(problem: Problem, shapes: Sequence[Shape]) -> Iterator[Proposal]:
             yield under(problem, allocation, ("early-backward",), "A")
 
 
-def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> list[Shape]:
+def _best(problem: Problem, upper_bound_ns: Longest = lambda _devices: NEVER_NS) -> list[Shape]:
     """Return the shapes with the least estimates, one for each number of replicas and of micro-batches.
 
     Chains are cut in the order of their lower bounds, until no other can be among the best.
@@ -106,7 +111,7 @@ def _best(problem: Problem, longest_ns: Longest = lambda _devices: NEVER_NS) -> 
         ranked = sorted(shape.estimate_ns for shape in best.values())
         if len(ranked) >= most and chain.least_ns >= ranked[most - 1]:
             break
-        if chain.proven_ns > longest_ns(chain.depth * chain.replicas):
+        if chain.proven_ns > upper_bound_ns(chain.depth * chain.replicas):
             continue
         for again in {"never": (False,), "always": (True,), "auto": (False, True)}[problem.recompute]:
             bounds = chain.cuts(again)
@@ -135,7 +140,7 @@ def _depths(problem: Problem) -> list[int]:
 
 
 def _chains(problem: Problem) -> Iterator[_Chain]:
-    """Return every number of stages with every number of micro-batches that feeds its replicas."""
+    """Yield every number of stages with every number of micro-batches that feeds its replicas."""
     for depth in _depths(problem):
         replicas = problem.num_devices // depth
         sizes = problem.micro_batch_sizes or tuple(rows * replicas for rows in SLICES)
@@ -149,7 +154,7 @@ class _Chain:
     """The layers' costs for a slice of a micro-batch on the slowest kind, and their bytes on the smallest device.
 
     Arrays are prefix sums at the places where the chain may be cut. ``crossing``: bytes of the widest cut; 0 for a
-    single stage, which receives and sends nothing, whatever its layers pass on to later ones.
+    single stage, which receives and sends nothing.
     """
 
     def __init__(self, problem: Problem, depth: int, replicas: int, batch: Batch) -> None:
@@ -168,24 +173,24 @@ class _Chain:
 
     @property
     def least_ns(self) -> int:
-        """Return a lower bound on every estimate: all stages equally fast, nothing recomputed unless everything is."""
+        """Return a lower bound on every estimate: all stages equally fast, and nothing recomputed unless all is."""
         whole = int(self.times[self.problem.recompute == "always"][-1])
         return whole // self.depth * (self.batch.num_micro_batches - 1) + whole
 
     @property
     def proven_ns(self) -> int:
-        """Return a bound on all plans, whatever recomputes: some stage has its share of the layers on some kind."""
+        """Return a bound on all plans, with any recomputation: some stage has its share of the layers on some kind."""
         rows = self.batch.least_rows // self.replicas
         again = self.problem.recompute == "always"
         whole_ns = least_pass_ns(self.problem, range(self.depth * self.replicas), rows, again)
         return whole_ns // self.depth * self.batch.num_micro_batches
 
     def cuts(self, again: bool) -> list[int] | None:
-        """Return the cuts whose slowest stage is fastest among those that fit; None where none fit."""
+        """Return the fitting cuts whose slowest stage is fastest; None where no cuts fit."""
         flying = np.minimum(np.arange(self.depth, 0, -1), self.batch.num_micro_batches)
-        held = np.ones_like(flying) if again else flying
+        stashed = np.ones_like(flying) if again else flying
         room = self.room - self.crossing * (flying + 2) - (self.kept_input * flying if again else 0)
-        size = self.static + held[:, None] * self.stash
+        size = self.static + stashed[:, None] * self.stash
         parts = memory_cut(Demand(np.tile(self.times[again], (self.depth, 1)), size[None]), room[None])
         return None if parts is None else [int(place) for place in self.places[parts]]
 

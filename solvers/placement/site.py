@@ -1,4 +1,4 @@
-"""The free hosts of a cluster as a rooted tree, and which sets of them are alike.
+"""The free hosts of a cluster as a rooted tree, and the test whether two sets of them are alike.
 
 Two sets are alike when a mapping of one onto the other keeps hosts (kinds, memory, prices, fabric) and the cables
 between them: then every plan for one is a plan for the other, with the same time. Cables above the set do not count.
@@ -18,7 +18,7 @@ from penstock.solvers.model.network import Cable, Network
 from penstock.solvers.model.problem import Device
 
 ROOT = ""
-"""Name of the place above parts that nothing joins, or whose tree does not follow the hosts."""
+"""Name of the place above parts that no cable joins, or whose tree does not follow the hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(slots=True)
 class Place:
-    """A host or a switch of the tree: the cable to its parent, what hangs below, and how many hosts are free there."""
+    """A host or a switch of the tree: the cable to its parent, its children, and the numbers of hosts below."""
 
     name: str
     parent: Place | None
@@ -44,14 +44,14 @@ class Place:
 
 
 Chosen = tuple[tuple[int, int], ...]
-"""Hosts by number, in the order of the tree, with how many of their free devices are taken."""
+"""Hosts by number, in the order of the tree, each with a number of its free devices."""
 
 
 class Site:
     """Hosts with a free device, and the tree that joins them.
 
-    Where devices have cables of their own, or a matrix was measured, ``is_tree`` is False: hosts are then alike only
-    when they are attached to the same places, and sets differ by how many of each they hold.
+    Where devices have separate cables, or a matrix was measured, ``is_tree`` is False: hosts are then alike only when
+    they are attached to the same places, and sets differ by their numbers of each.
     """
 
     def __init__(self, devices: Sequence[Device], network: Network, free: Collection[int]) -> None:
@@ -63,17 +63,17 @@ class Site:
         self.order = _ordered(self.root)
 
     def _hosts(self, free: Collection[int]) -> tuple[Host, ...]:
-        held: dict[int, list[int]] = {}
+        by_node: dict[int, list[int]] = {}
         for device in sorted(free):
-            held.setdefault(self.network.node_of[device], []).append(device)
+            by_node.setdefault(self.network.node_of[device], []).append(device)
         return tuple(
-            Host(self.network.node_names[node], tuple(own), self._number(self._look(node, own)))
-            for node, own in held.items()
+            Host(self.network.node_names[node], tuple(numbers), self._number(self._look(node, numbers)))
+            for node, numbers in by_node.items()
         )
 
-    def _look(self, node: int, own: Iterable[int]) -> object:
+    def _look(self, node: int, numbers: Iterable[int]) -> object:
         """Return everything that distinguishes a host for plans, apart from its place."""
-        each = [(likeness(d), d.price) for d in (self.devices[number] for number in own)]
+        each = [(likeness(d), d.price) for d in (self.devices[number] for number in numbers)]
         return ("host", tuple(each), self.network.insides[node])
 
     def _number(self, thing: object) -> int:
@@ -125,13 +125,13 @@ class Site:
         top.free, top.hosts = (sum(getattr(child, name) for child in children) for name in ("free", "hosts"))
         return top
 
-    def taken(self, hosts: Collection[int]) -> Chosen:
+    def whole_hosts(self, hosts: Collection[int]) -> Chosen:
         """Return the hosts with all their free devices, in the order of the tree."""
         wanted = set(hosts)
         return tuple((host, len(self.hosts[host].devices)) for host in self.order if host in wanted)
 
     def devices_of(self, chosen: Chosen) -> tuple[int, ...]:
-        """Return the devices that are taken, host by host."""
+        """Return the devices of a set, host by host."""
         return tuple(device for host, count in chosen for device in self.hosts[host].devices[:count])
 
     def alike(self, chosen: Chosen) -> int:
@@ -144,7 +144,7 @@ class Site:
                 below[id(place)] = below.get(id(place), 0) + 1
                 place = place.parent
         top = self.root
-        while self._own(top, counts) is None:
+        while self._content(top, counts) is None:
             inside = [child for child in top.children if id(child) in below]
             if len(inside) != 1:
                 break
@@ -156,23 +156,23 @@ class Site:
             (child.cable, self._shape(child, counts, below)) for child in place.children if id(child) in below
         )
         name = place.cable if not self.is_tree and place.host is not None else None
-        return self._number((name, self._own(place, counts), tuple(sorted(inside.items()))))
+        return self._number((name, self._content(place, counts), tuple(sorted(inside.items()))))
 
-    def _own(self, place: Place, counts: Mapping[int, int]) -> tuple[int, int] | None:
+    def _content(self, place: Place, counts: Mapping[int, int]) -> tuple[int, int] | None:
         if place.host is None or place.host not in counts:
             return None
         return self.hosts[place.host].group, counts[place.host]
 
     def newly_broken(self, chosen: Chosen) -> int:
-        """Return the number of switches with only free hosts of which the set takes some but not all."""
-        taken: Counter[int] = Counter()
+        """Return the number of entirely free switches of whose hosts the set uses some but not all."""
+        used: Counter[int] = Counter()
         leaves: dict[int, Place] = {}
         for host, _count in chosen:
             leaf = self._place_of[host].parent
             if leaf is not None:
-                taken[id(leaf)] += 1
+                used[id(leaf)] += 1
                 leaves[id(leaf)] = leaf
-        return sum(leaf.free == leaf.hosts and taken[key] < leaf.free for key, leaf in leaves.items())
+        return sum(leaf.free == leaf.hosts and used[key] < leaf.free for key, leaf in leaves.items())
 
     @cached_property
     def _place_of(self) -> dict[int, Place]:
@@ -181,12 +181,12 @@ class Site:
 
 def places_of(top: Place) -> list[Place]:
     """Return a place and all below it, parents first."""
-    found, waiting = [], [top]
+    places, waiting = [], [top]
     while waiting:
         place = waiting.pop()
-        found.append(place)
+        places.append(place)
         waiting += reversed(place.children)
-    return found
+    return places
 
 
 def _ordered(root: Place) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def _ordered(root: Place) -> tuple[int, ...]:
 
 
 def _middle(tree: nx.Graph, part: set[str]) -> str:
-    """Return the place that is left when leaves are removed repeatedly."""
+    """Return the place that remains when leaves are removed repeatedly."""
     degree = {name: tree.degree[name] for name in part}
     ends = sorted(name for name, count in degree.items() if count <= 1)
     left = len(part)

@@ -30,7 +30,7 @@ def every_set(seed: int) -> tuple[tuple[int, tuple[str, ...], int, int, float], 
     hosts = range(len(job.site.hosts))
     sets = []
     for some in chain.from_iterable(combinations(hosts, size) for size in range(1, len(hosts) + 1)):
-        chosen = job.site.taken(some)
+        chosen = job.site.whole_hosts(some)
         result = job.solve(job.problem(chosen), None)
         assert result.best is not None
         devices = job.site.devices_of(chosen)

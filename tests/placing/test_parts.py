@@ -43,7 +43,7 @@ def even_tree(leaves: int, per_leaf: int) -> ClusterTopology:
 
 def test_classes_of_an_even_tree_are_the_partitions_of_a_number() -> None:
     site = site_of(even_tree(3, 4))
-    classes = {site.alike(site.taken(some)) for some in combinations(range(12), 4)}
+    classes = {site.alike(site.whole_hosts(some)) for some in combinations(range(12), 4)}
     assert len(classes) == 4, "4, 3 + 1, 2 + 2, 2 + 1 + 1"
 
 
@@ -53,8 +53,8 @@ def test_what_a_set_looks_like_does_not_depend_on_the_cables_above_it() -> None:
         link.model_copy(update={"bandwidth_bytes_per_s": 7}) if link.b == "leaf1" else link for link in topology.links
     ]
     site = site_of(topology.model_copy(update={"links": tuple(wider)}))
-    assert site.alike(site.taken([0, 1])) == site.alike(site.taken([3, 4]))
-    assert site.alike(site.taken([0, 1, 3])) != site.alike(site.taken([0, 3, 4]))
+    assert site.alike(site.whole_hosts([0, 1])) == site.alike(site.whole_hosts([3, 4]))
+    assert site.alike(site.whole_hosts([0, 1, 3])) != site.alike(site.whole_hosts([0, 3, 4]))
 
 
 def test_of_a_matrix_no_two_nodes_are_alike() -> None:
@@ -62,7 +62,7 @@ def test_of_a_matrix_no_two_nodes_are_alike() -> None:
     rows = ((0, 5, 5), (5, 0, 5), (5, 5, 0))
     matrix = MeasuredMatrix(devices=tuple(f"n{i}/0" for i in range(3)), bandwidth_bytes_per_s=rows)
     site = site_of(ClusterTopology(name="measured", nodes=nodes, matrix=matrix))
-    assert len({site.alike(site.taken([host])) for host in range(3)}) == 3
+    assert len({site.alike(site.whole_hosts([host])) for host in range(3)}) == 3
 
 
 @pytest.mark.parametrize("seed", range(6))

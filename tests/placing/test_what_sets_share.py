@@ -51,7 +51,7 @@ def sets(of: Job, rng: random.Random) -> Iterator[tuple[frozenset[tuple[int, int
     """Yield random sets of hosts, each with the groups of its hosts."""
     hosts = range(len(of.site.hosts))
     for _ in range(10):
-        chosen: Chosen = of.site.taken(rng.sample(hosts, rng.randint(1, 3)))
+        chosen: Chosen = of.site.whole_hosts(rng.sample(hosts, rng.randint(1, 3)))
         yield frozenset((of.site.hosts[host].group, count) for host, count in chosen), of.problem(chosen)
 
 
