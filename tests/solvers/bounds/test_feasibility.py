@@ -173,7 +173,7 @@ def test_no_planner_says_infeasible_of_a_request_with_a_plan() -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("seed", range(12))
 def test_relax_places_stages_by_memory(seed: int) -> None:
-    """Two large and two small devices in any order, large and small layers: the one way to match them is found."""
+    """Two large and two small devices in any order, large and small layers: the only possible match is the result."""
     draw = np.random.default_rng(seed)
     sizes, rooms = draw.permutation([100, 100, 300, 300]), draw.permutation([210, 210, 610, 610])
     problem = make_problem(

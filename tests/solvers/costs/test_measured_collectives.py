@@ -146,7 +146,7 @@ def test_times_never_fall_and_bounds_are_below_them(seed: int) -> None:
 
 
 def test_changed_links_change_what_was_measured() -> None:
-    """40 ns of latency and 60 ns of bytes; the least of the operation's times is its latency."""
+    """The operation takes 40 ns of latency and 60 ns of bytes; the minimum of its times is the latency."""
     rows: list[tuple[Operation, int, int, int, int]] = [("all_reduce", 4, 1, 8, 40), ("all_reduce", 4, 1, 100, 100)]
     problem = problem_with(*rows)
     for bandwidth, latency, expected in ((2, 1, 40 + 30), (1, 0, 60), (Fraction(1, 2), 1, 40 + 120)):

@@ -78,7 +78,7 @@ def test_as_many_micro_batches_fit_as_their_bytes(more: int, fit: int) -> None:
 
 @pytest.mark.parametrize(("step", "fit"), [(0, 1), (56, 1), (126, 1), (127, 0)])
 def test_none_fits_where_the_step_alone_does_not(step: int, fit: int) -> None:
-    """Nothing is in flight at the step, so it may need what one micro-batch and what passes do."""
+    """Nothing is in flight at the step, so it may use the memory of one micro-batch and of passing messages."""
     problem = _problem(memory_bytes=BESIDE + 4 * 200 + 56 + 70, update_workspace_bytes=[999, step, 999])
     assert micro_batches_that_fit(problem, MIDDLE, ROWS) == fit
 

@@ -277,7 +277,7 @@ def _turned() -> tuple[Allocation, Pattern]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_planners_plan_whose_ranks_would_wait_for_each_others_sums_is_passed_over(tied: bool) -> None:
-    """Device 2 waits for the sum of stage 0 before it sends what device 1 waits for; the next proposal is taken."""
+    """Device 2 waits for the sum of stage 0 before it sends device 1's input; the next proposal is chosen."""
     ties = (("tied", (1, 6), 20),) if tied else ()
     problem = make_problem(
         [1] * 8, boundary_bytes=1, parameter_bytes=30, nodes=(3,), shared_parameters=ties, global_batch_size=4

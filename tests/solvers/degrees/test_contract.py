@@ -193,7 +193,7 @@ def test_a_gpus_step_needs_room_for_its_part(sharding: Sharding) -> None:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("planner", ["gpipe", "dapple", "dp", "spp"])
 def test_planners_bounds_and_judge_work_on_cells(planner: str) -> None:
-    """A solve verifies its plan, and the bound on every plan of the request is not above it."""
+    """A solve verifies its plan, and the bound on every plan of the request is not above its time."""
     for seed in range(6):
         cells = contract(drawn_problem(random.Random(seed), Degrees(tensor=2)), Choice(Degrees(tensor=2)))
         plan = solve(cells, planner, max_plans=6).best

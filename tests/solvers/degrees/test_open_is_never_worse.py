@@ -44,5 +44,5 @@ def test_a_request_whose_best_choice_planner_even_ranks_last() -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("first", range(0, 68, 4))
 def test_open_requests_are_answered_as_well_as_named_ones(first: int) -> None:
-    """204 requests."""
+    """The parameters cover 204 requests."""
     assert not list(worse(product(range(first, first + 4), KINDS), "quick"))

@@ -344,7 +344,7 @@ def test_the_battery_finds_rows_that_are_given_too_little_time(monkeypatch: pyte
 
 @pytest.mark.tier("nightly")
 def test_memory_counts_in_one_pipeline_unless_single_modules_may_be_recomputed() -> None:
-    """The bound does not know what such a layer keeps, nor what it computes again."""
+    """The bound counts neither the bytes that such a layer keeps nor its recomputation."""
     met: Counter[str] = Counter()
     for seed in range(24):
         problem = replace(open_request(seed, experts=False), update_rules=frozenset({"synchronous"}))

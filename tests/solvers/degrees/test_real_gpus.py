@@ -123,7 +123,7 @@ def test_cells_whose_lanes_are_forgotten_are_noticed(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.tier("nightly")
 def test_lanes_apart_are_another_plan() -> None:
-    """Some take another time than all lanes at once."""
+    """Some plans take another time than with all lanes at once."""
     other = 0
     for seed in range(20):
         drawn = drawn_plan(random.Random(seed), sharing="shared")

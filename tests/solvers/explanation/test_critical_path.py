@@ -1,4 +1,4 @@
-"""The critical path and the split of the bubble: random plans of every kind, by hand, against the judge's reference."""
+"""The critical path and the split of the bubble: random plans of every kind, by hand, against a reference."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_pipelines_that_share_processors(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_longer_operation_lengthens_the_step_if_it_is_on_the_path(seed: int) -> None:
-    """Where nothing competes for channels, starts grow with durations, so one nanosecond more is at most one more."""
+    """Without competition for channels, starts grow with durations, so one nanosecond more adds at most one."""
     rng = random.Random(seed)
     problem = any_problem(rng)
     problem = replace(problem, rules=replace(problem.rules, shared=False, channel="none"))

@@ -137,7 +137,7 @@ def test_the_default_changes_are_those_that_can_be() -> None:
 
 @pytest.mark.parametrize("nodes", [(2, 2), (4,), (1, 3)])
 def test_devices_that_come_can_go_again(nodes: tuple[int, ...]) -> None:
-    """One or a node of them; every remaining pair has the route that it had."""
+    """One device or a node of devices; every remaining pair has its earlier route."""
     problem = small(nodes=nodes)
     plan = judged(problem)
     for count in {1, nodes[-1]}:
@@ -232,7 +232,7 @@ def test_what_binds() -> None:
 
 
 def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
-    """Of each 100 + 200 ns a quicker device computes for a quarter, and then waits."""
+    """A faster device computes for a quarter of each 100 + 200 ns, and then waits."""
     problem = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["new", "cpu"], speed={"new": 4.0})
     plan = judged(problem, chain([(1, [0, 1])], 2))
     idle = idle_split(JudgedRun(problem, plan))
@@ -243,7 +243,7 @@ def test_quicker_devices_wait_for_slower_ones_of_their_stage() -> None:
 
 
 def test_low_use_of_the_gpus_is_said_of_any_planners_plan() -> None:
-    """A new device has four times the peak: of 600 ns both need 20, and it waits 450 where the other waits none."""
+    """A new device has four times the peak: both use 20 of 600 ns, and it waits for 450 where the other never waits."""
     problem = make_problem([100], nodes=(2,), global_batch_size=4, kinds=["new", "cpu"], speed={"new": 4.0})
     problem = replace(problem, peak_ns={"new": 6.25, "cpu": 25.0})
     plan = judged(problem, chain([(1, [0, 1])], 2))
@@ -405,7 +405,7 @@ def test_recomputation_is_retimed_in_the_plans_own_order() -> None:
 
 @pytest.mark.parametrize(("stages", "boundary", "segments"), [(1, 1, 4), (1, 100, 1), (2, 1, 2), (2, 9, 1)])
 def test_stages_recompute_in_the_way_that_leaves_most_room(stages: int, boundary: int, segments: int) -> None:
-    """Layer by layer where layers' inputs are small next to what they keep, else as a whole."""
+    """Recomputation is layer by layer where layers' inputs are small next to their stashes, else of the whole stage."""
     problem = make_problem(
         [10] * 4, stash_bytes=10, boundary_bytes=boundary, nodes=(stages,), global_batch_size=4, memory_bytes=10**6
     )

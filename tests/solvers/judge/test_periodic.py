@@ -244,7 +244,7 @@ def _one_f_one_b_star(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_size_of_the_global_batch_does_not_matter_where_every_micro_batch_steps(seed: int) -> None:
-    """Also where only several micro-batches together repeat: one that is cut short would show in one of the sizes."""
+    """Some patterns repeat only after several micro-batches; a cut-off repetition would show in one of the sizes."""
     rng = random.Random(seed)
     stages = rng.randint(2, 5)
     forward, backward = ([rng.randint(1, 9) for _ in range(stages)] for _ in range(2))
@@ -295,7 +295,7 @@ def test_scaling_all_times_scales_the_answer(seed: int) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_event_runs_and_in_order_runs_agree(rule: UpdateRule) -> None:
-    """A pair's full-duplex link in a shared network is the private channel of its edge: the other kernel judges it."""
+    """A pair's full-duplex link in a shared network equals the private channel of its edge; another kernel runs it."""
     fixed = {"boundary_bytes": [7, 2], "nodes": (3,), "global_batch_size": 6, "update_ns": 5}
     private = make_problem([3, 4, 5], channel="full", **fixed)
     shared = make_problem([3, 4, 5], shared=True, form="pairs", **fixed)

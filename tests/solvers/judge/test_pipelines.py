@@ -82,7 +82,7 @@ def test_layers_may_be_reduced_while_those_before_them_compute(overlap: bool, st
 
 
 def test_buckets_of_one_stage_start_in_the_order_of_their_numbers() -> None:
-    """A shared bus: both groups of stage 0 are ready at 6, the one of the last layers goes first."""
+    """A shared bus: both groups of stage 0 are ready at 6, and the group of the last layers goes first."""
     problem = make_problem(
         [1, 1],
         [2, 2],
@@ -188,7 +188,7 @@ def test_pipelines_in_opposite_directions_by_hand() -> None:
 
 
 def test_a_circle_through_both_directions_is_named() -> None:
-    """Each device waits for what the other would do next in the other direction."""
+    """Each device waits for the other device's next operation in the other direction."""
     problem = make_problem([10, 10], nodes=(2,), global_batch_size=2)
     allocation = _pipelines([(1, [0]), (1, [1])], [(1, [1]), (1, [0])], batches=[1, 1])
     rows = (

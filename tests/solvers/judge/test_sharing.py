@@ -1,4 +1,4 @@
-"""The judge of pipelines that share devices: by hand, and against a reference that counts every nanosecond."""
+"""The simulator of pipelines that share devices: by hand, and against a reference that counts every nanosecond."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_refuses_operations_that_do_not_fit(operations: list[tuple[int, int, int
 
 
 def test_names_a_deadlock() -> None:
-    """Stage 1 wants micro-batch 1 first, which stage 0 forwards only after micro-batch 0 has come back."""
+    """Stage 1 needs micro-batch 1 first, which stage 0 forwards only after micro-batch 0 has come back."""
     problem, allocation, orders = a_plan()
     early = Row((0,), as_operations([(FORWARD, 0, 0), (BACKWARD, 0, 0), (FORWARD, 0, 1), (BACKWARD, 0, 1)]))
     late = Row((1,), as_operations([(FORWARD, 1, 1), (BACKWARD, 1, 1), (FORWARD, 1, 0), (BACKWARD, 1, 0)]))

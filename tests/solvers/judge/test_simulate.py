@@ -204,7 +204,7 @@ def test_of_transfers_ready_at_once_the_lower_stage_goes_first() -> None:
 
 
 def test_a_blocked_transfer_reserves_nothing() -> None:
-    """Two ways out of node 0 share its cable; a transfer within node 1 passes one that waits for that cable."""
+    """Two routes out of node 0 share its cable; a transfer within node 1 overtakes one that waits for the cable."""
     network = make_network((2, 2), between_bytes_per_s=10**9)
     problem = make_problem([1, 1, 1, 1], [1, 1, 1, 1], [50, 2, 50], network=network, shared=True, global_batch_size=3)
     allocation = chain([(1, [0]), (1, [2]), (1, [3]), (1, [1])], 3)
@@ -359,7 +359,7 @@ def _arrays(timeline: Timeline) -> list:
 
 
 def test_an_event_run_and_an_in_order_run_agree_on_full_duplex_links() -> None:
-    """A pair's full-duplex link in a shared network is the private channel of its edge: the other kernel judges it."""
+    """A pair's full-duplex link in a shared network equals the private channel of its edge; another kernel runs it."""
     problem = make_problem([3, 4, 5], boundary_bytes=[7, 2], nodes=(3,), channel="full", global_batch_size=6)
     allocation = straight(problem, 6)
     orders = warmup_orders(allocation, [4, 2, 1])

@@ -139,7 +139,7 @@ def test_recomputed_modules_are_in_the_program_of_their_stage() -> None:
 
 
 def test_modules_are_not_recomputed_by_an_instruction_of_its_own() -> None:
-    """They run again within the backward; a rank has nothing to do ahead of it."""
+    """Modules run again within the backward; a rank has nothing to do before it."""
     problem = make_problem([1] * 2)
     allocation = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,), modules=("norm", "mlp"))), 2)
     rows = Row((0,), as_operations(parse_row("0F0:2 0B0:2"))), Row((1,), as_operations(parse_row("1F0:2 1R0 1B0:2")))
@@ -187,7 +187,7 @@ def test_tied_weights_are_summed_over_all_that_hold_them() -> None:
 
 
 def test_ties_cross_two_ranks_in_one_order() -> None:
-    """Rank 0 finishes stage 1 before stage 0, rank 1 stage 3 before stage 2: each tie alone would be waited for."""
+    """Rank 0 finishes stage 1 before stage 0, rank 1 stage 3 before stage 2: separate orders of ties would block."""
     ties = (("outer", (0, 3), 8), ("inner", (1, 2), 8))
     problem = make_problem([1] * 4, boundary_bytes=4, parameter_bytes=8, global_batch_size=2, shared_parameters=ties)
     allocation = chain([(1, [0]), (1, [0]), (1, [1]), (1, [1])], 2)
@@ -233,7 +233,7 @@ def test_optimizer_states_are_shared_out_where_the_request_says_so() -> None:
 
 
 def test_replicas_that_share_states_step_their_stages_in_one_order() -> None:
-    """Steps gather what each replica has stepped; else each stage steps as soon as its gradients are summed."""
+    """Steps gather the parts that replicas have stepped; else each stage steps as soon as its gradients are summed."""
     allocation = chain([(1, [0, 1]), (1, [2]), (1, [0, 1])], 1)
     texts = "0F0 2F0 2B0 0B0", "0F0 2F0 2I0 0B0 2W0", "1F0 1B0"
     rows = [Row((rank,), as_operations(list(parse_row(text)))) for rank, text in enumerate(texts)]

@@ -194,7 +194,7 @@ def test_wpipe_keeps_two_versions_of_one_group_and_crosses_twice_as_many_boundar
 
 
 def test_2bw_with_fewer_micro_batches_than_are_in_flight_is_refused() -> None:
-    """ALGORITHMS 5.1: with M = 2 and four stages the version that a forward needs is not there yet, or dead."""
+    """ALGORITHMS 5.1: with M = 2 and four stages a forward needs a version that does not exist yet, or no longer."""
     problem = make_problem([1] * 4, boundary_bytes=4, global_batch_size=2)
     allocation = straight(problem, 2)
     operations = tuple(

@@ -117,7 +117,7 @@ def test_the_same_request_gives_the_same_plan() -> None:
 
 @pytest.mark.parametrize("name", ["dapple", "exact", "spread", "uniform"])
 def test_a_search_ends_at_the_time_limit_between_pieces_of_work(name: str) -> None:
-    """The judge takes no proposal after the limit, so that a search that continues works for nothing."""
+    """The judge takes no proposal after the limit, so a search that continues works for nothing."""
     target = Within("deepspeed", ("early-backward",), False, (), False, Span(0, 3), (True,) * 3)
     problem = replace(four_devices(3, 4, global_batch_size=4), within=target if name == "uniform" else None)
     row = PLANNERS[name]
@@ -258,7 +258,7 @@ def test_a_limit_that_comes_first_is_said() -> None:
 
 
 def test_a_limit_in_between_names_what_did_not_finish() -> None:
-    """The clock ticks a second per look; the limit comes after the first plans of dp."""
+    """The clock advances by a second per reading; the limit comes after the first plans of dp."""
     ticks = iter(range(10**6))
     problem = four_devices(5)
     state = State(Setting(problem, Deadline(10 * 10**9, lambda: 10**9 * next(ticks))))

@@ -161,7 +161,7 @@ def test_a_schedule_that_does_not_exist_is_refused_wherever_it_is_named(monkeypa
 
 
 def test_a_schedule_that_does_not_order_some_stages_is_left_out_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requested by name, the answer says why; beside others nothing is lost."""
+    """A request for the schedule by name gets the reason; beside other schedules nothing is lost."""
     problem = make_problem([3, 3, 3, 3])
 
     def picky(problem: Problem, allocation: Allocation) -> Orders:

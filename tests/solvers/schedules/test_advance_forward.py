@@ -99,7 +99,7 @@ def test_rows_are_the_papers_loop_with_its_last_backwards(stages: int, batches: 
 
 @pytest.mark.parametrize("transfer", [1, 3, 6, 10])
 def test_six_stages_reach_the_time_of_all_forwards_first(transfer: int) -> None:
-    """K 6, M 32, B = 2 F: between δ = 3 and 5 (6.2), never faster than AFAB nor slower than 1F1B on the way."""
+    """K 6, M 32, B = 2 F: AFAB's time is reached by δ = 3 to 5 (6.2); no δ is faster than AFAB or slower than 1F1B."""
     problem, allocation = uniform(6, 32, 10, 20, transfer)
 
     def time_ns(**how: int | bool) -> int:

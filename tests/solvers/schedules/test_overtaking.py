@@ -356,7 +356,7 @@ def test_devices_that_share_in_part_are_refused() -> None:
 @pytest.mark.tier("nightly")
 @pytest.mark.parametrize("shape", ["line", "vee"])
 def test_operations_that_take_no_time_stay_in_the_order_of_their_needs(shape: str) -> None:
-    """Of operations that start at once on a rank, a gradient's goes before the operation that waits for it."""
+    """Among operations that start at once on a rank, a gradient's goes before the operation that waits for it."""
     seen = 0
     for seed in range(8):
         rng = random.Random(seed)

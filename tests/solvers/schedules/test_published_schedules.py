@@ -213,7 +213,7 @@ def test_v_schedules_are_as_long_as_the_authors(
     ("p", "number", "bubbles"), [(3, 6, (265, 144)), (6, 12, (715, 432)), (6, 18, (895, 480)), (8, 16, (1050, 664))]
 )
 def test_v_min_for_unequal_times_is_as_long_as_the_authors(p: int, number: int, bubbles: tuple[int, int]) -> None:
-    """As above, for V-min and times (20, 25, 15) and (20, 20, 16)."""
+    """The same test as above, for V-min and times (20, 25, 15) and (20, 20, 16)."""
     for times, bubble in zip(((20, 25, 15), (20, 20, 16)), bubbles, strict=True):
         problem, allocation = vee(p, number, times)
         span = makespan_ns(problem, allocation, v_min(problem, allocation))
@@ -368,7 +368,7 @@ def test_recomputation_where_nothing_waits_saves_no_memory(generator: Generator)
 
 
 def test_recomputation_apart_is_no_longer_on_busy_devices_either() -> None:
-    """Interleaved 1F1B leaves no wait to hide it in."""
+    """Interleaved 1F1B has no wait in which recomputation could hide."""
     problem = make_problem([100] * 8, boundary_bytes=100, nodes=(4,), channel="full", global_batch_size=64)
     allocation = single_pipeline(tuple(Stage(s, s, (s % 4,)) for s in range(8)), 64)
     orders = interleaved(problem, allocation)
@@ -416,7 +416,7 @@ def test_bounds_hold_for_drawn_costs(data: st.DataObject) -> None:
 
 
 def test_operations_are_each_there_once() -> None:
-    """Counted apart from the judge."""
+    """Operations are counted without the simulator."""
     problem, allocation = vee(3, 7)
     for row in v_min(problem, allocation).rows:
         operations = [tuple(each) for each in row.operations.tolist()]

@@ -12,7 +12,7 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.solve.driver import solve
 
 SLOWER = 1.005
-"""A planner that is not asked by a rule on the request may be better by so much."""
+"""The factor by which a planner that a rule on the request skips may be better."""
 
 
 @pytest.mark.cases(8)

@@ -113,7 +113,7 @@ def test_axes_are_open_together_and_a_value_counts_once() -> None:
 
 
 def optimizers(*values: str, **more: Any) -> tuple[dict[str, str] | None, tuple[str, ...], Prediction | None]:
-    """Return what is chosen of some optimizers where the states of Adam do not fit, the clauses, and the prediction."""
+    """Return the chosen optimizer where the states of Adam do not fit, the reasons, and the prediction."""
     request = vgg_request(choose={"optimizer": values} if values else None, memory={"headroom_bytes": ROOM, **more})
     problem = to_problem(request)
     solve = choices.solve if problem.choices else driver.solve

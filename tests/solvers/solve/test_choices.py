@@ -241,7 +241,7 @@ def test_limits_are_kept(limit_s: float) -> None:
     [("auto", {"options": {"foo": 1}}), ("even", {"options": {"foo": 1}}), ("auto", {"schedule": "1f1b"})],
 )
 def test_unknown_options_and_schedules_are_refused_whatever_the_choices(planner: str, more: dict[str, Any]) -> None:
-    """Each choice refused them before, and other planners' first plans were the answer."""
+    """Each choice once refused them, and other planners' first plans were the answer."""
     problem = open_problem((Choice(ONE, "none"), Choice(TWO, "optimizer")), nodes=(4,))
     with pytest.raises(UnknownMethod, match=r"has no option 'foo'|no schedule '1f1b'"):
         choices.solve(problem, planner, workers=0, **more)
@@ -342,7 +342,7 @@ def test_a_number_of_plans_gives_the_same_answer_every_time() -> None:
 
 
 def test_the_answer_does_not_depend_on_the_processes_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no request is too small to be given to processes."""
+    """Here no request is too small for worker processes."""
     monkeypatch.setattr("penstock.solvers.solve.workers.SMALL", 0)
     problem = open_problem(choices_of(ONE, FOUR), 1.2)
     few = [outline(choices.solve(problem, "dapple", max_plans=1, workers=number)) for number in (0, 1)]

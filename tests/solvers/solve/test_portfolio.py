@@ -189,7 +189,7 @@ def test_a_fault_in_a_task_is_raised_with_its_traceback(problem: Problem) -> Non
 
 
 def test_fresh_interpreters_take_refuse_and_tell(problem: Problem, plans: list[JudgedPlan]) -> None:
-    """Without forking, as in a process with threads."""
+    """The tasks run without forking, as in a process with threads."""
     state = state_of(problem)
     run(state, [Late("late", tuple(plans)), Refusing("refusing", ())], 2)
     assert state.best is not None
@@ -212,7 +212,7 @@ def test_progress_tells_of_plans_bounds_and_planners_at_work(problem: Problem, p
 
 
 def test_a_proof_for_one_pipeline_spares_only_those_planners(problem: Problem, plans: list[JudgedPlan]) -> None:
-    """Contract of bounds: it is never used to stop the search for plans of other kinds."""
+    """A bound never stops the search for plans of other kinds (contract of bounds)."""
     contiguous = next(plan for plan in plans if plan.planner == "dapple")
     bound = bound_apart(problem, contiguous.value_ns)
     state = state_of(problem, whole=bound_of(problem, 1))
@@ -336,7 +336,7 @@ def test_a_closed_plan_has_its_proof_in_the_certificate() -> None:
 def test_the_best_plain_plan_is_kept_beside_a_better_one_with_split_backwards(
     problem: Problem, plans: list[JudgedPlan]
 ) -> None:
-    """Orders are optimised from both: with its order optimised the plain one may be the better."""
+    """Orders are optimised for both: the plain plan with its order optimised may be the better one."""
     (whole,) = [each for each in plans if each.is_plain][:1]
     split = solve(problem, "zero-bubble").best
     assert split is not None

@@ -1,4 +1,4 @@
-"""The warm-up touches what a plan needs, so that nobody waits for a compiler."""
+"""The warm-up calls all kernels that a plan needs, so that no user waits for a compiler."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
 
 @pytest.mark.tier("quick")
 def test_installations_of_one_version_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their place is made of what the sources say, so a kernel's name in it need not say where they are installed."""
+    """The cache folder is named after the sources' contents, so kernels' names need not say where they are installed."""
     monkeypatch.delenv("PENSTOCK_KERNELS", raising=False)
     here = Path(penstock.solvers.__path__[0])
     (tmp_path / "solvers" / "judge").mkdir(parents=True)

@@ -53,7 +53,7 @@ def crowded_request(seed: int) -> Problem:
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("block", range(3))
 def test_never_above_any_plan(block: int) -> None:
-    """Every plan on every choice of devices."""
+    """Every plan is tried on every choice of devices."""
     for seed in (*range(10 * block, 10 * block + 10), HIGHER[block]):
         space = Space.of(crowded_request(seed))
         assert proven_ns(space.problem, space)[0] <= least_of_all(space), seed

@@ -119,7 +119,7 @@ def test_no_planner_has_a_better_plan(seed: int) -> None:
 
 @pytest.mark.parametrize("number", [49, 56, 62, 84, 109, 115, 134])
 def test_relax_searches_among_plans_that_cables_delay(number: int) -> None:
-    """The plan of the least bound takes up to 58 % longer than planner ``dapple``'s; others of the labels do not."""
+    """The plan of the least bound takes up to 58 % longer than planner ``dapple``'s; other plans of labels do not."""
     problem = narrow_request(number)
     relax, dapple = (driver.solve(problem, name, workers=0).best for name in ("relax", "dapple"))
     assert relax is not None
@@ -167,7 +167,7 @@ def test_backwards_before_a_stage_do_not_delay_its_all_reduce() -> None:
 
 
 def test_the_grid_is_refined_until_the_bound_is_the_plans_own() -> None:
-    """Rates of earlier stages count once the grid knows them."""
+    """Rates of earlier stages count once they are points of the grid."""
     higher = 0
     for seed in range(80):
         problem = replace(random_request(seed, 6, 4), recompute="never")
@@ -245,7 +245,7 @@ def test_a_ring_over_two_nodes_has_the_steps_inside_them() -> None:
 
 @pytest.mark.tier("quick")
 def test_only_more_replicas_than_a_node_holds_span_nodes() -> None:
-    """Where links do not count one by one: four replicas have shapes by the run of devices in a node, five by none."""
+    """Links do not count one by one: four replicas have shapes by the run of devices in a node, five have one shape."""
     problem = make_problem([1], nodes=(4, 4), global_batch_size=8, micro_batch_sizes=(8,))
     (batch,) = candidates(problem)
     shape = make_pieces(problem, batch, Links(problem)).shape
@@ -294,7 +294,7 @@ def test_an_optimum_of_a_class_is_claimed_of_that_class_only() -> None:
 
 
 def test_a_search_can_be_left_between_pieces() -> None:
-    """Each piece leaves a bound that holds, never below the one before; the last is the proof."""
+    """Each piece ends with a valid bound, never below the one before; the last bound is the proof."""
     problem = random_request(7, 6, 4)
     whole = Relaxation(problem, EFFORT)
     bounds = [whole.bound_ns for _piece in whole.run()]

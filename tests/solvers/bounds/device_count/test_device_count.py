@@ -180,7 +180,7 @@ def _too_high(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("fault", ["slowest kind", "one device missing", "transfers twice"])
 def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The battery fails where a quick device counts as slow, a class has fewer devices or bytes travel longer."""
+    """The tests notice where a fast device counts as slow, a class has too few devices, or bytes travel twice."""
     _too_high(monkeypatch, fault)
     assert any(
         Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
@@ -194,7 +194,7 @@ def test_a_fault_in_unlike_devices_is_found(fault: str, monkeypatch: pytest.Monk
     [("rebuilt too large", range(226, 232)), ("one less in flight", range(8, 16)), ("recomputed twice", range(56, 64))],
 )
 def test_a_seeded_fault_is_found(fault: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The battery above fails where a stage may hold less, rebuild less ahead or has to work longer."""
+    """The tests above notice where a stage may hold less, rebuild less ahead or has to work longer."""
     _too_high(monkeypatch, fault)
     refutation = any(
         Count(plan.problem, number_of(plan.problem, plan.allocation), plan.value_ns + 1).refuted()
@@ -273,7 +273,7 @@ def _halves(kinds: tuple[str, str] = ("cpu", "cpu"), memory: tuple[int, int] = (
 
 
 def test_what_small_devices_cannot_hold_the_others_must() -> None:
-    """Half of the devices hold no layer: what the other half alone cannot do is refuted."""
+    """Half of the devices hold no layer; a time that the other half alone cannot reach is refuted."""
     halves = _halves(memory=(10**6, 150))
     assert bound_of(halves).bound_ns > 1.7 * bound_of(_halves()).bound_ns
     alone = make_problem([10] * 12, [20] * 12, nodes=(1,) * 6, global_batch_size=40)

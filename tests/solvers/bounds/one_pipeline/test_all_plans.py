@@ -127,7 +127,7 @@ def every_allocation(problem: Problem) -> Iterator[Allocation]:
 
 
 def test_the_label_search_finds_what_listing_finds() -> None:
-    """Random terms of up to four layers and devices: every choice of options and new devices, listed."""
+    """Random terms of up to four layers and devices, against a list of every choice of options and new devices."""
     rng = random.Random(7)
     differ = 0
     for _ in range(60):

@@ -183,7 +183,7 @@ def test_what_it_cannot_take_is_refused() -> None:
 
 
 def test_more_micro_batches_may_cost_less_than_the_bottleneck_each() -> None:
-    """BOUNDS Part II, 1: T(M) >= T(M') + (M - M') x bottleneck is false; so is that T's second difference is >= 0."""
+    """BOUNDS Part II, 1: neither T(M) >= T(M') + (M - M') x bottleneck nor a second difference of T >= 0 holds."""
     values = []
     for batches in range(1, 9):
         problem, plan = limited_line([28, 13], [9, 34], [30], [30], [2, 1], batches)
@@ -235,7 +235,7 @@ def test_joining_windows_tells_more_than_the_windows() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_as_judged_it_is_the_best_of_every_order(seed: int) -> None:
-    """Tiny plans: all interleavings of every stage within the limits in flight, timed by the judge."""
+    """Tiny plans: all interleavings of every stage within the limits in flight, timed by the simulator."""
     problem, plan = random_line(1000 + seed, most_batches=3, channel="half")
     best = min(times_of_every_order(problem, plan))
     answer = prove(problem, plan, FAR, 10**6, as_judged=True)

@@ -90,7 +90,7 @@ def _early(plan: Allocation) -> list[Orders]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_as_judged_is_the_best_of_every_order(seed: int) -> None:
-    """Tiny plans on private half-duplex channels: all interleavings of every stage, timed by the judge."""
+    """Tiny plans on private half-duplex channels: all interleavings of every stage, timed by the simulator."""
     rng = random.Random(seed)
     stages, batches = rng.choice([(2, 2), (2, 3), (3, 2), (1, 3)])
     problem = make_problem(

@@ -1,4 +1,4 @@
-"""The neighbourhood search: legal moves and repairs, the judge's times, improvements only, the same every time."""
+"""The neighbourhood search: legal moves and repairs, simulated times, improvements only, the same every time."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_from_nothing_it_finds_the_joint_optimum(seed: int, shared: bool) -> Non
 
 @pytest.mark.tier("ci")
 def test_a_plan_that_is_nearly_best_is_mended() -> None:
-    """One cut off the optimum: the search finds it back."""
+    """The plan is one cut away from the optimum, and the search reaches the optimum."""
     problem = instance(14, 12, 8)
     best = solve(problem, "exact").best
     assert best is not None
@@ -217,7 +217,7 @@ def test_a_plan_that_is_nearly_best_is_mended() -> None:
 
 @pytest.mark.tier("ci")
 def test_recuts_of_parts_keep_the_order_and_only_improve() -> None:
-    """Interleaved parts, one cut of which is put off: the search moves cuts, and never the order."""
+    """Interleaved parts, one of whose cuts is misplaced: the search moves cuts, and never the order."""
     problem = make_problem([30, 10, 20, 30, 10, 20, 20, 20], None, 1, 8, nodes=(2,), global_batch_size=8)
     judge = Judge(Setting(problem))
     planner = PLANNERS["interleaved"]

@@ -39,7 +39,7 @@ def proven(result: Result) -> bool:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_is_that_of_every_configuration(seed: int) -> None:
-    """All 111 configurations of six reduced instances, each ordered by CP-SAT under the judge's rules, none pruned."""
+    """All 111 configurations of six reduced instances, each ordered by CP-SAT under the simulator's rules."""
     problem = instance(seed, 5, 2 + seed % 3)
     space = Space.of(problem)
     values = []

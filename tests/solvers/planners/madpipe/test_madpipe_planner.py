@@ -117,7 +117,7 @@ def test_buffers_that_are_not_there_at_once_cost_nothing(seed: int, layers: int,
 
 
 def test_a_special_processor_wins_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the contiguous optimum alone: no chain is searched for allocations with a special processor."""
+    """The comparison is the contiguous optimum alone: no chain is searched for allocations with a special processor."""
     wins, nothing = 0, Searched((), 0, True, 0)
     for seed in range(8):
         problem = random_problem(seed, memory_bytes=14_000_000)
@@ -225,7 +225,7 @@ def test_rounding_of_labels_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_allocations_without_a_pattern_count_as_plans(
     seed: int, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes an integer program, for which there may be minutes in between two plans; also where none fits."""
+    """Each needs an integer program, which may take minutes between two plans; also where no pattern exists."""
     problem = random_problem(seed, memory_bytes=memory_bytes, nodes=(4,))
     solved_programs: list[StageLine] = []
 

@@ -130,7 +130,7 @@ def test_memory_makes_it_recompute_and_then_refuse() -> None:
 
 
 def test_replica_choices_waste_no_device() -> None:
-    """Of equally large slices the fewest replicas count; never more than rows, and always one."""
+    """The fewest replicas of equally large slices count; never more than rows, and always at least one."""
     problem = uneven(4, 4, 6)
     choices = replica_choices(problem, batch_of(problem, 8)).tolist()
     assert choices == [1, 2, 3, 4, 8]

@@ -148,7 +148,7 @@ def test_devices_of_two_kinds_have_stages_by_their_speed(rules: frozenset[Update
 
 
 def test_compression_makes_the_released_optimizer_count_boundaries() -> None:
-    """Boundaries so large that only one stage is left of a straight-looking chain, once they are counted."""
+    """Boundaries are so large that a straight-looking chain becomes a single stage once they are counted."""
     problem = drawn(0, parameter_bytes=20_000_000, boundary_bytes=900_000_000, micro_batch_sizes=(4,), nodes=(4,))
     plans = [allocated(problem, batch_of(problem, 4), Rules(True, ratio)) for ratio in (0.0, 1.0, 10_000.0)]
     blind, seeing, squeezed = (len(each.allocation.stages) for each in plans if each is not None)

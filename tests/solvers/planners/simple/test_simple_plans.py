@@ -85,7 +85,7 @@ def judged(problem: Problem, plan: Allocation, rule: UpdateRule, depth: int) -> 
     ],
 )
 def test_one_stage_everywhere_is_a_candidate(name: str, rule: UpdateRule, turns: bool) -> None:
-    """On no request the plan of one stage is faster, and on some it is the answer."""
+    """The plan of one stage is faster on no request, and on some it is the answer."""
     reached = 0
     for seed in range(10):
         problem = drawn(seed, rule)

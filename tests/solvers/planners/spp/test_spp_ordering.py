@@ -89,7 +89,7 @@ def test_every_level_is_cut_where_it_is_weakest(seed: int) -> None:
 @pytest.mark.parametrize("orientation", ["id", "bandwidth"])
 @pytest.mark.parametrize("seed", range(10))
 def test_servers_stay_together(seed: int, orientation: str) -> None:
-    """Where links inside a server outweigh those out of it."""
+    """Links inside a server outweigh the links out of it."""
     draw = np.random.default_rng(seed)
     server = draw.permutation(np.repeat(np.arange(4), 3))
     weights = np.asarray(np.where(server[:, None] == server[None, :], 200, random_weights(seed, 12, 20)))

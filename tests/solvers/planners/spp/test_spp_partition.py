@@ -136,7 +136,7 @@ VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", VARIANTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_number_of_stages_has_its_optimum(seed: int, changes: dict[str, Any], unused: bool) -> None:
-    """S4: the smallest W, for each xi, over all partitions and splits of the order, by the judge's costs."""
+    """S4: the smallest W, for each xi, over all partitions and splits of the order, by the simulator's costs."""
     problem = random_problem(seed, **changes)
     partitions = search(chain_for(problem, 5, unused=unused), 5)
     for stages in range(1, 6):

@@ -100,7 +100,7 @@ def test_even_loads_are_the_smallest() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_partition_is_the_best_that_fits(groups: int) -> None:
-    """Also on devices of different speeds, and where memory leaves nothing at all."""
+    """Devices may have different speeds, and memory may leave no partition at all."""
     draw = random.Random(groups)
     outcomes = {"none": 0, "free": 0, "tight": 0}
     for _ in range(250):

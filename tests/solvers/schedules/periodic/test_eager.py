@@ -275,7 +275,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_turns_are_measured_whole(seed: int) -> None:
-    """Under weight stashing a micro-batch takes as long whatever a global batch is, also when 3 replicas share 4."""
+    """Under weight stashing a micro-batch's time does not depend on the global batch, also when 3 replicas share 4."""
     draw = np.random.default_rng(seed)
     stages = (Stage(0, 0, (0, 1, 2), "round_robin"), Stage(1, 1, (3,)), Stage(2, 2, (4, 5), "round_robin"))
     rates = {}

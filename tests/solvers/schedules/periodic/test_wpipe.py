@@ -254,7 +254,7 @@ def test_table_1_at_as_many_micro_batches_as_stages(n: int) -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(2, 3), (4, 8), (3, 7)])
 def test_activations_for_more_micro_batches(n: int, m: int) -> None:
-    """R-25: M + N - i half stages per device, (2M + N + 1)/4 S_a in all; fewer than the printed formula says."""
+    """R-25: M + N - i half stages per device, (2M + N + 1)/4 S_a in all; fewer than in the printed formula."""
     _weights, peaks = weights_and_activations("wpipe", n, m)
     assert [peak // 4 for peak in peaks] == [m + n - i for i in range(n)]
     assert Fraction(sum(peaks), 8 * n) == Fraction(2 * m + n + 1, 4) < Table1.activations("wpipe", n, m)
@@ -278,7 +278,7 @@ def test_recomputation_keeps_the_inputs_of_every_micro_batch_in_flight() -> None
 
 
 def test_refusals() -> None:
-    """Each says what it takes instead."""
+    """Each refusal names what is supported instead."""
     problem, allocation = uniform(4, 3)
     with pytest.raises(UnsupportedRequest, match="at least 4 micro-batches per update; the plan has 3") as refused:
         wpipe(problem, allocation)

@@ -299,7 +299,7 @@ def test_the_schedule_says_what_it_cannot_do() -> None:
 
 @pytest.mark.tier("nightly")
 def test_the_planner_is_never_worse_with_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against inside-out alone; strictly better somewhere."""
+    """The comparison is inside-out alone; the ILP is strictly better somewhere."""
     better = 0
     for seed in range(10):
         problem = random_problem(seed, 7_500_000)
