@@ -56,7 +56,7 @@ def test_steps_by_hand(rule: UpdateRule, first: str, second: str) -> None:
 
 
 def test_what_is_unrolled() -> None:
-    """5 samples in 2 micro-batches: all count as the larger one. One round is in flight; 24 rounds are 48 micro-batches."""
+    """5 samples in 2 micro-batches: all count as the larger. The pattern is one round deep; 24 rounds are 48."""
     problem = make_problem([1, 1], nodes=(2,), global_batch_size=5)
     allocation, pattern = straight(problem, 2), _one_forward_one_backward()
     run = unroll(problem, allocation, pattern, "double_buffered")

@@ -108,7 +108,7 @@ def test_kernels_that_are_not_to_be_compiled_are_refused_in_words() -> None:
 
 @pytest.mark.tier("quick")
 def test_installations_of_one_version_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache folder is named after the sources' contents, so kernels' names need not say where they are installed."""
+    """The cache folder is named after the contents of sources, so kernel names need not contain the installation."""
     monkeypatch.delenv("PENSTOCK_KERNELS", raising=False)
     here = Path(penstock.solvers.__path__[0])
     (tmp_path / "solvers" / "judge").mkdir(parents=True)
