@@ -1,4 +1,4 @@
-"""``penstock ask``: any question of the table by its document; and how other commands ask theirs."""
+"""``penstock ask``: any question of the table, by its document; other commands call `ask`, too."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def ask(
     *,
     workers: int | None = None,
 ) -> Any:
-    """Return the answer to a question, of this machine or of a service.
+    """Return the answer to a question, from this machine or from a service.
 
-    ``notify`` is called with each message before the answer. Raises typer.BadParameter for ``workers`` of a service.
+    ``notify`` is called with each message before the answer. Raises typer.BadParameter for ``workers`` with a service.
     """
     from penstock.questions.table import question_of
     from penstock.schemas.api.terms import Terms
