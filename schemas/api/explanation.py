@@ -138,7 +138,7 @@ class Turn(Part):
 class WhyNot(Part):
     """Another choice of degrees and sharding: its best plan and why that takes longer, or why no plan exists."""
 
-    asked: str = Field(description="as the question named it")
+    question: str = Field(description="the choice as the question named it")
     choice: str = Field(description="the best of the choices that it names, such as tensor 4, optimizer sharded")
     planner: Name = Field(description="that looked for its plan")
     sentence: str

@@ -77,7 +77,7 @@ class LayoutRequest(Document):
     devices_per_node: PositiveCount | None = Field(
         default=None, description="use only this number of devices of each node, the first ones; default: all"
     )
-    given: dict[Name, Annotated[str, Field(max_length=512)]] = Field(
+    values: dict[Name, Annotated[str, Field(max_length=512)]] = Field(
         default_factory=dict, description="values that the text leaves open, by variable or flag: {PP: 8}"
     )
     config: Name | None = Field(default=None, description="which of the configurations of a Python text is meant")

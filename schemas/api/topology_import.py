@@ -94,7 +94,7 @@ class TopologyImported(Part):
     """The topology; ``assumptions`` are also in it."""
 
     topology: ClusterTopology
-    found: tuple[SourceFound, ...]
+    sources: tuple[SourceFound, ...]
     assumptions: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     free: str | None = Field(

@@ -46,7 +46,7 @@ def fits(sizes: Sizes, query: Mapping[str, str]) -> dict[str, Any]:
         error = refused
     return {
         "values": values,
-        "found": reply,
+        "reply": reply,
         "error": error,
         "fields": FIELDS,
         "first": FIRST,

@@ -115,7 +115,7 @@ def test_flags_of_a_branch_that_does_not_run_do_not_count() -> None:
     with pytest.raises(InvalidDocument, match=r"one of 4, line 2; 2, line 4, by \[ \$SIZE = big \], line 1") as caught:
         imported("megatron", FLAGS)
     assert "--given SIZE=…" in str(caught.value.remedy)
-    result = imported("megatron", FLAGS, given={"SIZE": "small"})
+    result = imported("megatron", FLAGS, values={"SIZE": "small"})
     assert stages_of(result) == [(0, 4), (5, 9)]
 
 

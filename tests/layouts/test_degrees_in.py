@@ -212,7 +212,7 @@ def test_open_values_are_asked_for_at_once_and_given() -> None:
     with pytest.raises(InvalidDocument, match="has 2 faults") as caught:
         judged("megatron", text, profile)
     assert "--given PP=… --given TP=…" in str(caught.value.remedy)
-    result = judged("megatron", text, profile, given={"PP": "2", "TP": "2"})
+    result = judged("megatron", text, profile, values={"PP": "2", "TP": "2"})
     assert any("--micro-batch-size $MBS, line 1" in each and "not read" in each for each in result.assumptions)
     assert len(stages(result)) == 2
 
@@ -330,7 +330,7 @@ def test_deepspeeds_configurations_need_no_pipeline_and_templates_say_their_name
     text = f'{{"train_micro_batch_size_per_gpu": MICRO, "zero_optimization": {zero}}}'
     with pytest.raises(InvalidDocument, match="MICRO in the place of values"):
         judged("deepspeed", text, profile, "1x4xA100")
-    result = judged("deepspeed", text, profile, "1x4xA100", given={"MICRO": "2"})
+    result = judged("deepspeed", text, profile, "1x4xA100", values={"MICRO": "2"})
     assert (len(stages(result)), result.plan.num_micro_batches) == (1, 2)
     assert result.plan.sharding == "parameters"
     assert not any("counted whole" in each for each in result.assumptions)

@@ -47,7 +47,7 @@ def judged(text: str, **values: str) -> LayoutImported:
     profile = profile_said("megatron", text, "train", ["H100"], values=values, compare=False)
     question = {"schema_version": 1, "profile": profile, "topology": topology, "global_batch_size": 16}
     fields: dict[str, Any] = {"format": "megatron", "layout": text, "source": "train", "request": question}
-    return import_layout(LayoutRequest.parse({"schema_version": 1, **fields, "compare": False, "given": values}))
+    return import_layout(LayoutRequest.parse({"schema_version": 1, **fields, "compare": False, "values": values}))
 
 
 def test_nemos_words_mean_megatrons_switches() -> None:

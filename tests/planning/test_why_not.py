@@ -81,7 +81,7 @@ def test_next_is_the_best_of_the_other_degrees() -> None:
     (answer,) = explained("next")
     assert answer.time_ns == min(others.values())
     assert others[choice_of(answer)] == answer.time_ns
-    assert explained("default")[0] == answer.model_copy(update={"asked": "next"})
+    assert explained("default")[0] == answer.model_copy(update={"question": "next"})
     assert explained("default", planner="even")[0].time_ns == answer.time_ns
 
 

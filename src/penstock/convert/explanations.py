@@ -184,7 +184,7 @@ def to_why_not(question: str, planner: str, theirs: Planned, ours: Planned, boun
     ratio = theirs.plan.value_ns / ours.plan.value_ns
     parts = differences(theirs, ours)
     return wire.WhyNot(
-        asked=question,
+        question=question,
         choice=str(theirs.problem.choice),
         planner=planner,
         sentence=f"{theirs.problem.choice} {_pace(ratio, parts, ours.plan.value_ns)}",

@@ -145,7 +145,7 @@ def _why_not(text: str, other: PlannedChoice, ours: Planned, on_progress: Callab
     if (theirs := other.planned) is not None:
         return to_why_not(text, other.planner, theirs, ours, other.bound_ns)
     return WhyNot(
-        asked=text,
+        question=text,
         choice=str(other.choice),
         planner=other.planner,
         sentence=f"no plan was found at {other.choice}: {other.result.sentence}",

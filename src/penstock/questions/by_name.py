@@ -127,7 +127,7 @@ def import_layout(
     format
         The trainer that the layout is for: megatron, torchtitan, deepspeed or ranges.
     **options
-        The other fields of ``LayoutRequest`` and of its job: ``model``, ``global_batch_size``, ``given``, ``compare``.
+        The other fields of ``LayoutRequest`` and of its job: ``model``, ``global_batch_size``, ``values``, ``compare``.
     workers
         Processes that search a large request. Left out: one per processor.
     on_progress

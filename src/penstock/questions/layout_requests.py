@@ -25,7 +25,7 @@ def text_of(question: LayoutRequest) -> LayoutText:
             f"{question.source} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
         )
     return TEXTS[question.format](
-        Source(question.layout, question.source, question.given, question.config, question.pipeline_parallel_size)
+        Source(question.layout, question.source, question.values, question.config, question.pipeline_parallel_size)
     )
 
 

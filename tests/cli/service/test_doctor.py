@@ -50,7 +50,7 @@ def test_a_file_that_is_no_database(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "x.sqlite").write_text("no database" * 100)
     rows = checks(capsys, "--database", str(tmp_path / "x.sqlite"), expect=1)
     assert rows["database"]["verdict"] == "FAILED"
-    assert "file is not a database" in rows["database"]["found"]
+    assert "file is not a database" in rows["database"]["result"]
 
 
 def test_keys_that_nobody_is_asked_for_are_noted(
@@ -67,11 +67,11 @@ def test_keys_that_nobody_is_asked_for_are_noted(
         ids.append(json.loads(capsys.readouterr().out)["id"])
     row = checks(capsys, "--database", database)["keys"]
     assert row["verdict"] == "note"
-    assert "security is off: 2 keys of this database are not asked for" in row["found"]
+    assert "security is off: 2 keys of this database are not asked for" in row["result"]
     assert "PENSTOCK_SECURITY=keys" in row["remedy"]
     assert main(["keys", "revoke", ids[0], "--database", database]) == 0
     capsys.readouterr()
-    assert "1 key of this database is not asked for" in checks(capsys, "--database", database)["keys"]["found"]
+    assert "1 key of this database is not asked for" in checks(capsys, "--database", database)["keys"]["result"]
     monkeypatch.setenv("PENSTOCK_SECURITY", "keys")
     assert "keys" not in checks(capsys, "--database", database)
 
@@ -79,7 +79,7 @@ def test_keys_that_nobody_is_asked_for_are_noted(
 def test_settings_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "penstock.toml").write_text("solts = 3\n")
     rows = checks(capsys, "--settings", str(tmp_path / "penstock.toml"), expect=1)
-    assert "did you mean 'slots'?" in rows["settings"]["found"]
+    assert "did you mean 'slots'?" in rows["settings"]["result"]
 
 
 def test_a_service_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -220,7 +220,7 @@ def _show(screen: Screen, imported: TopologyImported, output: str | None, server
     table.add_column("format")
     for head in ("nodes", "switches", "links"):
         table.add_column(head, justify="right")
-    for finding in imported.found:
+    for finding in imported.sources:
         numbers = (finding.nodes, finding.switches, finding.links)
         table.add_row(finding.source, finding.format, *(f"{number:,}" if number else "–" for number in numbers))
     screen.table(table)

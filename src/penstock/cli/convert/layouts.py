@@ -195,7 +195,7 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
             "layout": text,
             "source": "standard input" if file == STANDARD else Path(file).name,
             "request": layout_job_of({**options, "micro_batch_size": None}),
-            "given": dict(
+            "values": dict(
                 assignment(text, "--given", "NAME=VALUE, such as PP=8") for text in options["layout_values"] or ()
             ),
             "compare": compare,

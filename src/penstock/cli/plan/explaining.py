@@ -127,7 +127,7 @@ def _show_layout(screen: Screen, layout: wire.LayoutComparison) -> None:
 
 def _show_why_not(screen: Screen, other: wire.WhyNot) -> None:
     """Print another choice: its time and ours by parts, and how wrong a number must be before it wins."""
-    screen.say(f"why not {other.choice if other.asked == 'next' else other.asked}?")
+    screen.say(f"why not {other.choice if other.question == 'next' else other.question}?")
     screen.say(f"{other.sentence[:1].upper()}{other.sentence[1:]}.")
     if other.time_ns is None:
         return

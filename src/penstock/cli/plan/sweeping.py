@@ -199,9 +199,9 @@ def show_rows(screen: Screen, rows: Sequence[SweepRow]) -> None:
     priced = any(row.cost_per_sample is not None for row in rows)
     divided = any(row.degrees is not None for row in rows)
     lengths = len({row.sequence_length for row in rows}) > 1
-    middle = [*(["tokens"] if lengths else []), "asked", "found", *(["degrees"] if divided else []), "status"]
+    middle = [*(["tokens"] if lengths else []), "planner", "plan", *(["degrees"] if divided else []), "status"]
     for head in ("", "topology", "batch", *middle):
-        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "asked", "found", "degrees"))
+        table.add_column(head, overflow="fold", no_wrap=head not in ("topology", "planner", "plan", "degrees"))
     for head in ("time", "samples/s", "memory", "devices", *(["cost"] if priced else []), "gap"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:

@@ -50,7 +50,7 @@ class Check(NamedTuple):
 
     name: str
     verdict: Verdict
-    found: str
+    result: str
     remedy: str = ""
 
 
@@ -282,12 +282,12 @@ def _show(checks: list[Check]) -> None:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("check", "", "found", "try"):
+    for heading in ("check", "", "result", "try"):
         table.add_column(heading, overflow="fold")
     colours: dict[Verdict, str] = {"ok": "green", "note": "yellow", "FAILED": "bold red"}
     for check in checks:
         remedy = "" if check.verdict == "ok" else check.remedy
-        table.add_row(Text(check.name), Text(check.verdict, colours[check.verdict]), Text(check.found), Text(remedy))
+        table.add_row(Text(check.name), Text(check.verdict, colours[check.verdict]), Text(check.result), Text(remedy))
     Console().print(table)
 
 

@@ -111,7 +111,7 @@ def test_slurm_tree_and_nodes() -> None:
     }
     assert out(result) == {"n3": "it is drained"}
     assert result.free == "n[1-2,4]"
-    assert [(each.format, each.nodes, each.switches) for each in result.found] == [
+    assert [(each.format, each.nodes, each.switches) for each in result.sources] == [
         ("slurm-conf", 4, 3),
         ("scontrol-nodes", 4, 0),
     ]

@@ -69,7 +69,7 @@ def merge(
     )
     return TopologyImported.model_construct(
         topology=topology,
-        found=tuple(map(_source_row, sources)),
+        sources=tuple(map(_source_row, sources)),
         assumptions=assumptions,
         left_out=notes.left_out(),
         free=_free(hosts),
