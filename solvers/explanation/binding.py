@@ -1,9 +1,9 @@
-"""What limits a plan: a stage, a link or memory; and how much more of each would gain.
+"""The limit of a plan: a stage, a link or memory; and the gain from more of each.
 
-*Sensitivities* are simulations of the plan's own order with one input changed: a stage that computes in nine tenths of
-the time, a link twice as wide, free transfers or all-reduces, no latency. More memory is tried on the devices of the
-fullest stage, with the best order that then fits. At most ``STAGES`` stages and ``LINKS`` links are tried, those that
-take most of the critical path and carry most.
+*Sensitivities* are simulations of the plan's order with one input changed: a stage that computes in nine tenths of the
+time, a link twice as wide, free transfers or all-reduces, no latency. More memory is tried on the devices of the
+fullest stage, with the best order that then fits. At most ``STAGES`` stages with most of the critical path are tried,
+and at most ``LINKS`` links with most traffic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sensitivity(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What limits the plan, as a sentence; ``place`` is the stage, or the stage before the cut."""
+    """The plan's limit, as a sentence; ``place`` is the stage, or the stage before the cut."""
 
     thing: Literal["stage", "transfers", "all-reduces", "memory"]
     place: int
@@ -54,7 +54,7 @@ class Binding(NamedTuple):
 
 
 def sensitivities(run: JudgedRun, path: CriticalPath) -> Iterator[Sensitivity]:
-    """Return the plan's time with each change, stages first."""
+    """Yield the plan's time with each change, stages first."""
     problem, plan = run.plan_problem, run.plan
     shares = path.shares()
     for share in [share for share in shares if share.what == "operation"][:STAGES]:
@@ -87,7 +87,7 @@ def _timed(thing: Thing, sentence: str, problem: Problem, plan: JudgedPlan, plac
 
 
 def _links(run: JudgedRun, path: CriticalPath) -> Iterator[Sensitivity]:
-    """Return the links of a shared network by their load; in a private one the channels between stages."""
+    """Yield the links of a shared network by their load, or the channels between stages of a private network."""
     problem, plan = run.plan_problem, run.plan
     if not problem.rules.shared:
         for share in [share for share in path.shares() if share.what == "transfer"][:LINKS]:
@@ -124,16 +124,16 @@ def _busiest_links(run: JudgedRun) -> list[str]:
 
 
 def more_memory(problem: Problem, plan: JudgedPlan) -> Sensitivity | None:
-    """Half as much memory again on the devices of the fullest stage: do more micro-batches in flight help?"""
+    """Try 1.5 times the memory on the devices of the fullest stage, as more micro-batches in flight may help."""
     if not can_be_reordered(plan):
         return None
     device = fullest_device(problem, plan)
     s = plan.allocation.held_stages[device][0]
     roomier = with_memory(problem, MORE_MEMORY, frozenset(plan.allocation.stages[s].devices))
     with suppress(InvalidPlan):
-        found = best_order(roomier, plan.allocation, schedules_of(plan), overlap=plan.overlap_all_reduce)
-        if found.fits and found.plan is not None:
-            best = min(plan, found.plan, key=lambda each: each.value_ns)
+        reordered = best_order(roomier, plan.allocation, schedules_of(plan), overlap=plan.overlap_all_reduce)
+        if reordered.fits and reordered.plan is not None:
+            best = min(plan, reordered.plan, key=lambda each: each.value_ns)
             deeper = _depth(best, s)
             before = _depth(plan, s)
             flying = f" (K of stage {s}: {before} → {deeper})" if before and deeper and deeper != before else ""
@@ -156,12 +156,12 @@ def binding(problem: Problem, plan: JudgedPlan, path: CriticalPath, idle: tuple[
     shares = path.shares()
     largest = shares[0] if shares else None
     moved = max((share.length_ns for share in shares if share.what in ("transfer", "all-reduce")), default=0)
-    held = max(idle, key=lambda each: each.memory_ns)
+    waiting = max(idle, key=lambda each: each.memory_ns)
     span = plan.timeline.window_ns[1] - plan.timeline.window_ns[0]
-    if held.memory_ns > max(moved, span // 20):
-        device = problem.devices[held.devices[0]].name
-        s = plan.allocation.held_stages[held.devices[0]][0]
-        share = 100 * held.memory_ns / span
+    if waiting.memory_ns > max(moved, span // 20):
+        device = problem.devices[waiting.devices[0]].name
+        s = plan.allocation.held_stages[waiting.devices[0]][0]
+        share = 100 * waiting.memory_ns / span
         return Binding(
             "memory", s, f"memory of {device} (stage {s}) binds: it idles {share:.0f} % of the time for lack of it"
         )
@@ -182,9 +182,9 @@ def binding(problem: Problem, plan: JudgedPlan, path: CriticalPath, idle: tuple[
 
 
 def _waiting(problem: Problem, stage: Stage) -> str:
-    """Return which kind of a stage's GPUs waits for which, if they run parts of the same micro-batches; else no text.
+    """Return which kind of a stage's GPUs waits for which, if they run parts of the same micro-batches; else "".
 
-    Compared is the time of the stage's layers for one sample on one GPU of each kind.
+    The kinds are compared by the time of the stage's layers for one sample on one GPU.
     """
     gpus = problem.real or problem
     kinds = sorted({gpu.kind for device in stage.devices for gpu in problem.gpus(device)})

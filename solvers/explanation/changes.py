@@ -27,14 +27,14 @@ from penstock.solvers.model.schedule import Orders
 from penstock.solvers.schedules.support.recomputed import in_flight
 
 MOST = 10_000
-"""No factor above this, and none below its inverse."""
+"""The largest factor; the least factor is its inverse."""
 FACTOR = re.compile(r"\d{1,9}(\.\d{1,9}|/\d{1,9})?")
 
 
 class Change(NamedTuple):
-    """A changed problem. ``retimes``: the plan can still be judged there, in its own order.
+    """A changed problem. ``retimes``: the plan can still be judged there, in its order.
 
-    ``allocation``: the plan's, changed, where the change is one of it (micro-batches, recomputation).
+    ``allocation``: the changed allocation, where the change is of the plan (micro-batches, recomputation).
     """
 
     name: str
@@ -47,7 +47,7 @@ class Change(NamedTuple):
 def change(problem: Problem, plan: JudgedPlan, text: str) -> Change:
     """Return the change that ``text`` names: ``bandwidth=2``, ``memory=1/2``, ``devices=+8``, ``micro-batches=2``, ….
 
-    Raises InvalidDocument for text that names none, UnsupportedRequest for one that this request cannot have.
+    Raises InvalidDocument for text that names no change, UnsupportedRequest for a change that does not apply.
     """
     name, equals, value = text.partition("=")
     if not equals or name not in CHANGES:
@@ -59,20 +59,20 @@ def change(problem: Problem, plan: JudgedPlan, text: str) -> Change:
 
 
 def default_changes(problem: Problem, plan: JudgedPlan) -> Iterator[Change]:
-    """Yield the changes to try when none is named, as far as they apply to this request, each made when it is taken."""
+    """Yield the changes to try by default that apply to this request."""
     node = last_node_size(problem)
-    asked = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
-    asked += [f"devices=-{node}"] if node < (problem.real or problem).num_devices else []
-    asked += [f"devices=+{node}", *(f"devices=-{kind}" for kind in _kinds_used(problem, plan))]
-    asked += ["micro-batches=1/2", "micro-batches=2"]
-    asked += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
-    for text in asked:
+    texts = ["bandwidth=1/2", "bandwidth=2", "bandwidth=4", "memory=1/2", "memory=2"]
+    texts += [f"devices=-{node}"] if node < (problem.real or problem).num_devices else []
+    texts += [f"devices=+{node}", *(f"devices=-{kind}" for kind in _kinds_used(problem, plan))]
+    texts += ["micro-batches=1/2", "micro-batches=2"]
+    texts += ["recompute=never", "recompute=here", "recompute=everywhere", "speed=2"]
+    for text in texts:
         with suppress(UnsupportedRequest):
             yield change(problem, plan, text)
 
 
 def _of_gpus(problem: Problem, changed: Problem) -> Problem:
-    """Return a changed problem of GPUs at the problem's degrees, where their collectives may take another time."""
+    """Return a changed problem of GPUs at the problem's degrees, where the GPUs' collectives may take another time."""
     return changed if problem.real is None or problem.choice is None else contract(changed, problem.choice)
 
 
@@ -144,7 +144,7 @@ def cable_name(cable: Cable) -> str:
 
 
 def link_of(network: Network, resource: int) -> str | None:
-    """The link that a resource is a direction or a port of: a cable, or a node's inside; None for pairs of a matrix."""
+    """Return the link to which a resource belongs: a cable, or a node's inside; None for pairs of a matrix."""
     name = "→".join(network.resources[resource].ends)
     links = _links_by_name(network)
     if name in links or network.matrix_bytes_per_s is not None:
@@ -154,7 +154,7 @@ def link_of(network: Network, resource: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def _links_by_name(network: Network) -> dict[str, str]:
-    """Both directions of each cable, the first of its name; where a way out of a device or node begins, its node."""
+    """Return the link of each direction of a cable, the first of its name, and the node of each way out of a device."""
     links = {f"{node}→": node for node in network.node_names}
     links |= {f"{d}→": network.node_names[n] for d, n in zip(network.device_names, network.node_of, strict=True)}
     for cable in network.cables:
@@ -217,7 +217,7 @@ def with_layers(problem: Problem, first: int, last: int, factor: Fraction) -> Pr
 
 
 def with_devices(problem: Problem, count: int) -> Problem | None:
-    """The problem with ``count`` more devices: copies of the last node, or devices in it; None where neither can be."""
+    """Return the problem with ``count`` more devices: copies of the last node, or devices in it; None if impossible."""
     network, last = problem.network, problem.devices[-1].node
     size = sum(1 for device in problem.devices if device.node == last)
     if network.matrix_bytes_per_s is not None:
@@ -270,11 +270,11 @@ def _devices(problem: Problem, plan: JudgedPlan, value: str) -> Change:
         raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
     gpus = problem.real or problem
     if count < 0:
-        held = gpus.num_devices
-        if -count >= held:
-            raise UnsupportedRequest(f"there are {held} devices; {-count} cannot be removed")
+        existing = gpus.num_devices
+        if -count >= existing:
+            raise UnsupportedRequest(f"there are {existing} devices; {-count} cannot be removed")
         used = {d for stage in plan.allocation.stages for d in stage.devices}
-        changed = _of_gpus(problem, keeping(gpus, range(held + count)))
+        changed = _of_gpus(problem, keeping(gpus, range(existing + count)))
         sentence = f"{-count} device{'s' if count < -1 else ''} less"
         return Change(f"devices={count}", sentence, changed, max(used) < changed.num_devices)
     wider = with_devices(gpus, count)
@@ -345,10 +345,11 @@ def _recompute(problem: Problem, plan: JudgedPlan, value: str) -> Change:
 
 
 def _leanest(problem: Problem, stage: Stage, flying: int, rows: int) -> Stage:
-    """Return the stage recomputed as a whole, or layer by layer, each from its own input: what needs less memory.
+    """Return the stage recomputed as a whole, or layer by layer, each from its input: the way with less memory.
 
     Both take the same time. As a whole it keeps one input of each of ``flying`` micro-batches of ``rows`` samples, and
-    its backward has all that it computes in memory at once; layer by layer, all inputs, and that of one layer.
+    its backward has the activations of all its layers in memory at once. Layer by layer it keeps all layers' inputs,
+    and has the activations of one layer at a time.
     """
     layers = range(stage.first, stage.last + 1)
     ways = (
@@ -402,5 +403,5 @@ def _words(factor: Fraction) -> str:
 
 
 def _times(factor: Fraction) -> str:
-    known = {Fraction(1, 4): "a quarter", Fraction(1, 2): "half", Fraction(2): "twice"}
-    return known.get(factor, f"{_words(factor)} times")
+    words = {Fraction(1, 4): "a quarter", Fraction(1, 2): "half", Fraction(2): "twice"}
+    return words.get(factor, f"{_words(factor)} times")

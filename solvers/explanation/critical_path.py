@@ -1,13 +1,13 @@
 """The chain of operations, transfers, reductions and updates that decides when a judged plan ends.
 
-From the last end backwards: each link is what ended at the instant at which the next one began (a bucket begins when
-the gradients of its layers are there, inside the operation that makes them). So the links' lengths add up to the time,
-to the nanosecond. Of several things that ended at that instant, the device's own work comes first, then the input,
-then what held the channel.
+The chain is built backwards from the last end: each link ended at the instant at which the next one began (a bucket
+begins when the gradients of its layers are ready, inside the operation that computes them). So the links' lengths add
+up to the time, to the nanosecond. Of several nodes that ended at that instant, the device's previous work comes first,
+then the input, then the node that released the channel.
 
-A periodic plan has no end: the chain goes from the end of its steady window back. Where it comes by the same operation
+A periodic plan has no end: the chain goes back from the end of its steady window. Where it meets the same operation
 again some rounds earlier, that part is the *critical cycle*: its length over its rounds is the time per global batch.
-Else the chain of the whole window is given.
+Otherwise the result is the chain of the whole window.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 
 LOOKED_BACK = 3
-"""So many windows of a periodic plan are searched for a critical cycle."""
+"""Number of windows of a periodic plan that are searched for a critical cycle."""
 
 Span = Literal["step", "iteration", "cycle", "window"]
 
 
 class PathLink(NamedTuple):
-    """One link: what ran from ``start_ns`` until the next link began, and why it did not begin earlier.
+    """One link: a node that ran from ``start_ns`` until the next link began, and why it did not begin earlier.
 
     ``detail`` is an operation's kind or a transfer's direction, 1 for the sum of a tie; ``number`` its micro-batch,
-    bucket or tie. ``devices``: of
-    the row that computes; empty for transfers and all-reduces. ``whole_ns``: how long it ran altogether.
+    bucket or tie. ``devices``: the row's that computes; empty for transfers and all-reduces. ``whole_ns``: how long it
+    ran altogether.
     """
 
     what: What
@@ -48,7 +48,7 @@ class PathLink(NamedTuple):
 
     @property
     def length_ns(self) -> int:
-        """Return its share of the time, in ns."""
+        """Return the link's share of the time, in ns."""
         return self.end_ns - self.start_ns
 
 
@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain in the order of time. ``rounds`` global batches pass in it; lengths add up to ``length_ns``."""
+    """The chain in the order of time. It spans ``rounds`` global batches; lengths add up to ``length_ns``."""
 
     steps: tuple[PathLink, ...]
     span: Span
@@ -78,11 +78,11 @@ class CriticalPath:
 
     def shares(self) -> tuple[Share, ...]:
         """Return the shares of the length, the largest first."""
-        found: dict[tuple[What, int], int] = {}
+        totals: dict[tuple[What, int], int] = {}
         for step in self.steps:
             place = step.stage - step.detail if step.what == "transfer" else step.stage
-            found[step.what, place] = found.get((step.what, place), 0) + step.length_ns
-        ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+            totals[step.what, place] = totals.get((step.what, place), 0) + step.length_ns
+        ranked = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
         return tuple(Share(what, place, length) for (what, place), length in ranked if length)
 
 
@@ -111,7 +111,7 @@ def path_of_run(run: JudgedRun) -> CriticalPath:
 
 
 def _walked(run: JudgedRun, node: int, until: int, since: int) -> tuple[PathLink, ...]:
-    """Return the links between two instants; the last one is that of ``node``."""
+    """Return the links between two instants; the last link is ``node``."""
     links: list[tuple[int, int, Because]] = []
     while True:
         chain = _back(run, node)
@@ -127,7 +127,7 @@ def _walked(run: JudgedRun, node: int, until: int, since: int) -> tuple[PathLink
 
 
 def _back(run: JudgedRun, node: int) -> list[Cause]:
-    """Return what kept ``node`` waiting, through nodes of zero duration to one that began earlier; empty: nothing."""
+    """Return the nodes that delayed ``node``, through nodes of zero duration to one that began earlier; empty: none."""
     at = run.start[node]
     chain: list[tuple[Cause | None, Iterator[Cause]]] = [(None, run.causes(node))]
     seen = {node}

@@ -1,9 +1,8 @@
-"""What binds the plan of a solve, and what would help it most, in a few words for ``why``.
+"""The limit of a solve's plan, and the change that would help it most, in a few words for ``why``.
 
-Each figure is a re-timing of the plan by simulation (links twice as wide), its stages reordered
-again (half as much memory again, recomputation on the fullest device), or, where layers times devices are at most
-``SMALL``, a new plan with one more node. Of plans with more than ``MAX_OPERATIONS`` operations only what
-binds is said, and nothing is tried.
+Each figure is a re-timing of the plan by simulation (links twice as wide), a new order of its stages (1.5 times the
+memory, recomputation on the fullest device), or, where layers times devices are at most ``SMALL``, a new plan with one
+more node. For plans with more than ``MAX_OPERATIONS`` operations only the limit is named, and no change is tried.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from penstock.solvers.model.problem import Device, Problem
 from penstock.solvers.model.result import JudgedPlan
 
 WIDE_GAP = 2
-"""The multiple of the bound on every plan from which on it is said where the difference goes."""
+"""The multiple of the bound on every plan from which on the largest loss is named."""
 
 LOW_USE = 0.1
-"""The part of the GPUs' peak (MFU) below which it is said where the rest goes."""
+"""The fraction of the GPUs' peak (MFU) below which the largest loss is named."""
 
 COMPUTING = "computing above the least, as with small slices, recomputation or slow devices"
 COMMUNICATION = "communication among GPUs that hold layers together, which computation does not hide"
@@ -44,7 +43,7 @@ LOSSES = {
     "waiting for stages that have more work": ("other_stages_ns", "order_ns"),
     "waiting for memory": ("memory_ns",),
 }
-"""Names for where devices' time goes, each with its fields of ``Idle``."""
+"""Names of the losses of devices' time, each with its fields of ``Idle``."""
 
 SMALL = 128
 MAX_OPERATIONS = 50_000
@@ -52,17 +51,17 @@ LEAST_GAIN = 0.001
 
 
 class Gain(NamedTuple):
-    """A change, and the time that it leads to."""
+    """A change, and the plan's time with it."""
 
     sentence: str
     time_ns: int
 
 
 def hints(problem: Problem, plan: JudgedPlan, replan: Replan | None, bound_ns: int = 0) -> list[str]:
-    """Return what binds; and the change that helps most, where one helps at all. ``replan`` plans a changed problem.
+    """Return the plan's limit, and the change that helps most, if any helps. ``replan`` plans a changed problem.
 
-    ``bound_ns``: of every plan. Where the plan takes ``WIDE_GAP`` times as long, or uses less than ``LOW_USE`` of the
-    GPUs' peak, it is said what most of that is. Without ``replan`` only low use is said.
+    ``bound_ns``: the bound on every plan. Where the plan takes ``WIDE_GAP`` times as long, or uses less than
+    ``LOW_USE`` of the GPUs' peak, the largest loss is named. Without ``replan`` only low use is named.
     """
     used = [gpu for device in plan.timeline.uses for gpu in problem.gpus(device)]
     use = problem.peak_share(used, plan.value_ns)
@@ -71,20 +70,20 @@ def hints(problem: Problem, plan: JudgedPlan, replan: Replan | None, bound_ns: i
         return []
     run = JudgedRun(problem, plan)
     path, idle = path_of_run(run), idle_split(run)
-    found = [] if replan is None else [binding(problem, plan, path, idle).sentence]
+    sentences = [] if replan is None else [binding(problem, plan, path, idle).sentence]
     if use is not None and low:
         largest, share = _largest_loss(problem, plan, idle, used, use, problem.peak_ns)
-        found.append(f"MFU is {100 * use:.1f} %, and {100 * share:.0f} % of the rest is {largest}")
+        sentences.append(f"MFU is {100 * use:.1f} %, and {100 * share:.0f} % of the rest is {largest}")
     elif 0 < WIDE_GAP * bound_ns <= plan.value_ns:
         every = [gpu for device in range(problem.num_devices) for gpu in problem.gpus(device)]
         largest, share = _largest_loss(problem, plan, idle, every, bound_ns / plan.value_ns, {})
-        found.append(f"{100 * share:.0f} % of what it is above the bound is {largest}")
+        sentences.append(f"{100 * share:.0f} % of what it is above the bound is {largest}")
     if replan is None or run.first_transfer > MAX_OPERATIONS:
-        return found
+        return sentences
     best = min(_gains(problem, plan, replan), key=lambda gain: gain.time_ns, default=None)
     if best is not None and best.time_ns < (1 - LEAST_GAIN) * plan.value_ns:
-        found.append(f"{best.sentence} would help most: {100 * (1 - best.time_ns / plan.value_ns):.1f} % less time")
-    return found
+        sentences.append(f"{best.sentence} would help most: {100 * (1 - best.time_ns / plan.value_ns):.1f} % less time")
+    return sentences
 
 
 def _largest_loss(
@@ -95,10 +94,10 @@ def _largest_loss(
     least: float,
     peak_ns: Mapping[str, float],
 ) -> tuple[str, float]:
-    """Return what most of the time of ``gpus`` goes into beyond the least, and which part of the rest that is.
+    """Return the largest loss of the time of ``gpus``, and its fraction of all time beyond the least.
 
-    ``least``: what has to be, as a part of the plan's time. ``peak_ns``: the time of equal work on each kind, by which
-    their times count; empty: all times count alike.
+    ``least``: the necessary time, as a fraction of the plan's time. ``peak_ns``: the time of equal work on each kind,
+    which weighs the kinds' times; empty: all times count alike.
     """
 
     def weight(those: Sequence[Device]) -> float:

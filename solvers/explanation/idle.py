@@ -1,11 +1,11 @@
 """The time in which a device does not compute: the bubble, split by what the device waits for.
 
-A gap before an operation belongs to the transfer of its input from when that was produced, and before that to the
-stages that produce it; but while another operation of the row has all that it needs, the gap is the order's, or
-memory's, where that operation is a forward whose activations would not fit on top of the device's peak. A gap before an
-update belongs to the all-reduces. What is before a device's first work fills the pipeline, what is after its last work
-drains it. While operations run, GPUs of a quicker kind wait for the slowest one (``slower``). Every nanosecond is in
-one part: with ``busy_ns`` they add up to the time looked at.
+A gap before an operation belongs to its input's transfer from when the input was produced, and before that to the
+stages that produce it. But while another operation of the row is ready, the gap belongs to the order, or to memory if
+that operation is a forward whose activations would not fit on top of the device's peak. A gap before an update belongs
+to the all-reduces. The time before a device's first work fills the pipeline, the time after its last work drains it.
+While operations run, GPUs of a quicker kind wait for the slowest one (``slower``). Every nanosecond is in one part:
+with ``busy_ns`` the parts add up to the whole time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.solvers.model.problem import Device
 from penstock.solvers.model.schedule import STEP
 
 OWN_INPUTS = ((FORWARD, (BACKWARD, INPUT, RECOMPUTE)), (INPUT, (WEIGHT,)), (RECOMPUTE, (BACKWARD, INPUT)))
-"""What of a row which of its operations on the same micro-batch need."""
+"""Kinds of operations, each with the kinds that need its result on the same row and micro-batch."""
 
 
 class Idle(NamedTuple):
@@ -52,9 +52,9 @@ class Idle(NamedTuple):
 
 
 class _Later(NamedTuple):
-    """For the operations after each one in its row: when the first was ready, and which one that is.
+    """The earliest ready time of the operations after each one in its row, and the operation that has it.
 
-    ``place``: where an operation's entry is (by the operation's number).
+    ``place``: the index of each operation's entry, by the operation's number.
     """
 
     place: dict[int, int]
@@ -68,13 +68,13 @@ class _Later(NamedTuple):
         least_ns, which, size = [], [], 0
         for lane in lanes:
             low, high = int(run.lane_start[lane]), int(run.lane_start[lane + 1])
-            own = np.concatenate((ready[low:high], [NEVER_NS]))
-            least = np.minimum.accumulate(own[::-1])[::-1]
-            first = np.where(own == least, np.arange(len(own)), len(own))
+            times = np.concatenate((ready[low:high], [NEVER_NS]))
+            least = np.minimum.accumulate(times[::-1])[::-1]
+            first = np.where(times == least, np.arange(len(times)), len(times))
             place.update(zip(range(low, high), range(size + 1, size + 1 + high - low), strict=True))
             least_ns.append(least)
             which.append(low + np.minimum.accumulate(first[::-1])[::-1])
-            size += len(own)
+            size += len(times)
         return cls(place, np.concatenate(least_ns), np.concatenate(which))
 
 
@@ -86,22 +86,22 @@ class Piece(NamedTuple):
     end_ns: int
 
 
-def idle_split(run: JudgedRun, known: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
+def idle_split(run: JudgedRun, pieces_of: dict[tuple[int, ...], list[Piece]] | None = None) -> tuple[Idle, ...]:
     """Return one entry for each kind of devices of a row (where pipelines share devices: of all their rows).
 
-    ``known``: the run's ``idle_pieces``, where they are at hand.
+    ``pieces_of``: the run's ``idle_pieces``, if they are computed already.
     """
     first, last = run.timeline.window_ns
-    found = []
-    for devices, pieces in (idle_pieces(run) if known is None else known).items():
+    entries = []
+    for devices, pieces in (idle_pieces(run) if pieces_of is None else pieces_of).items():
         parts = dict.fromkeys(Idle._fields[4:], 0)
         for piece in pieces:
             parts[piece.part] += max(0, min(piece.end_ns, last) - max(piece.start_ns, first))
         busy_ns = last - first - sum(parts.values())
         for kind in kinds_of(run, devices):
             slower_ns = min(busy_ns, _slower_ns(run, devices, kind))
-            found.append(Idle(kind.devices, kind.gpus, busy_ns - slower_ns, slower_ns, **parts))
-    return tuple(found)
+            entries.append(Idle(kind.devices, kind.gpus, busy_ns - slower_ns, slower_ns, **parts))
+    return tuple(entries)
 
 
 def _slower_ns(run: JudgedRun, devices: tuple[int, ...], kind: Kind) -> int:
@@ -120,32 +120,32 @@ def _slower_ns(run: JudgedRun, devices: tuple[int, ...], kind: Kind) -> int:
 
 
 def idle_pieces(run: JudgedRun) -> dict[tuple[int, ...], list[Piece]]:
-    """Return each row's devices with the pieces of their idle time in chronological order, none of them empty."""
+    """Return each row's devices with the pieces of their idle time in chronological order, without empty pieces."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for lane, devices in enumerate(run.lane_devices):
         rows.setdefault(devices, []).append(lane)
     ready, produced = _ready_ns(run)
     spare = spare_bytes(run.problem, run.timeline)
-    found = {
+    split = {
         devices: _pieces(run, min(spare[d] for d in devices), lanes, ready, produced) for devices, lanes in rows.items()
     }
-    return {devices: [piece for piece in own if piece.end_ns > piece.start_ns] for devices, own in found.items()}
+    return {devices: [piece for piece in pieces if piece.end_ns > piece.start_ns] for devices, pieces in split.items()}
 
 
 def _pieces(run: JudgedRun, spare: int, lanes: list[int], ready: np.ndarray, produced: np.ndarray) -> list[Piece]:
     nodes = [np.arange(run.lane_start[lane], run.lane_start[lane + 1]) for lane in lanes]
     updates = [u for u in range(run.first_update, run.count) if run.lane(u) in lanes]
-    own = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
-    own = own[np.lexsort((own, run.end[own], run.start[own]))]
-    reached = np.concatenate(([0], np.maximum.accumulate(run.end[own])))
-    gaps = np.flatnonzero(run.start[own] > reached[:-1])
-    found: list[Piece] = []
+    work = np.concatenate([*nodes, np.asarray(updates, dtype=np.int64)])
+    work = work[np.lexsort((work, run.end[work], run.start[work]))]
+    reached = np.concatenate(([0], np.maximum.accumulate(run.end[work])))
+    gaps = np.flatnonzero(run.start[work] > reached[:-1])
+    pieces: list[Piece] = []
     later = _Later.of(run, lanes, ready)
     for g in gaps.tolist():
-        node, low, high = int(own[g]), int(reached[g]), int(run.start[own[g]])
-        found += [Piece("fill_ns", low, high)] if g == 0 else _parts(run, spare, node, low, produced, later)
-    found.append(Piece("drain_ns", int(reached[-1]), run.timeline.window_ns[1]))
-    return found
+        node, low, high = int(work[g]), int(reached[g]), int(run.start[work[g]])
+        pieces += [Piece("fill_ns", low, high)] if g == 0 else _parts(run, spare, node, low, produced, later)
+    pieces.append(Piece("drain_ns", int(reached[-1]), run.timeline.window_ns[1]))
+    return pieces
 
 
 def _parts(run: JudgedRun, spare: int, node: int, low: int, produced: np.ndarray, later: _Later) -> list[Piece]:
@@ -153,11 +153,11 @@ def _parts(run: JudgedRun, spare: int, node: int, low: int, produced: np.ndarray
     high = int(run.start[node])
     if node >= run.first_update or run.kind[node] == STEP:
         return [Piece("all_reduce_ns", low, high)]
-    made = min(high, max(low, int(produced[node])))
+    available = min(high, max(low, int(produced[node])))
     place = later.place[node]
-    turn = min(made, max(low, int(later.least_ns[place])))
-    name = "memory_ns" if turn < made and _is_too_large(run, spare, int(later.which[place])) else "order_ns"
-    return [Piece("other_stages_ns", low, turn), Piece(name, turn, made), Piece("transfer_ns", made, high)]
+    turn = min(available, max(low, int(later.least_ns[place])))
+    name = "memory_ns" if turn < available and _is_too_large(run, spare, int(later.which[place])) else "order_ns"
+    return [Piece("other_stages_ns", low, turn), Piece(name, turn, available), Piece("transfer_ns", available, high)]
 
 
 def _is_too_large(run: JudgedRun, spare: int, node: int) -> bool:
@@ -169,41 +169,41 @@ def _is_too_large(run: JudgedRun, spare: int, node: int) -> bool:
 
 
 def _ready_ns(run: JudgedRun) -> tuple[np.ndarray, np.ndarray]:
-    """Return when each operation had all that it needs except its device, and when its input was produced.
+    """Return when each operation was ready except for its device, and when its input was produced.
 
-    An input without a transfer counts as being produced until it is there, and so does one that no other stage makes.
+    An input without a transfer counts as being produced until it arrives, and so does an input from no other stage.
     """
     count, number = len(run.allocation.stages), run.allocation.num_micro_batches
     kind, stage, batch = run.kind, run.stage_of, run.batch
     end = run.end[: run.first_transfer]
     arrival = np.zeros((2, count, number), dtype=np.int64)
     source = np.full((2, count, number), NEVER_NS)
-    made = np.zeros((2, count, number), dtype=np.int64)
+    completed = np.zeros((2, count, number), dtype=np.int64)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
-        np.maximum.at(made[way], (stage[which], batch[which]), end[which])
+        np.maximum.at(completed[way], (stage[which], batch[which]), end[which])
         for s in range(count):
             before = run.allocation.previous(s) if way == 0 else run.allocation.next(s)
             if before is not None:
-                arrival[way, s] = made[way, before]
+                arrival[way, s] = completed[way, before]
     moved = run.timeline.transfers
     for way in (0, 1):
-        own = moved.direction == way
-        sender, m = moved.stage[own], moved.micro_batch[own]
-        arrival[way, sender + 1 - 2 * way, m] = moved.end_ns[own]
-        source[way, sender + 1 - 2 * way, m] = made[way, sender, m]
-    found, produced = np.zeros(len(kind), dtype=np.int64), np.full(len(kind), NEVER_NS)
+        of_way = moved.direction == way
+        sender, m = moved.stage[of_way], moved.micro_batch[of_way]
+        arrival[way, sender + 1 - 2 * way, m] = moved.end_ns[of_way]
+        source[way, sender + 1 - 2 * way, m] = completed[way, sender, m]
+    ready, produced = np.zeros(len(kind), dtype=np.int64), np.full(len(kind), NEVER_NS)
     for way, kinds in ((0, (FORWARD,)), (1, (BACKWARD, INPUT))):
         which = np.isin(kind, kinds)
-        found[which] = arrival[way, stage[which], batch[which]]
+        ready[which] = arrival[way, stage[which], batch[which]]
         produced[which] = source[way, stage[which], batch[which]]
     for low, high in pairwise(run.lane_start.tolist()):
         row = slice(low, high)
         for needed, those in OWN_INPUTS:
-            given = np.zeros((count, number), dtype=np.int64)
+            result_ns = np.zeros((count, number), dtype=np.int64)
             gives = kind[row] == needed
-            given[stage[row][gives], batch[row][gives]] = end[row][gives]
+            result_ns[stage[row][gives], batch[row][gives]] = end[row][gives]
             takes = np.isin(kind[row], those)
-            found[row][takes] = np.maximum(found[row][takes], given[stage[row][takes], batch[row][takes]])
-    found[kind == STEP] = NEVER_NS
-    return found, produced
+            ready[row][takes] = np.maximum(ready[row][takes], result_ns[stage[row][takes], batch[row][takes]])
+    ready[kind == STEP] = NEVER_NS
+    return ready, produced

@@ -1,7 +1,7 @@
-"""Why not this layout: a user's own cuts, simulated and compared with the plan: why they are slower or impossible.
+"""The comparison of a user's cuts, simulated, with the plan: why they are slower or impossible.
 
-Both critical paths add up to their plans' times, so the difference of the times is the sum of the differences of what
-is on the paths: computing of the stage that takes most of it, computing elsewhere (filling and draining), transfers,
+Both critical paths add up to their plans' times, so the difference of the times is the sum of the differences of the
+paths' parts: computing of the stage that takes most of it, computing elsewhere (filling and draining), transfers,
 all-reduces, updates.
 """
 
@@ -27,11 +27,11 @@ from penstock.solvers.schedules.catalogue import SCHEDULES, schedule_row
 
 @dataclass(frozen=True)
 class Layout:
-    """A user's layout: where each stage but the first begins, by layer number or name, and the rest if given.
+    """A user's layout: where each stage but the first begins, by layer number or name, and optional settings.
 
-    ``devices``: the names of each stage's; else the request's devices in their order, ``replicas`` to each stage, or
-    as evenly as can be. ``schedule`` is else the plan's. Without ``num_micro_batches`` the plan's number and all
-    numbers that give measured sizes are tried.
+    ``devices``: the names of each stage's devices. Without them the request's devices are used in their order,
+    ``replicas`` to each stage, or as evenly as possible. Without ``schedule`` the plan's is used. Without
+    ``num_micro_batches`` the plan's number and all numbers that give measured sizes are tried.
     """
 
     cuts: tuple[str, ...]
@@ -42,7 +42,7 @@ class Layout:
 
 
 class Difference(NamedTuple):
-    """A part of the critical path, per global batch, in theirs and in ours."""
+    """A part of the critical path, per global batch, in their plan and in ours."""
 
     name: str
     theirs_ns: int
@@ -50,13 +50,13 @@ class Difference(NamedTuple):
 
     @property
     def more_ns(self) -> int:
-        """Return how much longer theirs takes, in ns."""
+        """Return how much longer the part takes in their plan, in ns."""
         return self.theirs_ns - self.ours_ns
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Their layout as simulated; without a plan it cannot run."""
+    """Their layout, simulated; without a plan it cannot run."""
 
     reordered: BestOrder
     bound: Bound | None
@@ -65,7 +65,10 @@ class Compared:
 
 
 def compare_layout(problem: Problem, ours: JudgedPlan, layout: Layout) -> Compared:
-    """Compare a layout with the plan. Raises InvalidDocument for one that is none, UnsupportedRequest for schedules."""
+    """Compare a layout with the plan.
+
+    Raises InvalidDocument for an invalid layout, UnsupportedRequest for a schedule that does not order its stages.
+    """
     allocation = allocation_of(problem, ours, layout)
     if layout.schedule is not None and not schedule_row(layout.schedule).for_any_stages:
         raise UnsupportedRequest(
@@ -91,7 +94,7 @@ def compare_layout(problem: Problem, ours: JudgedPlan, layout: Layout) -> Compar
 
 
 def _in_other_numbers(problem: Problem, allocation: Allocation) -> list[Allocation]:
-    """Return the allocation, then the same in the numbers of micro-batches that give its stages measured sizes."""
+    """Return the allocation, then its variants with numbers of micro-batches that give its stages measured sizes."""
     replicas = {len(stage.devices) for stage in allocation.stages}
     sizes = problem.micro_batch_sizes or tuple(rows * many for rows in measured_rows(problem) for many in replicas)
     fed = candidates(replace(problem, micro_batch_sizes=sizes))
@@ -107,14 +110,14 @@ def _at(problem: Problem, ours: JudgedPlan, allocation: Allocation, schedules: t
 
 
 def compared(problem: Problem, ours: JudgedPlan, reordered: BestOrder) -> Compared:
-    """Return the comparison of a simulated plan, whether it fits or not, with ours."""
+    """Return the comparison of a simulated plan, fitting or not, with ours."""
     theirs = reordered.plan
     assert theirs is not None
     bound = schedule_bound(problem, theirs.allocation, theirs.schedule, theirs.update_rule)
-    found = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
+    parts = differences(critical_path(problem, theirs), theirs, critical_path(problem, ours), ours)
     broken = broken_pin(problem, theirs.allocation)
     pinned = "" if broken is None else f"; and it breaks a pin: {broken}"
-    return Compared(reordered, bound, found, _sentence(problem, reordered, ours, found) + pinned)
+    return Compared(reordered, bound, parts, _sentence(problem, reordered, ours, parts) + pinned)
 
 
 def allocation_of(problem: Problem, ours: JudgedPlan, layout: Layout) -> Allocation:
@@ -130,7 +133,7 @@ def allocation_of(problem: Problem, ours: JudgedPlan, layout: Layout) -> Allocat
 
 
 def _starts(problem: Problem, cuts: Sequence[str]) -> list[int]:
-    """Return the layer numbers of the cuts. A name is that of a stage's first layer."""
+    """Return the layer numbers of the cuts. A name names a stage's first layer."""
     starts, before = [], 0
     for place, cut in enumerate(cuts):
         layer = _layer(problem, cut, place)
@@ -151,11 +154,11 @@ def _layer(problem: Problem, cut: str, place: int) -> int:
     text = cut.strip()
     if text.isdecimal() and len(text) < 10:
         return int(text)
-    found = [layer for layer, name in enumerate(problem.layer_names) if name == text]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise _wrong(f"/cuts/{place}", f"layers {found} all have the name {text!r}; give a number")
+    layers = [layer for layer, name in enumerate(problem.layer_names) if name == text]
+    if len(layers) == 1:
+        return layers[0]
+    if layers:
+        raise _wrong(f"/cuts/{place}", f"layers {layers} all have the name {text!r}; give a number")
     remedy = meant(text, problem.layer_names, f"layer names look like {problem.layer_names[0]!r}")
     raise _wrong(f"/cuts/{place}", f"no layer has the name {text!r}", remedy)
 
@@ -171,11 +174,11 @@ def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, .
         raise _wrong("/replicas", f"{len(replicas)} counts for {stages} stages")
     if min(replicas) < 1 or sum(replicas) > problem.num_devices:
         raise _wrong("/replicas", f"{list(replicas)} replicas are impossible on {problem.num_devices} devices")
-    found, first = [], 0
+    result, first = [], 0
     for count in replicas:
-        found.append(tuple(range(first, first + count)))
+        result.append(tuple(range(first, first + count)))
         first += count
-    return found
+    return result
 
 
 def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, ...]]:
@@ -206,12 +209,12 @@ def differences(
     theirs: CriticalPath, their_plan: JudgedPlan, ours: CriticalPath, our_plan: JudgedPlan
 ) -> tuple[Difference, ...]:
     """Return the differences of the paths, part by part; for plans without a flush per global batch, rounded down."""
-    found = []
+    result = []
     parts = _parts(theirs), _parts(ours)
     for name in parts[0]:
-        found.append(Difference(name, parts[0][name], parts[1][name]))
+        result.append(Difference(name, parts[0][name], parts[1][name]))
     rest = [plan.value_ns - sum(part.values()) for plan, part in zip((their_plan, our_plan), parts, strict=True)]
-    return (*found, Difference("rounding", *rest)) if any(rest) else tuple(found)
+    return (*result, Difference("rounding", *rest)) if any(rest) else tuple(result)
 
 
 def _parts(path: CriticalPath) -> dict[str, int]:
@@ -227,7 +230,7 @@ def _parts(path: CriticalPath) -> dict[str, int]:
     return {name: amount // path.rounds for name, amount in amounts.items()}
 
 
-def _sentence(problem: Problem, reordered: BestOrder, ours: JudgedPlan, found: tuple[Difference, ...]) -> str:
+def _sentence(problem: Problem, reordered: BestOrder, ours: JudgedPlan, parts: tuple[Difference, ...]) -> str:
     theirs, short = reordered.plan, reordered.shortage
     assert theirs is not None
     more = theirs.value_ns - ours.value_ns
@@ -235,7 +238,7 @@ def _sentence(problem: Problem, reordered: BestOrder, ours: JudgedPlan, found: t
     if more == 0:
         pace = "it takes exactly as long"
     else:
-        side = [d for d in found if (d.more_ns > 0) == (more > 0) and d.more_ns]
+        side = [d for d in parts if (d.more_ns > 0) == (more > 0) and d.more_ns]
         reasons = sorted(side, key=lambda d: -abs(d.more_ns))[:2]
         reason = " and ".join(f"{_percent(d.more_ns, ours.value_ns)} {d.name}" for d in reasons)
         pace = f"it takes {share} {'longer' if more > 0 else 'less'}" + (f": {reason}" if reason else "")

@@ -17,11 +17,11 @@ from penstock.solvers.schedules.catalogue import SCHEDULES
 from penstock.solvers.schedules.support.candidates import candidate_schedules
 
 USUAL = ("early-backward", "gpipe")
-"""Schedules that are tried where the plan's own does not order arbitrary stages."""
+"""Schedules that are tried where the plan's schedule does not order arbitrary stages."""
 
 
 class BestOrder(NamedTuple):
-    """The quickest order that fits and, where none does, the one that lacks least memory; ``why``: nothing runs."""
+    """The quickest order that fits, or else the order that lacks least memory; ``why``: the reason if no order runs."""
 
     plan: JudgedPlan | None
     shortage: Shortage | None = None
@@ -29,12 +29,12 @@ class BestOrder(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan that can be run."""
+        """Whether a plan exists and fits."""
         return self.plan is not None and self.shortage is None
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Return what orders compare by: the memory that lacks, then the time."""
+        """Return the sort key of orders: the missing memory, then the time."""
         if self.plan is None:
             return NEVER_NS, NEVER_NS
         return (self.shortage.missing_bytes if self.shortage else 0), self.plan.value_ns
@@ -49,7 +49,7 @@ def best_order(
     recompute: bool = True,
 ) -> BestOrder:
     """Return the best candidate of ``schedules``; with ``recompute``, also where the request lets stages recompute."""
-    found: BestOrder | None = None
+    best: BestOrder | None = None
     why = ""
     for variant in _variants(problem, allocation, schedules, recompute):
         for name in schedules:
@@ -62,18 +62,18 @@ def best_order(
                     continue
                 plan = JudgedPlan.of("by-hand", variant, orders, timeline, overlap)
                 judged = BestOrder(plan, largest_shortage(problem, variant, timeline))
-                found = judged if found is None or judged.rank < found.rank else found
-    return found or BestOrder(None, None, why)
+                best = judged if best is None or judged.rank < best.rank else best
+    return best or BestOrder(None, None, why)
 
 
 def schedules_of(plan: JudgedPlan) -> tuple[str, ...]:
-    """Return the plan's own schedule where it orders arbitrary stages, else the usual ones."""
+    """Return the plan's schedule where it orders arbitrary stages, else the usual schedules."""
     row = SCHEDULES.get(plan.schedule.name)
     return (row.name,) if row is not None and row.for_any_stages else USUAL
 
 
 def can_be_reordered(plan: JudgedPlan) -> bool:
-    """Return whether the plan is one flushed pipeline whose stages have devices of their own."""
+    """Return whether the plan is one flushed pipeline whose stages share no devices."""
     devices = [d for stage in plan.allocation.stages for d in stage.devices]
     apart = len(plan.allocation.pipelines) == 1 and len(set(devices)) == len(devices)
     return apart and isinstance(plan.schedule, Orders) and plan.update_rule == "synchronous"

@@ -1,10 +1,13 @@
 """A judged run as *nodes*: everything that took time, and what each of them may have waited for.
 
-Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, those of ties, and the
-updates that are in no row. What each may wait for is what the judge's docstring says (``simulate``): an operation
-for its device and its input; a transfer for its producers and its channel or links; a bucket for the gradients of its
-layers, the bucket before it and its links; a tie for the rows, buckets and earlier ties of all its devices, and its
-links; an update for its device, its device's ties and the buckets of its stage's groups.
+Nodes are numbered: first the operations of all rows, then transfers, all-reduces of buckets, all-reduces of ties, and
+the updates that are in no row. By the judge's rules (``simulate``) they wait as follows:
+
+* an operation for its device and its input;
+* a transfer for its producers and its channel or links;
+* a bucket for the gradients of its layers, the bucket before it and its links;
+* a tie for the rows, buckets and earlier ties of all its devices, and its links;
+* an update for its device, its device's ties and the buckets of its stage's groups.
 """
 
 from __future__ import annotations
@@ -27,9 +30,17 @@ from penstock.solvers.model.unroll import unroll
 
 What = Literal["operation", "transfer", "all-reduce", "update"]
 Because = Literal["start", "input", "device", "order", "channel", "gradients", "bucket", "reduction"]
-"""Why something began when it did and not earlier: nothing came before; its input arrived; its device was busy; its
-device had other work first although this was ready; a channel or link was taken; the gradients of its layers came;
-the bucket before it ended; the all-reduce ended."""
+"""The reason why a node began when it did and not earlier.
+
+* ``start``: no node came before it.
+* ``input``: its input arrived.
+* ``device``: its device was busy.
+* ``order``: its device had other work first, although the node was ready.
+* ``channel``: a channel or link was busy.
+* ``gradients``: the gradients of its layers became ready.
+* ``bucket``: the bucket before it ended.
+* ``reduction``: the all-reduce ended.
+"""
 
 Whole = TypeVar("Whole", int, np.ndarray)
 
@@ -37,14 +48,14 @@ GRADIENTS = (BACKWARD, INPUT, WEIGHT)
 
 
 class Cause(NamedTuple):
-    """A node that may have kept another one waiting until ``until_ns``."""
+    """A node that may have delayed another node, and the reason."""
 
     node: int
     because: Because
 
 
 class JudgedRun:
-    """The nodes of a plan's timeline. Times are those of the whole run, which for a periodic plan has many rounds."""
+    """The nodes of a plan's timeline. Times are the whole run's; a periodic plan's run has many rounds."""
 
     def __init__(self, problem: Problem, plan: JudgedPlan) -> None:
         self.plan, self.plan_problem = plan, problem
@@ -55,9 +66,9 @@ class JudgedRun:
         self.every = (plan.allocation.num_micro_batches,) * len(plan.allocation.stages)
         self.periodic = isinstance(plan.schedule, Pattern)
         if isinstance(plan.schedule, Pattern):
-            made = unroll(problem, plan.allocation, plan.schedule, plan.update_rule)
-            self.problem = replace(made.problem, rules=self.problem.rules)
-            self.allocation, self.every = made.allocation, made.orders.update_every
+            unrolled = unroll(problem, plan.allocation, plan.schedule, plan.update_rule)
+            self.problem = replace(unrolled.problem, rules=self.problem.rules)
+            self.allocation, self.every = unrolled.allocation, unrolled.orders.update_every
         tracks, moved = self.timeline.tracks, self.timeline.transfers
         self.lane_devices = tuple(track.devices for track in tracks)
         self.lane_start = prefix_sums([len(track.start_ns) for track in tracks])
@@ -75,7 +86,7 @@ class JudgedRun:
     # ---- what a node is ------------------------------------------------------------------------------------------
 
     def what(self, node: int) -> What:
-        """Return the sort of node."""
+        """Return the node's sort."""
         if node < self.first_transfer:
             return "update" if self.kind[node] == STEP else "operation"
         if node < self.first_reduction:
@@ -122,7 +133,7 @@ class JudgedRun:
     # ---- what it may have waited for -----------------------------------------------------------------------------
 
     def causes(self, node: int) -> Iterator[Cause]:
-        """Return what ended (or had its gradients ready) when ``node`` began, the device's own work first."""
+        """Yield the nodes that ended (or had gradients ready) when ``node`` began, the device's previous work first."""
         if node < self.first_transfer:
             yield from self._before_operation(node)
         elif node < self.first_reduction:
@@ -146,7 +157,7 @@ class JudgedRun:
                 yield Cause(each, "reduction" if self.kind[node] == STEP else "input")
 
     def inputs(self, node: int) -> list[int]:
-        """Return an operation's inputs from elsewhere: a transfer, neighbours' operations, a round's last buckets."""
+        """Return an operation's inputs from other rows: a transfer, neighbours' operations, a round's last buckets."""
         kind, s, m = int(self.kind[node]), int(self.stage_of[node]), int(self.batch[node])
         if kind == STEP:
             lane = self.lane(node)
@@ -163,8 +174,8 @@ class JudgedRun:
         return [sent] if sent is not None else self.producers(source, way, m)
 
     def producers(self, s: int, way: int, m: int) -> list[int]:
-        """Return the operations of a stage, on all its rows, that make its output or the gradient of its input."""
-        return [i for kind in ((FORWARD,) if way == 0 else (BACKWARD, INPUT)) for i in self._made(kind, s, m)]
+        """Return the operations of a stage, on all its rows, that compute its output or the gradient of its input."""
+        return [i for kind in ((FORWARD,) if way == 0 else (BACKWARD, INPUT)) for i in self._operations(kind, s, m)]
 
     def _before_transfer(self, node: int) -> Iterator[Cause]:
         at = self.start[node]
@@ -203,13 +214,13 @@ class JudgedRun:
         yield from self._holders(node)
 
     def _before_coming(self, lane: int, number: int, update_round: int) -> Iterator[Cause]:
-        """Return what a lane runs before it reaches a tie: its operations, the ties before this one, its buckets."""
+        """Yield the nodes that a lane awaits before it reaches a tie: its operations, earlier ties, its buckets."""
         if self.periodic:
             s = min(set(self._stages_of_lane(lane)) & set(self.tables.sums[number].stages))
             stages, ties = [s], self._ties_before_step(lane, s, update_round)
             low, high = self.lane_start[lane], self.lane_start[lane + 1]
-            own = (self.kind[low:high] == STEP) & (self.stage_of[low:high] == s)
-            last = int(low) + int(np.flatnonzero(own & (self.batch[low:high] // self.every[s] == update_round))[0]) - 1
+            step = (self.kind[low:high] == STEP) & (self.stage_of[low:high] == s)
+            last = int(low) + int(np.flatnonzero(step & (self.batch[low:high] // self.every[s] == update_round))[0]) - 1
         else:
             stages, ties = self._stages_of_lane(lane), self._ties_of_lane(lane)
             last = int(self.lane_start[lane + 1]) - 1
@@ -234,11 +245,11 @@ class JudgedRun:
         """Return the ties that a step in a lane's row waits for, in their order."""
         if not self.timeline.ties:
             return []
-        held, start = set(self._stages_of_lane(lane)), self.tables.ties.run_start
+        stages, start = set(self._stages_of_lane(lane)), self.tables.ties.run_start
         return [
             self.first_tie + int(start[k]) + update_round
             for k, tie in enumerate(self.tables.sums)
-            if s == min(held & set(tie.stages), default=-1)
+            if s == min(stages & set(tie.stages), default=-1)
         ]
 
     def _before_update(self, node: int) -> Iterator[Cause]:
@@ -257,25 +268,25 @@ class JudgedRun:
         """Return the last bucket of each of the stage's groups in a round."""
         if self.shares_processors or not self.timeline.reductions:
             return []
-        chains, found = self.tables.chains, []
+        chains, nodes = self.tables.chains, []
         for g in chains.member_group[chains.member_start[s] : chains.member_start[s + 1]].tolist():
             size = int(chains.start[g + 1] - chains.start[g])
             if size:
-                found.append(self.first_reduction + int(chains.run_start[g]) + (update_round + 1) * size - 1)
-        return found
+                nodes.append(self.first_reduction + int(chains.run_start[g]) + (update_round + 1) * size - 1)
+        return nodes
 
     def _last_gradients(self, s: int, update_round: int) -> list[int]:
         """Return the last gradient operation of a round on each row of a stage."""
-        found = []
+        nodes = []
         for low, high in zip(self.lane_start[:-1].tolist(), self.lane_start[1:].tolist(), strict=True):
-            own = (self.stage_of[low:high] == s) & (self.batch[low:high] // self.every[s] == update_round)
-            own &= (self.kind[low:high] == BACKWARD) | (self.kind[low:high] == WEIGHT)
-            if (at := np.flatnonzero(own)).size:
-                found.append(low + int(at[-1]))
-        return found
+            gradients = (self.stage_of[low:high] == s) & (self.batch[low:high] // self.every[s] == update_round)
+            gradients &= (self.kind[low:high] == BACKWARD) | (self.kind[low:high] == WEIGHT)
+            if (at := np.flatnonzero(gradients)).size:
+                nodes.append(low + int(at[-1]))
+        return nodes
 
     def _holders(self, node: int) -> Iterator[Cause]:
-        """Return the transfers and buckets that released a resource of ``node`` when it began."""
+        """Yield the transfers and buckets that released a resource of ``node`` when it began."""
         needed = self.resources(node)
         if not needed:
             return
@@ -294,13 +305,13 @@ class JudgedRun:
         _keys, first, which = np.unique(key, return_index=True, return_inverse=True)
         total = np.zeros(len(first), dtype=np.int64)
         np.add.at(total, which, lasts[self.first_transfer : self.first_reduction])
-        found = list(zip((self.first_transfer + first).tolist(), total.tolist(), strict=True))
-        return found + [(node, int(lasts[node])) for node in range(self.first_reduction, self.first_update)]
+        totals = list(zip((self.first_transfer + first).tolist(), total.tolist(), strict=True))
+        return totals + [(node, int(lasts[node])) for node in range(self.first_reduction, self.first_update)]
 
     def network_resources(self, node: int) -> frozenset[int]:
-        """Return the ``resources`` that are the shared network's own, by their numbers there."""
-        own = self.resources(node)
-        return own if self.shares_processors else frozenset(self.tables.resource_ids[each] for each in own)
+        """Return the ``resources`` by their numbers in the shared network."""
+        numbers = self.resources(node)
+        return numbers if self.shares_processors else frozenset(self.tables.resource_ids[each] for each in numbers)
 
     def resources(self, node: int) -> frozenset[int]:
         """Return the shared network's links, or the private channel, that a transfer or a bucket occupies."""
@@ -329,7 +340,7 @@ class JudgedRun:
 
     @cached_property
     def tables(self) -> Tables:
-        """Return the simulator's own tables of the run."""
+        """Return the simulator's tables of the run."""
         every = self.every if self.periodic else ()
         rule = self.plan.update_rule
         return cost_tables(self.problem, self.allocation, self.plan.overlap_all_reduce, every, rule)
@@ -352,7 +363,7 @@ class JudgedRun:
         code: Whole = (kind * count + stage) * number + batch
         return code
 
-    def _made(self, kind: int, s: int, m: int) -> list[int]:
+    def _operations(self, kind: int, s: int, m: int) -> list[int]:
         order, codes = self._codes
         code = self._code(kind, s, m)
         low, high = np.searchsorted(codes, code, side="left"), np.searchsorted(codes, code, side="right")
@@ -367,19 +378,19 @@ class JudgedRun:
 
     @cached_property
     def _update_lanes(self) -> list[int]:
-        """Return the row of each update: those of a stage are in the order of its rows."""
+        """Return the row of each update; the updates of a stage are in the order of its rows."""
         holds = [set(self.stage_of[low:high].tolist()) for low, high in self._lane_ranges]
         turn: dict[int, int] = {}
-        found = []
+        result = []
         for update in self.timeline.updates:
             if self.shares_processors:
                 lanes = [lane for lane, stages in enumerate(holds) if update.stage in stages]
             else:
                 devices = set(self.allocation.stages[update.stage].devices)
-                lanes = [lane for lane, own in enumerate(self.lane_devices) if devices & set(own)]
-            found.append(lanes[turn.get(update.stage, 0)])
+                lanes = [lane for lane, members in enumerate(self.lane_devices) if devices & set(members)]
+            result.append(lanes[turn.get(update.stage, 0)])
             turn[update.stage] = turn.get(update.stage, 0) + 1
-        return found
+        return result
 
     @property
     def _lane_ranges(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """GPUs of several kinds that run the same operations: the quicker ones wait for the slowest in each of them.
 
-The simulator's operations last as long as on the slowest kind. A quicker kind waits for the difference of the two
-kinds' own computing of a micro-batch, on each stage that its devices hold.
+The simulator's operations last as long as on the slowest kind. A quicker kind waits for the difference between the two
+kinds' computing times of a micro-batch, on each stage that its devices hold.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.solvers.model.problem import Device, Problem
 class Kind(NamedTuple):
     """The GPUs of one kind among some devices, and how long they wait for slower ones in each of a stage's passes.
 
-    ``shares``: of the time of a stage's operations, by the number of the stage.
+    ``shares``: the waiting fraction of the time of a stage's operations, by the number of the stage.
     """
 
     devices: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""What a change of the request would do to the time: the plan re-timed, reordered, or the request planned again.
+"""The effect of a change of the request on the time: the plan re-timed, reordered, or the request planned again.
 
-*Re-timed*: the plan's own order, simulated in the changed request. *Re-drafted*: its stages on its devices, with the
-best candidate schedule there. *Re-planned*: a planner's answer to the changed request, of a bounded number of plans.
-The fastest that fits in memory counts; ties go to the first of these. All times are simulated.
+*Re-timed*: the plan's order, simulated in the changed request. *Re-drafted*: its stages on its devices, with the best
+candidate schedule there. *Re-planned*: a planner's answer to the changed request, of a bounded number of plans. The
+fastest result that fits in memory counts; ties go to the first of these. All times are simulated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from penstock.solvers.model.result import JudgedPlan, Shortage
 
 How = Literal["as it is", "re-timed", "re-drafted", "re-planned", "none"]
 Replan = Callable[[Problem], JudgedPlan | None]
-"""A planner's best plan for a problem; None where it finds none."""
+"""A planner's best plan for a problem; None where it finds no plan."""
 
 
 class Row(NamedTuple):
-    """One change and its result. ``plan`` is None where nothing that was tried fits: ``why`` says so.
+    """One change and its result. ``plan`` is None where no attempt fits; ``why`` has the reason.
 
-    ``headroom_bytes``: the least that a device has left. ``bound_ns``: what no plan of the changed request can beat.
+    ``headroom_bytes``: the free memory of the fullest device. ``bound_ns``: the bound on every plan of the changed
+    request.
     """
 
     name: str
@@ -46,10 +47,10 @@ class Row(NamedTuple):
 def what_if(
     problem: Problem, plan: JudgedPlan, changes: Iterable[Change], replan: Replan | None, replan_all: bool = False
 ) -> Iterator[Row]:
-    """Yield a row for each change, as they are found; first the plan as it is.
+    """Yield a row for each change, as soon as it is computed; first the unchanged plan.
 
-    Without ``replan_all`` the problem is planned again only where the plan itself says little: with other devices, and
-    where it can be neither re-timed nor re-drafted.
+    Without ``replan_all`` the problem is planned again only with other devices, and where the plan can be neither
+    re-timed nor re-drafted.
     """
     short = largest_shortage(problem, plan.allocation, plan.timeline)
     bound = request_bound(problem, fits=short is None).bound_ns
@@ -62,16 +63,16 @@ def what_if(
 
 
 def tried(changed: Change, plan: JudgedPlan, replan: Replan | None, replans: bool) -> Row:
-    """Return the best of what can be done in a changed problem."""
+    """Return the best result of re-timing, re-drafting and re-planning in a changed problem."""
     problem = changed.problem
-    found: list[tuple[How, JudgedPlan]] = []
+    results: list[tuple[How, JudgedPlan]] = []
     why = ""
     if changed.retimes:
-        with suppress(InvalidPlan):  # devices that nothing connects any more
+        with suppress(InvalidPlan):  # devices that no link connects any more
             retimed = retime(problem, plan, changed.allocation)
             short = largest_shortage(problem, retimed.allocation, retimed.timeline)
             why = lacks(problem, short)
-            found += [("re-timed", retimed)] if short is None else []
+            results += [("re-timed", retimed)] if short is None else []
     if can_be_reordered(plan) and (changed.retimes or changed.allocation is not None):
         allocation = changed.allocation or plan.allocation
         fixed = changed.name.startswith("recompute")
@@ -79,13 +80,13 @@ def tried(changed: Change, plan: JudgedPlan, replan: Replan | None, replans: boo
             problem, allocation, schedules_of(plan), overlap=plan.overlap_all_reduce, recompute=not fixed
         )
         why = why or reordered.why or lacks(problem, reordered.shortage)
-        found += [("re-drafted", reordered.plan)] if reordered.fits and reordered.plan is not None else []
-    if replan is not None and (replans or not found) and (planned := replan(problem)) is not None:
-        found.append(("re-planned", planned))
+        results += [("re-drafted", reordered.plan)] if reordered.fits and reordered.plan is not None else []
+    if replan is not None and (replans or not results) and (planned := replan(problem)) is not None:
+        results.append(("re-planned", planned))
     bound = request_bound(problem).bound_ns
-    if not found:
+    if not results:
         return Row(changed.name, changed.sentence, "none", None, None, bound, why or _nothing(replan))
-    how, best = min(found, key=lambda each: each[1].value_ns)
+    how, best = min(results, key=lambda each: each[1].value_ns)
     return Row(changed.name, changed.sentence, how, best, headroom(problem, best), bound)
 
 
@@ -96,7 +97,7 @@ def _nothing(replan: Replan | None) -> str:
 
 
 def retime(problem: Problem, plan: JudgedPlan, recomputing: Allocation | None = None) -> JudgedPlan:
-    """Return the plan's own order, timed in another problem or with other stages ``recomputing``.
+    """Return the plan's order, timed in another problem or with other stages ``recomputing``.
 
     Raises as ``simulate``.
     """
@@ -108,7 +109,7 @@ def retime(problem: Problem, plan: JudgedPlan, recomputing: Allocation | None = 
 
 
 def headroom(problem: Problem, plan: JudgedPlan) -> int:
-    """Return what the fullest device has left, in bytes; negative where it overflows."""
+    """Return the free memory of the fullest device, in bytes; negative where it overflows."""
     return min(spare_bytes(problem, plan.timeline).values())
 
 

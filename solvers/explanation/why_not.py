@@ -1,9 +1,10 @@
-"""Why not another choice of degrees: both plans' times part by part, and how wrong a number must be to turn the order.
+"""The comparison with another choice of degrees: both plans' times by parts, and the error that would turn the order.
 
-The parts are means over the cells in use, so they add up to the times. Computation, exposed collectives, recomputation
-and updates are what the plan's operations take without one after the other; what they wait for is that of ``idle``. A
-changed number is a factor on the times of collectives inside cells, of both plans, or on the computation at one
-choice; the plans keep their orders and are simulated again, and bisection finds the factor at which the other one wins.
+The parts are means over the GPU groups in use, so they add up to the times. Computation, exposed collectives,
+recomputation and updates are the differences in time when these are removed one after the other; waiting times are the
+parts of ``idle``. An error is a factor on the times of collectives inside GPU groups, of both plans, or on the
+computation at one choice. The plans keep their orders and are simulated again, and bisection finds the factor at which
+the other plan wins.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.result import JudgedPlan
 
 MOST = 100
-"""No factor above this is tried, and none below its inverse."""
+"""The largest factor that is tried; the least is its inverse."""
 PRECISION = 1.002
-"""How far apart two factors may be between which the order turns."""
+"""The largest ratio of the two factors between which the order turns."""
 DENOMINATOR = 2000
-"""Of factors."""
+"""The largest denominator of a factor."""
 
 
 class Planned(NamedTuple):
@@ -40,7 +41,7 @@ class Planned(NamedTuple):
     plan: JudgedPlan
 
     def time_ns(self, times: TimeFactors = STATED) -> int:
-        """Return the time of the plan's own order where passes take ``times`` as long as stated."""
+        """Return the time of the plan's order where passes take ``times`` as long as stated."""
         problem, plan = self.problem if times == STATED else with_times(self.problem, times), self.plan
         return makespan_ns(
             problem, plan.allocation, plan.schedule, overlap=plan.overlap_all_reduce, update_rule=plan.update_rule
@@ -48,9 +49,9 @@ class Planned(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The factor on a number from which on the other plan is the quicker one; None: none that was tried turns them.
+    """The factor on a number from which on the other plan is the quicker one; None: no tried factor turns the order.
 
-    ``of`` whose number it is: the quicker plan's, the slower one's, or both plans'.
+    ``of``: the plan whose number it is: the quicker one, the slower one, or both.
     """
 
     number: Literal["collectives", "computation"]
@@ -70,7 +71,7 @@ def time_parts(planned: Planned) -> dict[str, int]:
 
 
 def _computing(problem: Problem, plan: JudgedPlan) -> Iterator[tuple[str, int]]:
-    """Yield the parts of the time in which cells are busy: what becomes less without one thing after the other."""
+    """Yield the parts of the time in which GPU groups are busy: the differences when costs are removed one by one."""
     left, bare = _busy_ns(problem, plan), problem
     exposed = []
     for over in COLLECTIVES:
@@ -88,28 +89,28 @@ def _computing(problem: Problem, plan: JudgedPlan) -> Iterator[tuple[str, int]]:
 
 
 def _kept(plan: JudgedPlan) -> JudgedPlan:
-    """Return the plan with stages that keep all of their activations, as if there were the memory."""
+    """Return the plan with stages that keep all of their activations, regardless of memory."""
     return replace(plan, allocation=plan.allocation.having(stage.plain for stage in plan.allocation.stages))
 
 
 def _busy_ns(problem: Problem, plan: JudgedPlan) -> int:
-    """Return the mean time in which a cell in use is busy, per global batch."""
+    """Return the mean time in which a GPU group in use is busy, per global batch."""
     uses = retime(problem, plan).timeline.uses
     return sum(use.busy_ns for use in uses.values()) // len(uses)
 
 
 def differences(theirs: Planned, ours: Planned) -> tuple[Difference, ...]:
-    """Return the parts in which two plans differ in the order of the parts; they add up to that of the times."""
+    """Return the parts in which two plans differ, in order; the differences add up to the times' difference."""
     parts = time_parts(theirs), time_parts(ours)
-    found = (Difference(name, parts[0][name], parts[1][name]) for name in parts[0])
-    return tuple(each for each in found if each.theirs_ns or each.ours_ns)
+    result = (Difference(name, parts[0][name], parts[1][name]) for name in parts[0])
+    return tuple(each for each in result if each.theirs_ns or each.ours_ns)
 
 
 # ---- how wrong a number must be --------------------------------------------------------------------------------------
 
 
 def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
-    """Yield by how much each number must be wrong to turn the order; of numbers that only one side has, its own."""
+    """Yield by how much each number must be wrong to turn the order; a number may be of one side only."""
     quicker, slower = sorted((ours, theirs), key=lambda each: each.plan.value_ns)
     sides = [each for each in (quicker, slower) if _communicates(each)]
     if sides:
@@ -121,7 +122,7 @@ def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
         of: Literal["quicker", "slower", "both"] = (
             "both" if len(sides) == 2 else "quicker" if sides[0] is quicker else "slower"
         )
-        tried = [found for far in (MOST, Fraction(1, MOST)) if (found := turning(collectives, far)) is not None]
+        tried = [turn for far in (MOST, Fraction(1, MOST)) if (turn := turning(collectives, far)) is not None]
         yield Turn("collectives", of, min(tried, key=lambda each: max(each, 1 / each), default=None))
     if _degrees(quicker) == _degrees(slower):
         return
@@ -132,7 +133,7 @@ def turns(theirs: Planned, ours: Planned) -> Iterator[Turn]:
 
 
 def turning(turned: Callable[[Fraction], bool], far: Fraction | int) -> Fraction | None:
-    """Return the factor between 1 and ``far`` at which the order turns, by bisection; None where it does not."""
+    """Bisect for the factor between 1 and ``far`` at which the order turns; return None where it does not."""
     if not turned(Fraction(far)):
         return None
     near, there = 1.0, float(far)
@@ -147,7 +148,7 @@ def _factor(value: float) -> Fraction:
 
 
 def _communicates(planned: Planned) -> bool:
-    """Return whether the plan's passes have collectives inside cells that take time."""
+    """Return whether the plan's passes have collectives inside GPU groups that take time."""
     free = TimeFactors(Fraction(1), *[Fraction(0)] * len(COLLECTIVES))
     return planned.time_ns(free) < planned.plan.value_ns
 

@@ -329,7 +329,7 @@ class Problem:
 
     @property
     def step_sums_ns(self) -> np.ndarray:
-        """Return ``step_collectives_ns``, zeros if it is None."""
+        """Return ``step_collectives_ns``, or zeros without them."""
         return 0 * self.update_ns if self.step_collectives_ns is None else self.step_collectives_ns
 
     @property
