@@ -53,8 +53,8 @@ def linearise(graph: Dataflow) -> tuple[list[int], list[list[Tensor]]]:
     if len(order) < len(after):
         cycle = _cycle(after, {node for node, count in waits.items() if count})
         raise InvalidDocument(
-            f"the edges of {graph.name!r} go in a circle: {' -- '.join(f'node{node}' for node in cycle)}; "
-            "a profile has to be free of cycles"
+            f"the edges of {graph.name!r} form a cycle: {' -- '.join(f'node{node}' for node in cycle)}; "
+            "a profile cannot have cycles"
         )
     return order, _crossing(graph, order)
 

@@ -80,7 +80,7 @@ def read_profile(text: str, *, name: str, device_kind: str = "V100", micro_batch
     chain = [nodes[number] for number in order]
     if not any(node.forward_ns + node.backward_ns for node in chain):
         raise InvalidDocument(
-            f"the profile text {name!r} gives no node a time besides its inputs; at least one has to take time"
+            f"the profile text {name!r} has no times except for inputs; at least one other node needs a time"
         )
     names = _names(chain)
     return ModelProfile(
@@ -224,7 +224,7 @@ def _model_inputs(nodes: dict[int, _Node], edges: list[tuple[int, int]]) -> set[
 def _dataflow(nodes: dict[int, _Node], edges: list[tuple[int, int]], inputs: set[int], name: str) -> Dataflow:
     kept = sorted(set(nodes) - inputs)
     if not kept:
-        raise InvalidDocument(f"the profile text {name!r} has model inputs only; at least one layer has to remain")
+        raise InvalidDocument(f"the profile text {name!r} has only model inputs; a profile needs at least one layer")
     readers: dict[int, list[int]] = {number: [] for number in kept}
     before: dict[int, list[int]] = {number: [] for number in kept}
     for a, b in edges:

@@ -28,7 +28,10 @@ def import_topology(
         options["devices"] = [devices]
     several = [format] * len(sources) if format is None or isinstance(format, str) else list(format)
     if len(several) != len(sources) or any(name is not None and name not in get_args(Format) for name in several):
-        raise InvalidDocument(f"the formats {several} are not one of {', '.join(get_args(Format))} for each source")
+        raise InvalidDocument(
+            f"formats {several} do not fit {len(sources)} sources",
+            remedy=f"one for all sources, or one for each, of {', '.join(get_args(Format))}",
+        )
     try:
         import_options = ImportOptions.model_validate(options, context={"units": True})
     except ValidationError as error:

@@ -93,7 +93,7 @@ def test_faults_of_a_text_come_with_its_name_and_line() -> None:
 def test_a_tool_that_is_not_read_is_named(format: str | None) -> None:
     text = "WEIGHT TABLE:\n             0000:01:00.0 0000:02:00.0\n0000:01:00.0 0            15\n"
     with pytest.raises(
-        InvalidDocument, match=r"topo\.txt is what `amd-smi topology` prints, which is not read"
+        InvalidDocument, match=r"topo\.txt is the output of `amd-smi topology`, which Penstock cannot read"
     ) as caught:
         import_topology([ImportSource(text=text, name="topo.txt", format=format)])
     assert "NCCL_TOPO_DUMP_FILE" in str(caught.value.remedy)
@@ -101,7 +101,7 @@ def test_a_tool_that_is_not_read_is_named(format: str | None) -> None:
 
 def test_a_topology_with_nothing_to_add_is_one_already() -> None:
     text = "name: c\nuniform: {nodes: 1, devices_per_node: 2, kind: H100, memory_bytes: 80 GiB}\n"
-    with pytest.raises(InvalidDocument, match=r"c\.yaml is already a topology of Penstock's"):
+    with pytest.raises(InvalidDocument, match=r"c\.yaml is already a Penstock topology"):
         import_topology([ImportSource(text=text, name="c.yaml")])
     options = ImportOptions(fabric="ports", fabric_bytes_per_s=10**9)
     assert import_topology([ImportSource(text=text)], options).topology.num_devices == 2

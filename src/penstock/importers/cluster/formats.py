@@ -119,7 +119,10 @@ def import_topology(
         read = [_read(number, source, options.topology) for number, source in enumerate(sources)]
         _refuse_topology_alone(sources, options, read[0].format)
         if options.topology is not None and all(facts.format != "slurm-yaml" for facts in read):
-            raise InvalidDocument(f"no source is a topology.yaml, which would have the topology {options.topology!r}")
+            raise InvalidDocument(
+                f"no source is a topology.yaml, in which to find the topology {options.topology!r}",
+                remedy="add Slurm's topology.yaml, or leave out the name of the topology",
+            )
         return merge(read, [source.nodes for source in sources], options, most_devices)
 
 
@@ -138,7 +141,7 @@ def recognised(source: ImportSource, number: int = 0) -> Format:
         raise InvalidDocument(f"{called} is empty", remedy="look at what the command printed to standard error")
     seen = f"may be {' or '.join(fitting)}" if fitting else "is of no known format"
     faults = tuple(Fault(name, each.what, "format") for name, each in FORMATS.items() if not fitting or name in fitting)
-    raise InvalidDocument(f"{called} {seen}", faults=faults, remedy="--from FORMAT (sources.format)")
+    raise InvalidDocument(f"{called} {seen}", faults=faults, remedy="name the format: --from FORMAT (sources.format)")
 
 
 def _read(number: int, source: ImportSource, topology: str | None) -> SourceFacts:
@@ -157,8 +160,8 @@ def _refuse_unread(source: ImportSource, number: int) -> None:
     """Refuse by its name what is recognised and not read."""
     if _AMD_SMI.search(source.text[:_LOOKED_AT]):
         raise InvalidDocument(
-            f"{source.name or f'source {number + 1}'} is what `amd-smi topology` prints, which is not read",
-            remedy="give what `rocm-smi --showtopo` prints, or the file that RCCL writes with "
+            f"{source.name or f'source {number + 1}'} is the output of `amd-smi topology`, which Penstock cannot read",
+            remedy="give the output of `rocm-smi --showtopo`, or the file that RCCL writes with "
             "NCCL_TOPO_DUMP_FILE=topo.xml",
         )
 
@@ -168,7 +171,7 @@ def _refuse_topology_alone(sources: Sequence[ImportSource], options: ImportOptio
     if format == "agents" and len(sources) == 1 and sources[0].format is None and options == ImportOptions():
         called = sources[0].name or "source 1"
         raise InvalidDocument(
-            f"{called} is already a topology of Penstock's, and no other source and no option adds to it",
+            f"{called} is already a Penstock topology, and no other source or option changes it",
             remedy=f"use it as it is (--topology {sources[0].name or 'FILE'}), or name its format: --from agents",
         )
 

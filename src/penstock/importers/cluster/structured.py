@@ -69,7 +69,7 @@ def _read_yaml(text: str, faults: Faults) -> list[Any]:
             _check_shape(text, faults)
             return [document for document in yaml.load_all(text, Loader=YAML_LOADER) if document is not None]
     except ValueError as error:
-        faults.add(None, f"a value is none of YAML: {error}")
+        faults.add(None, f"a value is not valid YAML: {error}")
     faults.stop()
     raise AssertionError("stop() raises: a fault was added")
 

@@ -180,7 +180,7 @@ def test_options_that_sources_leave_nothing_to_are_told() -> None:
 
 @pytest.mark.parametrize("devices", [("=H100",), ("big=",), ("H100", "A100")])
 def test_devices_that_say_nothing_are_refused(devices: tuple[str, ...]) -> None:
-    assert "neither one kind nor PRODUCT=KIND" in str(refused(nodes("n1"), devices=devices))
+    assert "neither PRODUCT=KIND nor the only kind" in str(refused(nodes("n1"), devices=devices))
 
 
 def test_oversubscription_narrows_the_links_upwards() -> None:
@@ -292,7 +292,7 @@ def test_nodes_without_devices_known_down_in_parts_or_elsewhere_are_left_out() -
 
 def test_where_no_node_has_a_device_an_option_says_what_trains() -> None:
     idle, runs = (record(name, state, "(null)", "billing=1") for name, state in (("n1", "IDLE"), ("n2", "MIXED")))
-    assert refused(idle + runs).remedy == "--devices-per-node 2 --device-kind cpu, if it is processors that train"
+    assert refused(idle + runs).remedy == "--devices-per-node 2 --device-kind cpu, if the job trains on CPUs"
     options = {"devices": ("cpu",), "memory_bytes": GIB, "fabric": "bus", "fabric_bytes_per_s": GB}
     result = imported(idle + runs, devices_per_node=2, nic_bytes_per_s=GB, **options)
     assert [device.id for node in result.topology.nodes for device in node.devices] == ["n1/0", "n1/1", "n2/0", "n2/1"]

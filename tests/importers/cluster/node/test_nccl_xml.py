@@ -128,7 +128,7 @@ A, B = "0000:02:00.0", "0000:03:00.0"
         (system(gpu(0, A) + gpu(1, A)), "line 5, column 1", "0000:02:00.0 stands already in line 3"),
         (system("<pci/>" + gpu(0, A)), "line 3, column 1", "the <pci> has no busid"),
         (system(pci(A, "<gpu/>")), "line 3, column 88", "dev of <gpu> is missing"),
-        (system(gpu(0, A, speed="17 GT/s")), "line 3, column 1", "'17 GT/s' is no rate of PCI Express"),
+        (system(gpu(0, A, speed="17 GT/s")), "line 3, column 1", "'17 GT/s' is not a PCI Express rate"),
         (system(gpu(0, A, width="many")), "line 3, column 1", "link_width of <pci> has to be a whole number"),
         (system(gpu(0, A, width="64")), "line 3, column 1", "a link has 1 to 32 lanes, not 64"),
         (system(gpu(0, A) + net("n", B, "fast")), "line 5, column 93", "speed of <net> has to be a whole number"),

@@ -85,7 +85,7 @@ def _with_nvlink_blocks(wirings: Sequence[Wiring]) -> tuple[Wiring, ...]:
         if any(each.layer == "block" for each in wiring.switches)
     )
     if not with_blocks:
-        raise InvalidDocument("no source has blocks that could be NVLink domains", remedy="leave --nvlink-blocks out")
+        raise InvalidDocument("no source has blocks to treat as NVLink domains", remedy="leave --nvlink-blocks out")
     others = tuple(each for each in wirings if all(switch.layer != "block" for switch in each.switches))
     return with_blocks + others
 
@@ -115,9 +115,9 @@ def _asked_for(joined: Joined, hostlist: str | None, notes: Notes) -> dict[str, 
     wanted = dict.fromkeys(joined.names.get(name, name) for name in expand(hostlist))
     if unknown := [name for name in wanted if name not in hosts]:
         raise InvalidDocument(
-            f"no source knows the nodes {shown(unknown)}",
-            faults=(Fault("/options/only", f"{shown(unknown)} are asked for, and no source names them", "unknown"),),
-            remedy=f"of {shown(hosts)}" if len(hosts) < 10_000 else None,
+            f"no source names the nodes {shown(unknown)}",
+            faults=(Fault("/options/only", f"no source names {shown(unknown)}", "unknown"),),
+            remedy=f"choose from {shown(hosts)}" if len(hosts) < 10_000 else None,
         )
     for name in hosts:
         if name not in wanted:
@@ -128,8 +128,8 @@ def _asked_for(joined: Joined, hostlist: str | None, notes: Notes) -> dict[str, 
 def _free_only(hosts: Mapping[str, Host], notes: Notes) -> dict[str, Host]:
     if all(host.busy_devices is None for host in hosts.values()):
         raise InvalidDocument(
-            "no source says on which nodes something runs, so the free ones are unknown",
-            remedy="add what `scontrol show nodes` prints, or leave --only-free out",
+            "no source says which nodes are busy, so the free nodes are unknown",
+            remedy="add the output of `scontrol show nodes`, or leave --only-free out",
         )
     for name, host in hosts.items():
         if host.busy_devices is None:
@@ -150,15 +150,15 @@ def _free(hosts: Mapping[str, Host]) -> str | None:
 def _refuse_more(devices: int, most: int | None) -> None:
     if most is not None and devices > most:
         raise UnsupportedRequest(
-            f"the sources have {devices:,} devices; the most are {most:,} (max_devices)",
-            remedy="import fewer nodes (--only), or have the operator raise the setting",
+            f"the sources have {devices:,} devices; the limit is {most:,} (max_devices)",
+            remedy="import fewer nodes (--only), or have the operator raise max_devices",
         )
 
 
 def _refuse_nothing(notes: Notes) -> None:
     faults = tuple(Fault(group.nodes, group.why, "left-out") for group in notes.left_out())
     no_device = all(group.why == NO_DEVICE for group in notes.left_out())
-    remedy = "--devices-per-node 2 --device-kind cpu, if it is processors that train" if no_device else None
+    remedy = "--devices-per-node 2 --device-kind cpu, if the job trains on CPUs" if no_device else None
     raise InvalidDocument(
-        "no node is left for the topology", faults=faults, remedy=remedy or "see why each was left out"
+        "no node is left for the topology", faults=faults, remedy=remedy or "see why each node was left out"
     )

@@ -47,7 +47,7 @@ class Notes:
         options = " ".join(dict.fromkeys(option.split(" (")[0] for _, option in self._missing))
         count = len(faults)
         raise InvalidDocument(
-            f"the sources and the table of devices leave {count} thing{'s' if count > 1 else ''} open",
+            f"{count} fact{'s are' if count > 1 else ' is'} missing from the sources and the table of devices",
             faults=faults,
             remedy=options,
         )

@@ -56,8 +56,9 @@ class Options:
                 self.called[product.strip().lower()] = kind.strip()
             elif sign or (self.usual is not None and self.usual != text):
                 raise InvalidDocument(
-                    f"the devices {text!r} are neither one kind nor PRODUCT=KIND",
-                    remedy="--device-kind H100, or for a source's names --device-kind big=H100 --device-kind small=A10",
+                    f"device kind {text!r} is neither PRODUCT=KIND nor the only kind",
+                    remedy="--device-kind H100, or one for each name in the sources: --device-kind big=H100 "
+                    "--device-kind small=A10",
                 )
             else:
                 self.usual = text.strip()

@@ -106,7 +106,7 @@ def _pcie(gpu: Element, faults: Faults) -> int | None:
     numbers = _NUMBER.fullmatch(generation.text), _NUMBER.fullmatch(width.text)
     try:
         if numbers[0] is None or numbers[1] is None:
-            raise ValueError(f"the PCIe link is of generation {generation.text[:20]!r} and width {width.text[:20]!r}")
+            raise ValueError(f"PCIe generation {generation.text[:20]!r} or width {width.text[:20]!r} is not a number")
         return generation_bandwidth(int(numbers[0][1]), int(numbers[1][1]))
     except ValueError as error:
         faults.add(generation.line, str(error), column=generation.column)

@@ -22,14 +22,14 @@ def link_bandwidth(rate: str, lanes: int) -> int | None:
     match = _RATE.fullmatch(rate.strip())
     if match is None or float(match[1]) not in _FRACTION_OF_BITS:
         rates = ", ".join(f"{each:g} GT/s" for each in _FRACTION_OF_BITS)
-        raise ValueError(f"{rate!r} is no rate of PCI Express; there are {rates}")
+        raise ValueError(f"{rate!r} is not a PCI Express rate; the rates are {rates}")
     return _bandwidth(float(match[1]), lanes)
 
 
 def generation_bandwidth(generation: int, lanes: int) -> int:
     """Return bytes per second of a link of a generation (1 to 6). Raises ValueError for others."""
     if generation not in _GENERATION_GT_PER_S:
-        raise ValueError(f"{generation} is no generation of PCI Express; there are 1 to {max(_GENERATION_GT_PER_S)}")
+        raise ValueError(f"PCI Express has no generation {generation}, only 1 to {max(_GENERATION_GT_PER_S)}")
     return _bandwidth(_GENERATION_GT_PER_S[generation], lanes)
 
 
