@@ -112,7 +112,9 @@ fi
 def test_flags_of_a_branch_that_does_not_run_do_not_count() -> None:
     assert stages_of(imported("megatron", f"SIZE=small\n{FLAGS}")) == [(0, 4), (5, 9)]
     assert len(stages_of(imported("megatron", f"SIZE=big\n{FLAGS}"))) == 8
-    with pytest.raises(InvalidDocument, match=r"one of 4, line 2; 2, line 4, by \[ \$SIZE = big \], line 1") as caught:
+    with pytest.raises(
+        InvalidDocument, match=r"it is 4 \(line 2\) or 2 \(line 4\), chosen by \[ \$SIZE = big \], line 1"
+    ) as caught:
         imported("megatron", FLAGS)
     assert "--given SIZE=…" in str(caught.value.remedy)
     result = imported("megatron", FLAGS, values={"SIZE": "small"})

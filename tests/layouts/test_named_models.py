@@ -69,7 +69,7 @@ def test_a_family_is_not_taken_for_another_one() -> None:
     python = PYTHON.format(model="Model", flavor="4B")
     assert named_shape(python.replace("def small", "def qwen3_small"), config="qwen3_small") == ("qwen3-4B", 36, 4096)
     vision = python.replace("def small", "def qwen3_vl_small").replace("= small", "= qwen3_vl_small")
-    with pytest.raises(InvalidDocument, match="the model qwen3_vl 4B is none that is known"):
+    with pytest.raises(InvalidDocument, match="model qwen3_vl 4B is unknown"):
         named_shape(vision, config="qwen3_vl_small")
     several = "from torchtitan.models.qwen3 import a\nfrom torchtitan.models.gpt_oss import b\n" + python
     with pytest.raises(InvalidDocument, match=r"it has no model\.name"):
@@ -87,8 +87,14 @@ def test_without_a_length_a_sample_has_torchtitans_own() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (TOML.format(name="llama3", flavor="9B"), "train, line 3: the model llama3 9B is none .* 8B, 70B, 405B"),
-        (TOML.format(name="llama9", flavor="8B"), "line 3: the model llama9 8B .*: llama3, qwen3, "),
+        (
+            TOML.format(name="llama3", flavor="9B"),
+            "train, line 3: torchtitan's model llama3 9B is unknown; .* 8B, 70B, 405B",
+        ),
+        (
+            TOML.format(name="llama9", flavor="8B"),
+            "line 3: torchtitan's model llama9 8B is unknown; known are llama3, qwen3, ",
+        ),
         (TOML.format(name="llama4", flavor="17bx16e"), "line 3: llama4 17bx16e has layers of several kinds"),
         (TOML.replace('flavor = "{flavor}"', "").format(name="llama3"), "train does not say the model: .*model.flavor"),
         (PYTHON.format(model="Model", flavor="8B"), "train does not say the model: it has no model.name"),

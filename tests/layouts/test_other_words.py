@@ -97,7 +97,7 @@ def test_unknown_settings_of_a_configuration_are_listed() -> None:
 def test_flags_by_which_another_trainer_decides_the_layout_are_refused(
     flags: str, named: list[str], remedy: str
 ) -> None:
-    with pytest.raises(UnsupportedRequest, match="a script of Megatron-DeepSpeed") as caught:
+    with pytest.raises(UnsupportedRequest, match="a Megatron-DeepSpeed script") as caught:
         Flags(f"deepspeed pretrain_gpt.py --deepspeed {FLAGS} {flags}", "train.sh")
     assert [fault.detail for fault in caught.value.faults] == named
     assert all(fault.pointer.startswith("line ") for fault in caught.value.faults)

@@ -245,7 +245,7 @@ def test_roles_come_from_names_or_are_told() -> None:
         ({"planner": "dapple"}, "'dapple' does not stay within what megatron can express; 'auto' or 'uniform' does"),
         ({"schedule": "gpipe"}, "megatron has no schedule 'gpipe'; it runs early-backward"),
         ({"update_rules": ["weight_stashing"]}, "megatron updates synchronously"),
-        ({"target": None, "options": {"transformer": "1-3"}}, "there is no target"),
+        ({"target": None, "options": {"transformer": "1-3"}}, "the request has no target"),
         ({"target": None, "planner": "uniform"}, "the request names no target"),
         ({"options": {"transformer": "0-3"}}, "no transformer layers"),
     ],

@@ -78,10 +78,10 @@ def test_a_module_that_megatron_does_not_recompute_is_refused() -> None:
 @pytest.mark.parametrize(
     ("to", "model", "layout", "words"),
     [
-        ("deepspeed", "llama-3-8b", {"tensor": 2}, "tensor 2, and its PipelineModule has no word"),
+        ("deepspeed", "llama-3-8b", {"tensor": 2}, "tensor 2, and its PipelineModule cannot split"),
         ("torchtitan", "mixtral-8x7b", {"tensor": 2, "expert": 4, "expert_tensor": 2},
          "torchtitan's experts are whole on a GPU"),
-        ("torchtitan", "mixtral-8x7b", {"expert": 8, "sharding": "none"}, "it shares out experts among these only"),
+        ("torchtitan", "mixtral-8x7b", {"expert": 8, "sharding": "none"}, "it spreads experts over these GPUs only"),
         ("ranges", "llama-3-8b", {"tensor": 2}, "ranges of layers are not written at tensor 2"),
     ],
 )  # fmt: skip
@@ -93,7 +93,7 @@ def test_what_a_trainer_refuses_is_not_written(to: str, model: str, layout: dict
 @pytest.mark.parametrize(
     ("target", "expert_tensor", "degrees", "words"),
     [
-        ("deepspeed", 1, "auto", "deepspeed has no plans at .*: its PipelineModule has no word"),
+        ("deepspeed", 1, "auto", "deepspeed has no plans at .*: its PipelineModule cannot split"),
         ("torchtitan", 2, {"expert": 4, "expert_tensor": 2}, "torchtitan's experts are whole on a GPU"),
     ],
 )
@@ -168,5 +168,5 @@ def test_python_and_toml_are_compared_as_well() -> None:
 
 @pytest.mark.tier("quick")
 def test_a_text_without_settings_is_refused() -> None:
-    with pytest.raises(InvalidDocument, match="notes has no setting that a layout for megatron has"):
+    with pytest.raises(InvalidDocument, match="notes has no settings of a megatron layout"):
         with_differences("", "megatron", "the pipeline is deep", "notes")

@@ -71,12 +71,12 @@ def test_compare_prints_the_own_layout_and_the_best(capsys: pytest.CaptureFixtur
     [
         ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 32 attention heads"),
-        ("tensor=2,replicas=3", InvalidDocument, "has 3 replicas, and its GPUs are filled by 2"),
-        ("tensor", InvalidDocument, "'tensor' is no part of a layout in words"),
-        ("tensor=two", InvalidDocument, "'tensor=two' is no part of a layout in words"),
-        ("tensor=2,tensor=4", InvalidDocument, "'tensor=4' is no part of a layout in words"),
-        ("recompute=some", InvalidDocument, "'recompute=some' is no part of a layout in words"),
-        ("tensor=0", InvalidDocument, "a layout's numbers are at least 1"),
+        ("tensor=2,replicas=3", InvalidDocument, "has 3 replicas; the cluster has GPUs for 2"),
+        ("tensor", InvalidDocument, "'tensor' is not a valid NAME=VALUE of a layout"),
+        ("tensor=two", InvalidDocument, "'tensor=two' is not a valid NAME=VALUE of a layout"),
+        ("tensor=2,tensor=4", InvalidDocument, "'tensor=4' is not a valid NAME=VALUE of a layout"),
+        ("recompute=some", InvalidDocument, "'recompute=some' is not a valid NAME=VALUE of a layout"),
+        ("tensor=0", InvalidDocument, "its numbers have to be at least 1"),
         (
             "micro-batch=16",
             UnsupportedRequest,

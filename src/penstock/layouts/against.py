@@ -55,8 +55,8 @@ def differences(text: str, to: str, user_text: str, source: str) -> list[str]:
     ours, theirs = _statements(text, names, to), _statements(as_flags(user_text), names, source)
     if not theirs:
         raise InvalidDocument(
-            f"{source} has no setting that a layout for {to} has",
-            remedy=f"the file that starts your training now, with settings such as {names[0]}",
+            f"{source} has no settings of a {to} layout",
+            remedy=f"give the file that starts your training now, with settings such as {names[0]}",
         )
     return [line for name in names if (line := _differing(name, ours.get(name), theirs.get(name), source))]
 

@@ -41,7 +41,9 @@ def at_degrees(request: PlanRequest, drawn: Drawn, source: str, gpus: int) -> tu
         raise InvalidDocument(
             f"{stated}, and the profile {profile.name!r} has no costs at {drawn.degrees}",
             faults=_places(drawn),
-            remedy=f"it has them at {'; '.join(map(str, available))}" if available else WITH_DEGREES,
+            remedy=f"choose degrees that the profile has costs at: {'; '.join(map(str, available))}"
+            if available
+            else WITH_DEGREES,
         )
     request = request.model_copy(update={"degrees": to_degrees(drawn.degrees)})
     problem = to_problem(request)
@@ -69,8 +71,9 @@ def cells_in(problem: Problem, world: Sequence[int]) -> tuple[int, ...]:
     if apart := [group for group in groups if group not in number_of]:
         names = ", ".join(problem.real.devices[gpu].name for gpu in apart[0][:4])
         raise wrong(
-            f"{len(world)} GPUs are not whole groups of {size}, as {problem.degrees} asks: {names} … are none",
-            "nodes that such groups fill, one after the other (--nodes)",
+            f"{len(world)} GPUs do not form groups of {size}, which {problem.degrees} needs: {names} … "
+            "are not one group",
+            "name nodes whose GPUs form such groups, one after the other (--nodes)",
         )
     return tuple(number_of[group] for group in groups)
 

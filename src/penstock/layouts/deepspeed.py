@@ -84,8 +84,8 @@ def write(plan: Expressed) -> str:
     """
     if plan.sharding not in _STAGES:
         raise UnsupportedRequest(
-            f"deepspeed cannot express this plan: sharding {plan.sharding}, and its ZeRO 3 gathers parameters again for"
-            " each pass",
+            f"deepspeed cannot express this plan: unlike sharding {plan.sharding}, ZeRO 3 gathers parameters again for "
+            "each pass",
             faults=(Fault("/plan/sharding", plan.sharding, "target"),),
             remedy="plan with --sharding optimizer (ZeRO 1), or with --sharding parameters in one stage (ZeRO 3)",
         )
@@ -227,13 +227,13 @@ def _values(source: Source) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         if names := list(dict.fromkeys(name for name in _BARE.findall(text) if name not in ("true", "false", "null"))):
             raise InvalidDocument(
-                f"{source.name} has {', '.join(names)} in the place of values",
-                remedy=f"say {'it' if len(names) == 1 else 'them'}: {' '.join(f'--given {name}=…' for name in names)}",
+                f"{source.name} has names in the place of values: {', '.join(names)}",
+                remedy=f"give the values: {' '.join(f'--given {name}=…' for name in names)}",
             ) from None
-        raise InvalidDocument(f"{source.name} is no JSON: {error}") from None
+        raise InvalidDocument(f"{source.name} is not valid JSON: {error}") from None
     except SyntaxError as error:
         raise InvalidDocument(
-            f"{source.name} is no Python, line {error.lineno}, column {error.offset}: {error.msg}",
+            f"{source.name} is not valid Python, line {error.lineno}, column {error.offset}: {error.msg}",
             remedy='PARTS = [0, 13, 26] as Python, or {"parts": [0, 13, 26]} as JSON',
         ) from None
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -242,14 +242,14 @@ def _values(source: Source) -> dict[str, Any]:
     if isinstance(pipeline, dict):  # of DeepSpeed's own configuration
         data = {"num_stages": pipeline.get("stages"), "partition_method": pipeline.get("partition"), **data, **pipeline}
     if "config" in data and not isinstance(data["config"], dict):
-        raise InvalidDocument(f"{source.name}: config is no table of DeepSpeed's settings")
+        raise InvalidDocument(f"{source.name}: config is not a table of DeepSpeed's settings")
     stated = {name: value for name, value in data.items() if name in KEYS and value not in (None, "auto", "best")}
     configured = text.lstrip().startswith("{") and any(name in data for name in _CONFIGURED)
     if source.ranks is None and not configured and not any(name in stated for name in ("parts", "num_stages")):
         raise InvalidDocument(
             f"{source.name} says neither parts nor num_stages",
-            remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or how many '
-            "stages there are (--pipeline-parallel-size)",
+            remedy='{"parts": [0, 13, 26], "train_micro_batch_size_per_gpu": 2, "train_batch_size": 64}, or the '
+            "number of stages (--pipeline-parallel-size)",
         )
     return stated
 
@@ -285,9 +285,9 @@ def _literal(name: str, node: ast.expr, source: Source, argument: bool) -> Any:
         if name == "config" or (argument and isinstance(node, ast.Name)):
             return None  # read from a file, or a name that is assigned elsewhere
     raise InvalidDocument(
-        f"{source.name}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, no "
-        "plain list, number or text",
-        remedy=f"say it: --given {name}=…, or write the value itself",
+        f"{source.name}, line {node.lineno}, column {node.col_offset + 1}: {name} is {ast.unparse(node)[:60]}, "
+        "which is not a plain list, number or text",
+        remedy=f"give the value: --given {name}=…, or write it in the file",
     )
 
 
@@ -297,7 +297,7 @@ def _number(values: dict[str, Any], name: str, faults: Faults, least: int = 1) -
     if value is None or value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:
-        faults.add(None, f"{name} is {value!r}, no number from {least} on")
+        faults.add(None, f"{name} is {value!r}, not a whole number of at least {least}")
         return None
     return value
 

@@ -201,24 +201,25 @@ def placed(problem: Problem, within: Within, drawn: Drawn, world: Sequence[int])
     """
     devices, each = len(world), len(problem.gpus(0))
     if drawn.ranks > devices or devices % drawn.ranks:
-        several = f"{devices * each} GPUs in groups of {each}, which is {devices} groups," if each > 1 else ""
+        several = f"{devices * each} GPUs in {devices} groups of {each}" if each > 1 else ""
         raise wrong(
-            f"{several or f'{devices} devices'} cannot be {drawn.ranks} pipeline ranks with equally many replicas"
+            f"{several or f'{devices} devices'} cannot be split into {drawn.ranks} pipeline ranks "
+            "with equally many replicas"
             f"{_other_size(problem, drawn, world)}",
             "the nodes that the job runs on (--nodes), or another pipeline size",
         )
     replicas = devices // drawn.ranks
     if drawn.other_order and drawn.ranks > 1 and problem.samples_per_row > 1:
         raise wrong(
-            "--use-tp-pp-dp-mapping counts ranks along the pipeline first, and experts are spread over "
-            f"{problem.samples_per_row} replicas: they would be on different stages",
-            "leave it out, or fewer ranks for the experts",
+            f"--use-tp-pp-dp-mapping would put the experts of {problem.samples_per_row} replicas on different stages: "
+            "it counts ranks along the pipeline first",
+            "leave out --use-tp-pp-dp-mapping, or spread experts over fewer ranks",
         )
     rows = drawn.rows or 1
     number, left = divmod(problem.global_batch_size, rows * replicas)
     if left or number == 0:
         raise wrong(
-            f"a global batch of {problem.batch_samples} samples is no multiple of {rows} samples × "
+            f"a global batch of {problem.batch_samples} samples is not a multiple of {rows} samples × "
             f"{replicas * problem.samples_per_row} "
             f"replicas: micro-batches would not be equal{_other_size(problem, drawn, world)}",
             "another micro-batch size (--micro-batch-size) or global batch size",
@@ -271,8 +272,8 @@ def differing(problem: Problem, within: Within, drawn: Drawn, world: Sequence[in
         times, left = divmod(problem.global_batch_size, flushed)
         if left or times == 0 or (times > 1 and within.trainer != "torchtitan"):
             raise wrong(
-                f"{drawn.local_rows} samples on each of {replicas * problem.samples_per_row} replicas are "
-                f"{flushed * problem.samples_per_row}, the request has {problem.batch_samples}",
+                f"{drawn.local_rows} samples on each of {replicas * problem.samples_per_row} replicas make a "
+                f"global batch of {flushed * problem.samples_per_row}; the request has {problem.batch_samples}",
                 "a global batch size that agrees, or the nodes that the job runs on (--nodes)",
             )
         if times > 1:
@@ -330,16 +331,16 @@ def _group(within: Within, drawn: Drawn, number: int) -> int | None:
     group = drawn.group or within.group(drawn.ranks, number)
     if group is None:
         raise wrong(
-            f"interleaved 1F1B takes micro-batches in groups of {drawn.ranks}, the pipeline ranks"
-            + (f", or in {number // drawn.ranks} equal ones" if within.rounds else "")
-            + f"; {number} are no multiple of that",
+            f"interleaved 1F1B on {drawn.ranks} pipeline ranks runs micro-batches in "
+            + (f"{number // drawn.ranks} equal groups" if within.rounds else f"groups of {drawn.ranks}")
+            + f", which {number} micro-batches cannot form",
             "another micro-batch size or global batch size, or one stage on each rank",
         )
     if not groups_go(drawn.ranks, number, group) or (group < drawn.ranks and not within.rounds):
         raise wrong(
-            f"{number} micro-batches in groups of {group} leave {number % group} for {drawn.ranks} pipeline ranks; a "
-            f"group has at least one micro-batch per rank, {drawn.ranks}, and at most all of them, {number}",
-            "another size of groups, or the number of ranks",
+            f"groups of {group} do not fit {number} micro-batches on {drawn.ranks} pipeline ranks: each group, "
+            f"also the last one, has {drawn.ranks} to {number} micro-batches",
+            "another group size or number of ranks",
         )
     return group
 

@@ -130,7 +130,9 @@ def _recomputing(cells: Problem, allocation: Allocation, modules: Sequence[Modul
         at = "no degree above 1" if cells.choice is None else str(cells.choice.degrees)
         raise UnsupportedRequest(
             f"the profile has no costs of recomputing {unknown[0]} at {at}",
-            remedy=f"those of {', '.join(cells.modules)}" if cells.modules else "a tensor degree above 1, or `full`",
+            remedy=f"recompute only {', '.join(cells.modules)}"
+            if cells.modules
+            else "a tensor degree above 1, or `full`",
         )
     again = without_parts(modules_of([modules]))
     pipelines = (
@@ -149,9 +151,9 @@ class Even:
         roles = roles_of(profile)
         if roles is None:
             raise UnsupportedRequest(
-                f"the names of the layers of {profile.name!r} do not say which are embedding, transformer layers and "
-                "head, so they have no plain layout",
-                remedy="name them so (embedding, block.0 …, head), or write the plan's stages by hand",
+                f"a plain layout needs embedding, transformer layers and head; the layer names of {profile.name!r} do "
+                "not tell them apart",
+                remedy="name the layers embedding, block.0 … and head, or write the plan's stages by hand",
             )
         self._first, self.blocks = roles.first, roles.number
 
@@ -170,8 +172,8 @@ class Even:
         split = layers_of_stages(self.blocks, layout)
         if split is None:
             raise UnsupportedRequest(
-                f"{self.blocks} transformer layers cannot be split over {layout.pipeline} stages of "
-                f"{layout.virtual_stages} parts each"
+                f"{self.blocks} transformer layers cannot be split over {layout.pipeline} pipeline ranks with "
+                f"{layout.virtual_stages} stages each"
             )
         return Drawn(
             stages=self._ranges(split),
@@ -195,7 +197,7 @@ def _refuse_illegal(problem: Problem, profile: ModelProfile, layout: Layout) -> 
     """
     named = (*Degrees._fields, "pipeline", "virtual_stages", "micro_batch_size")
     if wrong := [f"{name} {value}" for name in named if (value := getattr(layout, name)) < 1]:
-        raise InvalidDocument(f"a layout's numbers are at least 1, and it has {', '.join(wrong)}")
+        raise InvalidDocument(f"the layout has {', '.join(wrong)}; its numbers have to be at least 1")
     degrees = Degrees(layout.tensor, layout.context, layout.expert, layout.expert_tensor)
     gpus = degrees.cell * len(cells_of(problem, degrees))
     group = degrees.mesh * layout.pipeline

@@ -21,8 +21,8 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
     """Raise UnsupportedRequest for degrees that the trainer refuses, with its rule and the numbers."""
     if plan.degrees != Degrees() and target not in FRAMEWORKS:
         raise UnsupportedRequest(
-            f"{target} cannot express this plan: {plan.degrees}, and its PipelineModule has no word for layers that "
-            "several GPUs share",
+            f"{target} cannot express this plan: it has {plan.degrees}, and its PipelineModule cannot split a layer "
+            "over several GPUs",
             faults=(Fault("/plan/degrees", str(plan.degrees), "target"),),
             remedy="plan with --tensor 1 (degrees: [{}] in a request), or another trainer",
         )
@@ -43,7 +43,7 @@ def refuse_illegal(plan: Expressed, target: str) -> None:
         raise UnsupportedRequest(
             f"{target} cannot express this plan: {rules[0].sentence}",
             faults=tuple(Fault("/plan/degrees", rule.sentence, "target") for rule in rules),
-            remedy="degrees that the trainer has: `penstock fits` lists them",
+            remedy="plan with degrees that the trainer supports: `penstock fits` lists them",
         )
 
 
@@ -60,7 +60,7 @@ def refuse_beyond_degrees(request: PlanRequest) -> None:
         raise UnsupportedRequest(
             f"{target} has no plans at {refused[0][0]}: {refused[0][1]}",
             faults=tuple(Fault("/degrees", f"{each}: {why}", "target") for each, why in refused),
-            remedy="name the degrees that it has (--tensor, --expert …), or leave them at 1",
+            remedy="name degrees that the trainer supports (--tensor, --expert …), or leave them at 1",
         )
 
 
@@ -77,7 +77,7 @@ def _why_refused(profile: ModelProfile, degrees: Degrees, target: str) -> str | 
     if degrees == Degrees():
         return None
     if target not in FRAMEWORKS:
-        return "its PipelineModule has no word for layers that several GPUs share"
+        return "its PipelineModule cannot split a layer over several GPUs"
     if profile.shape is None:
         return None
     layout = Layout(**degrees._asdict(), data=degrees.meshes, framework=FRAMEWORKS[target])

@@ -31,7 +31,7 @@ def refuse_beyond(request: PlanRequest) -> None:
     if request.target is None:
         if request.options.get(OPTION):
             raise UnsupportedRequest(
-                f"option {OPTION!r} says which layers another trainer calls transformer layers; there is no target",
+                f"option {OPTION!r} names the transformer layers for a target, and the request has no target",
                 remedy=f"add a target (--target megatron), or leave {OPTION} out",
             )
         return
@@ -45,12 +45,13 @@ def refuse_beyond(request: PlanRequest) -> None:
     if "synchronous" not in request.update_rules:
         raise UnsupportedRequest(
             f"{request.target} updates synchronously; the request allows {', '.join(request.update_rules)}",
-            remedy="allow it: update_rules [synchronous] (--update-rule synchronous), or leave the target out",
+            remedy="allow synchronous updates: update_rules [synchronous] (--update-rule synchronous), or leave the "
+            "target out",
         )
     refuse_beyond_degrees(request)
     if request.codec is not None:
         raise UnsupportedRequest(
-            f"{request.target} sends tensors as they are; the request asks for codecs",
+            f"{request.target} cannot send encoded tensors, and the request sets a codec",
             remedy="leave codec or target out",
         )
 

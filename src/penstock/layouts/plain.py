@@ -48,7 +48,7 @@ def written_layout(request: PlanRequest, text: str) -> Written:
     filled = _replicas(layout.file)
     if replicas not in (None, filled):
         raise InvalidDocument(
-            f"the layout {text!r} has {replicas} replicas, and its GPUs are filled by {filled}",
+            f"the layout {text!r} has {replicas} replicas; the cluster has GPUs for {filled}",
             remedy=f"replicas={filled}, or another cluster",
         )
     return Written(_words(fields, filled), layout)
@@ -60,7 +60,9 @@ def _fields(text: str) -> dict[str, Any]:
         name, _equals, value = (each.strip() for each in part.partition("="))
         whole = name in NUMBERS and value.isdecimal() and len(value) < 10
         if FIELDS.get(name) in (None, *fields) or not (whole or value in VALUES.get(name, ())):
-            raise InvalidDocument(f"{part.strip()!r} is no part of a layout in words", remedy=f"such as {EXAMPLE}")
+            raise InvalidDocument(
+                f"{part.strip()!r} is not a valid NAME=VALUE of a layout", remedy=f"each name once, such as {EXAMPLE}"
+            )
         fields[FIELDS[name]] = int(value) if whole else value
     return fields
 

@@ -25,8 +25,8 @@ def write(problem: Problem, allocation: Allocation, orders: Orders, plan_hash: s
     """Write all stages of one pipeline. Raises UnsupportedRequest for several pipelines."""
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
-            f"ranges of layers are of one pipeline; the plan has {len(allocation.pipelines)}",
-            remedy="penstock export PLAN --to plan, which says everything",
+            f"ranges of layers describe one pipeline; the plan has {len(allocation.pipelines)}",
+            remedy="export the whole plan: penstock export PLAN --to plan",
         )
     stages = allocation.stages
     data = {
@@ -60,7 +60,7 @@ class RangesText(ModelUnsaid):
         try:
             data = json.loads(source.text)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise InvalidDocument(f"{source.name} is no JSON: {error}") from None
+            raise InvalidDocument(f"{source.name} is not valid JSON: {error}") from None
         if not isinstance(data, dict) or "layers" not in data:
             raise InvalidDocument(f"{source.name} has no layers", remedy='{"layers": [[0, 12], [13, 25]]}')
         self._data = data
@@ -72,7 +72,7 @@ class RangesText(ModelUnsaid):
 
     def drawn(self, reading: Reading) -> Drawn:
         """Raise InvalidDocument: ranges are the stages of a plan, and of no trainer."""
-        raise InvalidDocument(f"{self.source.name} has ranges of layers, which no trainer's limits hold for")
+        raise InvalidDocument(f"{self.source.name} has ranges of layers, which belong to no trainer")
 
     def stages(self, problem: Problem) -> tuple[Allocation, Orders]:
         """Return the stages on their devices, else on all as evenly as can be; under 1F1B where no order is named."""
@@ -147,7 +147,7 @@ def _count(data: dict[str, Any], problem: Problem, faults: Faults) -> int:
     for name in ("num_micro_batches", "micro_batch_size", "global_batch_size"):
         value = data.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= whole):
-            faults.add(None, f"{name} is {value!r}, no number from 1 to {whole}")
+            faults.add(None, f"{name} is {value!r}, not a whole number from 1 to {whole}")
     faults.stop()
     if data.get("global_batch_size", whole) != whole:
         faults.add(None, f"global_batch_size is {data['global_batch_size']}, that of the request {whole}")
@@ -162,15 +162,15 @@ def _order(problem: Problem, allocation: Allocation, data: dict[str, Any]) -> Or
     if name == "early-backward" and warmup is not None:
         counts = isinstance(warmup, list) and all(isinstance(k, int) and not isinstance(k, bool) for k in warmup)
         if not counts:
-            raise wrong("warmup is no list of numbers", where="/warmup")
+            raise wrong("warmup is not a list of numbers", where="/warmup")
         return early_backward(problem, allocation, warmup=warmup)
     if name not in TRAINED:
         raise InvalidDocument(
-            f"schedule {name!r} cannot be made from its name",
+            f"schedule {name!r} cannot be built from its name alone",
             faults=(Fault("/schedule", str(name)),),
             remedy=f"one of {', '.join(TRAINED)}, or the plan itself",
         )
     group = data.get("group")
     if group is not None and (isinstance(group, bool) or not isinstance(group, int) or group < 1):
-        raise wrong(f"group is {group!r}, no number from 1 on", where="/group")
+        raise wrong(f"group is {group!r}, not a whole number of at least 1", where="/group")
     return order_of(problem, allocation, str(name), group)

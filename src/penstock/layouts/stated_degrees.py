@@ -60,7 +60,7 @@ def _refused(
     stated = ", ".join(f"{name} {degree}" for name, degree in beyond.items())
     represented = f"devices of the topology represent {gpus} GPUs each" if gpus else "devices represent several GPUs"
     raise UnsupportedRequest(
-        f"{source} has {stated}, and {represented}: no group of the file's is a device",
+        f"{source} has {stated}, but {represented}, not the file's groups",
         faults=tuple(Fault(place(name), f"{name} is {degree}", "degree") for name, degree in beyond.items()),
         remedy="a topology with a device for each GPU, or one whose devices represent the file's groups",
     )

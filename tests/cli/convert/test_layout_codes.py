@@ -134,15 +134,15 @@ def test_all_that_a_script_leaves_open_is_asked_at_once(tmp_path: Path, capsys: 
         pytest.param(
             FLAGS + "--pipeline-model-parallel-size 5",
             "1x5xH100",
-            ["train.sh", "line 2", "--pipeline-model-parallel-size 5: 32 layers do not share evenly among 5"],
+            ["train.sh", "line 2", "--pipeline-model-parallel-size 5: 32 layers cannot be split evenly over 5"],
             id="layers that do not share",
         ),
         pytest.param(
             LARGE + " --pipeline-model-parallel-size 4",
             "1x8xH100",
             [
-                "train.sh: the layout contradicts itself or the request: 8 GPUs in groups of 4, which is 2 groups, "
-                "cannot be 4",
+                "train.sh: the layout contradicts itself or the request: 8 GPUs in 2 groups of 4 "
+                "cannot be split into 4",
                 "--nnodes 2 (line 1, column 19) and --nproc-per-node 8",
                 "start 16 devices; judged is a job on 8",
                 "line 2, column 63: --pipeline-model-parallel-size 4",

@@ -25,7 +25,7 @@ def exported(seed: int, release: str) -> tuple[Drawn, str] | None:
         return drawn, layout_text(drawn.file, "torchtitan", release)
     if release == "0.2" and drawn.ranks > 1:  # written as FSDP
         return drawn, layout_text(drawn.file, "torchtitan", release)
-    with pytest.raises(UnsupportedRequest, match="it shares out experts among these only"):
+    with pytest.raises(UnsupportedRequest, match="it spreads experts over these GPUs only"):
         layout_text(drawn.file, "torchtitan", release)
     return None
 

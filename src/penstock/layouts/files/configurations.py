@@ -57,8 +57,8 @@ def configuration(
     if wanted is not None and wanted not in by_name and wanted in _names(tree):
         by = _made_by(tree, wanted, budget, overrides)
         raise InvalidDocument(
-            f"{source}: {wanted} sets no degrees and no batch, which come from other files{by}",
-            remedy="the file that sets them",
+            f"{source}: {wanted} sets neither degrees nor batch; other files set them{by}",
+            remedy="give the file that sets them",
         )
     if wanted is not None and wanted not in by_name:
         hint = meant(wanted, islice(by_name, _MOST_COMPARED), f"it has {_listed(by_name)}")
@@ -68,13 +68,13 @@ def configuration(
         )
     if not by_name and (plain := [name for name in _names(tree) if not name.startswith("_")]):
         raise InvalidDocument(
-            f"{source} sets no degrees and no batch in {_listed(dict.fromkeys(plain))}: they come from other files",
-            remedy="the file that sets them",
+            f"{source} sets neither degrees nor batch in {_listed(dict.fromkeys(plain))}; other files set them",
+            remedy="give the file that sets them",
         )
     if wanted is None and len(by_name) > 1:
         raise InvalidDocument(
             f"{source} has {len(by_name)} configurations: {_listed(by_name)}",
-            remedy=f"say which: --config {next(iter(by_name))}",
+            remedy=f"choose one: --config {next(iter(by_name))}",
         )
     return by_name[wanted] if wanted is not None else next(iter(by_name.values()), Configuration("", {}, ()))
 

@@ -134,7 +134,7 @@ class Variables:
         Raises Unsaid.
         """
         if depth > _DEEPEST:
-            raise Unsaid(f"variables of variables, {_DEEPEST} and more")
+            raise Unsaid(f"variables refer to variables more than {_DEEPEST} times in a row")
         self._budget.step()
         text, at = word
         self._budget.make(len(text))
@@ -151,7 +151,7 @@ class Variables:
     def _meaning(self, match: re.Match[str], word: Value, depth: int) -> Value:
         computed, braced, default, plain, command = match.groups()
         if command is not None:
-            raise Unsaid("it is made by a command or by an expansion that is not followed")
+            raise Unsaid("it comes from a command or an expansion, which Penstock does not run")
         if computed is not None:
             return Value(str(self._computed(computed, word.at, depth)), word.at)
         name = braced or plain
@@ -198,7 +198,7 @@ class Variables:
         try:
             return _calculated(ast.parse(plain.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            raise Unsaid(f"$(({expression})) is no whole-number sum, product or quotient") from None
+            raise Unsaid(f"$(({expression})) is not a whole-number sum, product or quotient") from None
 
 
 def _calculated(node: ast.expr) -> int:

@@ -50,7 +50,10 @@ def stages_of(flags: Flags, roles: Roles, ranks: int, *, equal: bool = True) -> 
         stages = read_layout(text, roles, flags.text, layout.at)
         each = flags.number(STAGES)
         if each is not None and len(stages) != ranks * each:
-            raise flags.wrong(STAGES, f"{each} stages on each of {ranks} ranks, and the layout has {len(stages)}")
+            raise flags.wrong(
+                STAGES,
+                f"{each} stages on each of {ranks} ranks are {each * ranks} stages; the layout has {len(stages)}",
+            )
         return stages
     ranges, layer = [], roles.first
     for count in _counts(flags, roles.number, ranks):
@@ -66,7 +69,7 @@ def _without_mtp(flags: Flags, layout: Value) -> str:
     if re.search(r"(?:^|\|),*m(?:\*\d+)?,*(?:\||$)", layout.text):
         raise flags.wrong(
             LAYOUT,
-            "multi-token prediction has a stage of its own, and the profile has no such layer",
+            "the layout has a stage for multi-token prediction alone, and the profile has no such layer",
             "a profile with layers called mtp, or a layout with m in another stage",
         )
     return layout.text.replace("m", ",")
@@ -89,9 +92,9 @@ def _refuse_other_stacks(flags: Flags) -> None:
             )
             raise flags.wrong(
                 name,
-                f"--{name}: a model of {what}, which Megatron cuts by rules of their own; judged are stacks of equal "
+                f"--{name} means {what}, which Megatron cuts by other rules; Penstock reads only one stack of equal "
                 "transformer layers",
-                "the stages as ranges of the profile's layers: --from ranges",
+                "give the stages as ranges of the profile's layers: --from ranges",
             )
 
 
@@ -105,9 +108,9 @@ def _refuse_both(flags: Flags) -> None:
         if flags.on(name):
             raise flags.wrong(
                 name,
-                f"--{name}{_after(flags, name)} together with --{LAYOUT}{_after(flags, LAYOUT)} "
-                f"({flags.place(LAYOUT)}): Megatron takes one of them",
-                "leave out the one that does not count",
+                f"Megatron takes --{name}{_after(flags, name)} or --{LAYOUT}{_after(flags, LAYOUT)} "
+                f"({flags.place(LAYOUT)}), not both",
+                "leave out one of them",
             )
 
 
@@ -123,7 +126,9 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
     embedding, loss = flags.on(WITH_EMBEDDING), flags.on(WITH_LOSS)
     if first is not None or last is not None:
         if embedding or loss:
-            raise _uneven(flags, FIRST if first is not None else LAST, "it goes with no --account-for-… flag")
+            raise _uneven(
+                flags, FIRST if first is not None else LAST, "this flag cannot be combined with an --account-for-… flag"
+            )
         return _uneven_ends(flags, layers, ranks, first, last)
     chunks = _chunks(flags, layers + embedding + loss, ranks)
     each, left = divmod(layers + embedding + loss, ranks * chunks)
@@ -131,9 +136,9 @@ def _counts(flags: Flags, layers: int, ranks: int) -> list[int]:
     counts[0] -= embedding
     counts[-1] -= loss
     if left:  # a first or last stage without transformer layers holds embedding or head
-        accounted = f", embedding and head counted, {layers + embedding + loss}" if embedding or loss else ""
+        accounted = f" ({layers + embedding + loss} with embedding and head)" if embedding or loss else ""
         name = RANKS if RANKS in flags.words else None
-        raise _uneven(flags, name, f"{layers} layers{accounted} do not share evenly among {ranks * chunks} stages")
+        raise _uneven(flags, name, f"{layers} layers{accounted} cannot be split evenly over {ranks * chunks} stages")
     return counts
 
 
@@ -148,11 +153,11 @@ def _uneven_ends(flags: Flags, layers: int, ranks: int, first: int | None, last:
     each, left = divmod(layers - sum(ends), between) if between > 0 else (0, layers - sum(ends))
     if between < 0 or left or (between > 0 and each < 1):
         stated = " and ".join(map(str, ends))
-        raise _uneven(flags, name, f"{layers} layers, {stated} of them on one rank each, do not share evenly")
+        raise _uneven(flags, name, f"{layers} layers, less {stated}, cannot be split evenly over the other ranks")
     rank_layers = [*([] if first is None else [first]), *[each] * between, *([] if last is None else [last])]
     chunks = _chunks(flags, layers, ranks)
     if odd := [count for count in rank_layers if count % chunks]:
-        raise _uneven(flags, name, f"{odd[0]} layers of a rank are no multiple of its {chunks} virtual stages")
+        raise _uneven(flags, name, f"the {odd[0]} layers of a rank are not a multiple of its {chunks} virtual stages")
     return [count // chunks for _chunk in range(chunks) for count in rank_layers]
 
 
@@ -161,16 +166,16 @@ def _chunks(flags: Flags, layers: int, ranks: int) -> int:
     if per_stage is None:
         return stages or 1
     if layers % (ranks * per_stage):
-        what = f"{layers} layers are no multiple of {ranks} ranks × {per_stage} layers of a virtual stage"
+        what = f"{layers} layers are not a multiple of {ranks} ranks × {per_stage} layers per virtual stage"
         raise _uneven(flags, PER_STAGE, what)
     return layers // (ranks * per_stage)
 
 
 def _uneven(flags: Flags, name: str | None, what: str) -> InvalidDocument:
-    remedy = f"--{LAYOUT}, which says what is where"
+    remedy = f"name the layers of each stage: --{LAYOUT}"
     if flags.configured:
         what = f"{what}, unless another file says more"
-        remedy = f"say it: --given {WITH_EMBEDDING}=true --given {WITH_LOSS}=true, or --given {LAYOUT}=…"
+        remedy = f"add a flag: --given {WITH_EMBEDDING}=true --given {WITH_LOSS}=true, or --given {LAYOUT}=…"
     if name is None:
         return InvalidDocument(f"{flags.source}: {what}", remedy=remedy)
     return flags.wrong(name, f"--{name}{_after(flags, name)}: {what}", remedy)

@@ -125,7 +125,7 @@ class Flags:
             self._variables = Variables("", budget, overrides)
         else:
             if config is not None:
-                raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
+                raise InvalidDocument(f"{source} has no named configurations", remedy="leave --config out")
             self._scan(plain)
         self._refuse_slips(plain)
         self._take(overrides, plain)
@@ -159,9 +159,7 @@ class Flags:
             if flag in READ:
                 self.words.setdefault(flag, []).append(Value(value, len(self.text)))
             elif re.search(rf"\$\{{?{re.escape(name)}\b|\b{re.escape(name)}\b", plain) is None:
-                raise InvalidDocument(
-                    f"{self.source} has neither a variable nor a flag {name!r}, for which {value!r} is given"
-                )
+                raise InvalidDocument(f"{self.source} has no variable or flag {name!r} to set to {value!r}")
 
     def _refuse_slips(self, plain: str) -> None:
         """Refuse misspelt flags: each once, and of very many the first ones, since comparing two names takes long."""
@@ -218,9 +216,9 @@ class Flags:
                 instead.append(f"--given {INSTEAD[name]}=…")
         if places:
             raise UnsupportedRequest(
-                f"{self.source} is a script of {DEEPSPEED}, whose own flags decide the layout and are not read",
+                f"{self.source} is a {DEEPSPEED} script, and Penstock does not read that trainer's own layout flags",
                 faults=tuple(places),
-                remedy=f"say it in Megatron-LM's words: {' '.join(dict.fromkeys(instead))}",
+                remedy=f"give Megatron-LM's flags instead: {' '.join(dict.fromkeys(instead))}",
             )
 
     def _of_fork(self, match: re.Match[str]) -> str | None:
@@ -251,8 +249,8 @@ class Flags:
             raise Unsaid(self._open[name])
         under = self._variables.condition(word.at)
         if under.runs is None and len({each.text for each in self.words[name]}) > 1:
-            others = dict.fromkeys(f"{each.text}, line {place(self.text, each.at)[0]}" for each in self.words[name])
-            raise Unsaid(f"it is one of {'; '.join(others)}, {under.test}", under.variable)
+            others = dict.fromkeys(f"{each.text} (line {place(self.text, each.at)[0]})" for each in self.words[name])
+            raise Unsaid(f"it is {' or '.join(others)}, chosen {under.test}", under.variable)
         return self._variables.value(word)
 
     def _looked_up(self, name: str) -> Value:
@@ -314,7 +312,7 @@ class Flags:
             return None
         digits = re.fullmatch(r"([0-9]{1,9})[),;\]}\\]*", word.text)
         if digits is None or int(digits[1]) < least or digits[1] != str(int(digits[1])):
-            raise self._wrong(word.at, f"--{name} is {word.text[:60]!r}, no number from {least} on")
+            raise self._wrong(word.at, f"--{name} is {word.text[:60]!r}, not a whole number of at least {least}")
         return int(digits[1])
 
     def number_if_readable(self, name: str) -> int | None:
@@ -371,9 +369,9 @@ def _without_no(name: str) -> str:
 
 
 def _no_value(name: str, word: Value, why: str) -> str:
-    return f"--{name} is {word.text!r}, no value that can be read: {why}"
+    return f"--{name} is {word.text!r}, whose value is unknown: {why}"
 
 
 def _remedy(missing: list[str]) -> str:
     options = " ".join(f"--given {name}=…" for name in missing)
-    return f"say it: {options}; or write the value itself, or set the variable in a line above (PP=4)"
+    return f"give the value: {options}; or write it in the file, or set the variable in a line above (PP=4)"

@@ -47,8 +47,8 @@ def shape_said(flags: Flags, name: str) -> TransformerShape:
     if missing:
         raise InvalidDocument(
             f"{flags.source} does not say the model: it has no {', '.join(f'--{each}' for each in missing)}",
-            remedy=f"say it: {' '.join(f'--given {each}=…' for each in missing)}; or the model: --example, --hf, "
-            "--profile",
+            remedy=f"give the values: {' '.join(f'--given {each}=…' for each in missing)}; or the model: --example, "
+            "--hf, --profile",
         )
     try:
         return TransformerShape.model_validate(_fields(flags, name, vocabulary or 0))
@@ -72,13 +72,13 @@ def context_kind_said(flags: Flags) -> ContextKind | None:
 def _refuse_others(flags: Flags) -> None:
     if (other := _OTHER_MODELS.search(flags.text)) is not None:
         raise UnsupportedRequest(
-            f"{flags.source} starts {other[0]}.py, whose model is no decoder of equal layers",
-            remedy="a profile of it: --profile, or --example",
+            f"{flags.source} starts {other[0]}.py, whose model is not a decoder of equal layers",
+            remedy="give a profile of the model: --profile, or --example",
         )
     if stacks := [name for name in OTHER_STACKS if flags.mentioned(name)]:
         raise UnsupportedRequest(
-            f"{flags.source} has --{stacks[0]}: layers of several kinds, of which no costs are computed",
-            remedy="a profile of it: --profile",
+            f"{flags.source} has --{stacks[0]}: Penstock computes no costs for layers of several kinds",
+            remedy="give a profile of the model: --profile",
         )
 
 
@@ -145,7 +145,7 @@ def _share(flags: Flags, name: str, default: float) -> float:
     try:
         return default if text is None else float(text)
     except ValueError:
-        raise flags.wrong(name, f"--{name} is {text!r}, no number") from None
+        raise flags.wrong(name, f"--{name} is {text!r}, not a number") from None
 
 
 def _latent(flags: Flags) -> LatentAttention | None:
@@ -185,9 +185,9 @@ def _dense_layers(flags: Flags) -> int:
     pattern = [int(text)] if text.isdecimal() else _pattern(text)
     if (text.isdecimal() and pattern != [1]) or any(a > b for a, b in pairwise(pattern)):
         raise UnsupportedRequest(
-            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {text} has layers without experts "
-            "after layers with; costs are computed of models whose first layers are dense",
-            remedy="a profile of it: --profile",
+            f"{flags.source}, {flags.place('moe-layer-freq')}: --moe-layer-freq {text} puts dense layers after "
+            "layers with experts; Penstock computes costs only where all dense layers come first",
+            remedy="give a profile of the model: --profile",
         )
     return pattern.count(0)
 

@@ -119,8 +119,8 @@ def _drawn(text: str, flags: Flags, reading: Reading) -> Drawn:
         if flags.configured:
             remarks = "; ".join(flags.remarks())
             raise InvalidDocument(
-                f"{reading.source} sets batches and no degrees, which come from other files ({remarks})",
-                remedy=f"say them: --given {RANKS}=… --given {TENSOR}=…",
+                f"{reading.source} sets batch sizes but no degrees; other files set them ({remarks})",
+                remedy=f"give the degrees: --given {RANKS}=… --given {TENSOR}=…",
             )
         return _alone(text, reading)
     flags.ask(NEEDED)
@@ -161,8 +161,9 @@ def _alone(text: str, reading: Reading) -> Drawn:
     layout = text.strip().strip("'\"")
     if not _LAYOUT_ALONE.fullmatch(layout):
         raise InvalidDocument(
-            f"{reading.source} has neither Megatron's flags of a pipeline nor a layout string",
-            remedy=f"a script with --{RANKS}, --num-layers, --micro-batch-size, …, or a string such as 'Et*4|t*4L'",
+            f"{reading.source} has neither Megatron's pipeline flags nor a layout string",
+            remedy=f"give a script with --{RANKS}, --num-layers, --micro-batch-size, …, or a string such as "
+            "'Et*4|t*4L'",
         )
     stages = read_layout(layout, reading.roles, text, text.index(layout))
     ranks = reading.ranks or len(stages)
@@ -175,7 +176,7 @@ def _dealt(drawn: Drawn, otherwise: str) -> Drawn:
     """Add the order that Megatron then runs."""
     if len(drawn.stages) % drawn.ranks:
         raise wrong(
-            f"{len(drawn.stages)} stages cannot be dealt to {drawn.ranks} pipeline ranks",
+            f"{len(drawn.stages)} stages cannot be shared equally by {drawn.ranks} pipeline ranks",
             f"a layout with a multiple of {drawn.ranks} stages, or {otherwise}",
         )
     return replace(drawn, schedule="early-backward" if len(drawn.stages) == drawn.ranks else "interleaved")
@@ -191,7 +192,7 @@ def _recompute(flags: Flags) -> Recomputing:
         stated = "absent" if method is None else repr(method)
         raise flags.wrong(
             "recompute-granularity" if method is None else "recompute-method",
-            f"--recompute-method is {stated}, neither uniform nor block; --recompute-granularity full needs one",
+            f"--recompute-granularity full needs --recompute-method uniform or block, which is {stated}",
         )
     return Recomputing("block" if method == "block" else "uniform", layers)
 
@@ -201,7 +202,7 @@ def _modules(flags: Flags) -> tuple[Module, ...]:
     named = flags.text_of(MODULES) if flags.text_of("recompute-granularity") == "selective" else None
     words = [] if named is None else [word for word in named.split() if word not in _OTHER_MODULES]
     if unknown := [word for word in words if word not in _MODULES]:
-        raise flags.wrong(MODULES, f"--{MODULES} has {unknown[0]!r}, none of {', '.join(_MODULES)}")
+        raise flags.wrong(MODULES, f"--{MODULES} has {unknown[0]!r}, which is not one of {', '.join(_MODULES)}")
     words += ["moe"] if flags.on("moe-layer-recompute") else []
     return modules_of([[ours for word in words if (ours := _MODULES[word]) is not None]])
 
@@ -261,7 +262,8 @@ def _compared(flags: Flags, reading: Reading) -> tuple[str, ...]:
         raise flags.wrong(
             names[size],
             f"--{names[size]} is {stated[size]}; {words}",
-            "a profile of this model: penstock profile, or another --example; or none, where the flags say the model",
+            "use a profile of this model: penstock profile, or another --example; or no profile if the flags say the "
+            "model",
         )
     return unknown_sentence([f"--{names[size]} {stated[size]}" for size in differences.unknown])
 
@@ -288,7 +290,7 @@ def _fully_sharded(flags: Flags) -> str | None:
         return None
     stated = flags.text_of(STRATEGY) or ("optim_grads_params" if flags.on("use-torch-fsdp2") else "no_shard")
     if stated not in _SHARDINGS:
-        raise flags.wrong(STRATEGY, f"--{STRATEGY} is {stated!r}, none of {', '.join(_SHARDINGS)}")
+        raise flags.wrong(STRATEGY, f"--{STRATEGY} is {stated!r}, which is not one of {', '.join(_SHARDINGS)}")
     return stated if _SHARDINGS[stated] else None
 
 

@@ -144,23 +144,23 @@ def shape_said(settings: Settings, source: str) -> TransformerShape:
         lacking = "model.flavor" if model.flavor is None else "model.name"
         raise InvalidDocument(
             f"{source} does not say the model: it has no {lacking}",
-            remedy=f"say it: --given model.name={model.family or 'llama3'} --given model.flavor="
+            remedy=f"give the name: --given model.name={model.family or 'llama3'} --given model.flavor="
             f"{model.flavor or '8B'}; or the model: --example, --hf, --profile",
         )
     line = settings.line("flavor") or settings.line(f'"{model.flavor}"')
     at = source if line is None else f"{source}, line {line}"
     if model.family == "llama4":
         raise UnsupportedRequest(
-            f"{at}: llama4 {model.flavor} has layers of several kinds, of which no costs are computed",
-            remedy="a profile of it: --profile",
+            f"{at}: llama4 {model.flavor} has layers of several kinds, for which Penstock computes no costs",
+            remedy="give a profile of the model: --profile",
         )
     flavors = FLAVORS.get(model.family, {})
     shape = flavors.get(without_kernels(model.flavor))
     if shape is None:
         names = FLAVORS if model.family not in FLAVORS else flavors
         raise InvalidDocument(
-            f"{at}: the model {model.family} {model.flavor} is none that is known of torchtitan: {', '.join(names)}",
-            remedy="the model itself: --hf with its config.json, --example or --profile",
+            f"{at}: torchtitan's model {model.family} {model.flavor} is unknown; known are {', '.join(names)}",
+            remedy="describe the model: --hf with its config.json, --example or --profile",
         )
     length = settings.number("training", LENGTH) or settings.number("training", "seq_len") or _LENGTH
     settings.faults.stop()

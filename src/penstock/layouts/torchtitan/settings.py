@@ -99,7 +99,7 @@ class Settings:
         if value is None or value == -1:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 10**9:
-            self.fault(name, f"{table}.{name} is {value!r}, no number from {least} on")
+            self.fault(name, f"{table}.{name} is {value!r}, not a whole number of at least {least}")
             return None
         return value
 
@@ -141,7 +141,7 @@ def checkpoints_in_words(plan: Expressed, release: str) -> dict[str, str]:
         if release != "0.2":
             raise UnsupportedRequest(
                 f"torchtitan {release} cannot express this plan: it recomputes every transformer layer or none, "
-                f"and the plan those whose number {layers} divides",
+                f"but the plan recomputes one layer in {layers}",
                 remedy="--set release=0.2, or a plan with recompute always or never",
             )
         return {"mode": "selective", SELECTIVE: str(layers)}
@@ -174,7 +174,7 @@ def _parsed(
 ) -> dict[str, Any]:
     try:
         if config is not None and not _PYTHON.search(text):
-            raise InvalidDocument(f"{source} has no configurations with names", remedy="leave --config out")
+            raise InvalidDocument(f"{source} has no named configurations", remedy="leave --config out")
         if text.lstrip().startswith("{"):
             data = json.loads(text)
         elif _FLAG.search(text):
@@ -186,12 +186,12 @@ def _parsed(
             data = tomllib.loads(text)
     except SyntaxError as error:
         raise InvalidDocument(
-            f"{source} is no Python, line {error.lineno}, column {error.offset}: {error.msg}"
+            f"{source} is not valid Python, line {error.lineno}, column {error.offset}: {error.msg}"
         ) from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         raise InvalidDocument(f"{source} is neither TOML nor JSON: {error}") from None
     if not isinstance(data, dict):
-        raise InvalidDocument(f"{source} holds {type(data).__name__}, no tables")
+        raise InvalidDocument(f"{source} holds {type(data).__name__}, not tables of settings")
     return data
 
 

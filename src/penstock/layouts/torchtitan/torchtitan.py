@@ -91,7 +91,7 @@ def release_of(stated: str | None) -> str:
     if release not in HEADS:
         raise UnsupportedRequest(
             f"layouts for torchtitan are written for releases {' and '.join(HEADS)}, not {stated}",
-            faults=(Fault("/release", f"{stated} is none of {', '.join(HEADS)}"),),
+            faults=(Fault("/release", f"{stated} is not one of {', '.join(HEADS)}"),),
             remedy=f"--set release={newest}, or one of the others",
         )
     return release
@@ -169,8 +169,8 @@ def _refuse_experts(plan: Expressed, release: str, shard: int) -> None:
     if among % plan.degrees.expert:
         raise UnsupportedRequest(
             f"torchtitan {release} cannot express this plan: expert {plan.degrees.expert} does not divide the {among} "
-            f"GPUs of FSDP {shard} × context {plan.degrees.context} × tensor {plan.degrees.tensor}; it shares out "
-            "experts among these only",
+            f"GPUs of FSDP {shard} × context {plan.degrees.context} × tensor {plan.degrees.tensor}; it "
+            "spreads experts over these GPUs only",
             faults=(Fault("/plan/degrees", f"expert {plan.degrees.expert}", "target"),),
             remedy="plan with the optimizer sharded (--sharding optimizer), which is written as FSDP",
         )

@@ -51,7 +51,7 @@ def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, requ
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 1024 tokens of a GPU; nearest: tensor 1, 2, 4"),
         ("tensor=4,pipeline=2", UnsupportedRequest, "= 8 does not divide 4 GPUs"),
         ("tensor=2,replicas=4", InvalidDocument, "filled by 2"),
-        ("tensr=2", InvalidDocument, "is no part of a layout"),
+        ("tensr=2", InvalidDocument, "is not a valid NAME=VALUE"),
     ],
 )
 def test_a_layout_that_cannot_be_judged(
