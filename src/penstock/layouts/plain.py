@@ -9,6 +9,7 @@ from penstock.layouts.even import EvenLayout, even_layout
 from penstock.schemas.errors import InvalidDocument
 from penstock.schemas.plan import PlanFile
 from penstock.schemas.request import PlanRequest
+from penstock.schemas.transformers.degrees import Module
 from penstock.solvers.model.degrees import Choice, Sharding
 
 FIELDS = {
@@ -26,7 +27,7 @@ FIELDS = {
 """The names in words, and the parameters of ``even_layout``."""
 NUMBERS = ("tensor", "context", "expert", "expert-tensor", "pipeline", "replicas", "micro-batch", "chunks")
 VALUES = {"sharding": get_args(Sharding), "recompute": ("none", "full")}
-EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=none"
+EXAMPLE = "tensor=8,pipeline=4,replicas=2,micro-batch=1,chunks=1,sharding=optimizer,recompute=norm+mlp"
 
 
 class Written(NamedTuple):
@@ -59,11 +60,13 @@ def _fields(text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, _equals, value = (each.strip() for each in part.partition("="))
         whole = name in NUMBERS and value.isdecimal() and len(value) < 10
-        if FIELDS.get(name) in (None, *fields) or not (whole or value in VALUES.get(name, ())):
+        modules = tuple(value.split("+")) if name == "recompute" and value not in VALUES[name] else ()
+        is_value = whole or value in VALUES.get(name, ()) or (modules and {*modules} <= {*get_args(Module)})
+        if FIELDS.get(name) in (None, *fields) or not is_value:
             raise InvalidDocument(
                 f"{part.strip()!r} is not a valid NAME=VALUE of a layout", remedy=f"each name once, such as {EXAMPLE}"
             )
-        fields[FIELDS[name]] = int(value) if whole else value
+        fields[FIELDS[name]] = int(value) if whole else modules or value
     return fields
 
 
@@ -80,5 +83,7 @@ def _words(fields: dict[str, Any], replicas: int) -> str:
     words += [f"micro-batch {fields.get('micro_batch_size', 1)}"]
     if (sharding := fields.get("sharding", "none")) != "none":
         words.append(str(Choice(sharding=sharding)).partition(", ")[2])
-    words += ["recomputed"] if fields.get("recompute") == "full" else []
+    recompute = fields.get("recompute", "none")
+    if recompute != "none":
+        words.append("recomputed" if recompute == "full" else f"{' and '.join(recompute)} recomputed")
     return " ".join(words[:plain]) + "".join(f", {each}" for each in words[plain:])

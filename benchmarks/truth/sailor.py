@@ -9,11 +9,10 @@ H100's; the network is taken from a node of H100.
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-from truth_layouts import mark, spearman
 
 from penstock.convert import to_problem
 from penstock.convert.trainers import within_of
@@ -95,7 +94,7 @@ def step_s(row: Measured) -> float:
 
 def report(path: Path) -> int:
     """Print the table; return 1 where the predicted order is another one."""
-    rows = measured_rows(path)
+    rows = measured_rows(path) if path.exists() else []
     if not rows:
         print(f"Sailor: {path.name} has no plan of GPT-Neo 2.7B on {LEAST_NODES} nodes or more: nothing to predict")
         return 0
@@ -107,5 +106,15 @@ def report(path: Path) -> int:
         print(f"{row.case:10} {layers:>17} {row.replicas:8} {row.seconds:6.3f} s {seconds:7.3f} s")
     wrong = predicted != sorted(predicted)
     order = spearman(predicted, [row.seconds for row in rows])
-    print(f"  order: Spearman {order:.2f} (wanted: the same order): {mark(wrong)}")
+    print(f"  order: Spearman {order:.2f} (wanted: the same order): {'MISSED' if wrong else 'ok'}")
     return int(wrong)
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the correlation of the orders of two lists of the same things, which have no equal values."""
+    orders = []
+    for values in (one, other):
+        order = sorted(range(len(values)), key=values.__getitem__)
+        orders.append({item: place for place, item in enumerate(order)})
+    squares = sum((orders[0][item] - orders[1][item]) ** 2 for item in range(len(one)))
+    return 1 - 6 * squares / (len(one) * (len(one) ** 2 - 1))

@@ -1,0 +1,1 @@
+"""Published steps against what users of Penstock get: rows, predictions, scores (docs/benchmarks.md)."""
