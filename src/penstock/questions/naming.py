@@ -203,7 +203,7 @@ def _describe(schema: dict[str, Any], model: type[BaseModel], name: str, several
     for beside in ROUTED if one.is_routed and len(several) == 1 else ():
         experts = Experts.model_json_schema()["properties"][beside]["description"]
         words = f"of a mixture of experts by name: {experts}"
-        schema["properties"][beside] = {"type": "number", "exclusiveMinimum": 0, "description": words}
+        schema["properties"][beside] = {"type": ["number", "null"], "exclusiveMinimum": 0, "description": words}
     schema["required"] = [field for field in schema["required"] if field != one.field]
     if model.model_fields[one.field].is_required() or one.field == "shape":
         fields = (one.field, name, *(["hugging_face"] if one.field == "shape" else []))
