@@ -151,9 +151,9 @@ def read_text(path: str | Path) -> str:
         text = Path(path).read_text(encoding="utf-8")
         if "\0" not in text:
             return text
-        why, remedy = "it has bytes of zero, as UTF-16 has", "save it as UTF-8"
+        why, remedy = "it contains zero bytes, as UTF-16 does", "save it as UTF-8"
     except UnicodeDecodeError as error:
-        why = f"byte {error.start} is no UTF-8 text"
+        why = f"byte {error.start} is not valid UTF-8"
         if error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             why, remedy = "it is UTF-16", "save it as UTF-8"
     except OSError as error:
@@ -177,9 +177,7 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     problems: list[tuple[Any, str, str]] = []
 
     def constant(name: str) -> Any:
-        problems.append(
-            (wrong := object(), f"{name} is not a number that JSON has; give a finite number", "not-finite")
-        )
+        problems.append((wrong := object(), f"{name} is not valid in JSON; give a finite number", "not-finite"))
         return wrong
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,9 +191,7 @@ def load_json(text: str | bytes, origin: str = "") -> Any:
     try:
         data = json.loads(text, parse_constant=constant, object_pairs_hook=unique)
     except RecursionError:
-        raise InvalidDocument(
-            f"{origin or 'the body'} is not JSON within the limits: it is nested too deeply"
-        ) from None
+        raise InvalidDocument(f"{origin or 'the body'} is not JSON: it is nested too deeply") from None
     except ValueError as error:
         why = f"not JSON: {error}" if text.strip() else "empty"
         raise InvalidDocument(f"{origin or 'the body'} is {why}") from None
@@ -219,9 +215,7 @@ def _refuse_depths(data: Any, origin: str) -> None:
         ]
         if not level:
             return
-    fault = Fault(
-        _pointers_to([level[0]], data)[0], f"more than {MAX_DEPTH} lists and objects in each other", "too-deep"
-    )
+    fault = Fault(_pointers_to([level[0]], data)[0], f"more than {MAX_DEPTH} levels of lists and objects", "too-deep")
     raise InvalidDocument(f"{origin or 'the body'} is nested too deeply", faults=(fault,))
 
 
@@ -325,7 +319,7 @@ def _fault(place: Iterable[str | int], error: Any) -> Fault:
     shown = f" (given: {_cut(repr(input_value), MOST_SHOWN)})" if printable else ""
     words = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
     if error["type"] == "model_type":
-        words = f"has to have fields, as in `name: value`, and is {in_words(input_value)}"
+        words = f"has to be an object with fields, as in `name: value`, but is {in_words(input_value)}"
     place = tuple(place)
     if place[-1:] == ("schema_version",):
         words = "another version of Penstock wrote this; this version reads documents of version 1"

@@ -164,7 +164,7 @@ def parse_codes(text: str, token: re.Pattern[str], key: Callable[[re.Match[str]]
             if int(match[1] or 0) >= MICRO_BATCHES:
                 raise fault(text, at, f"{piece!r} has a stage above {MICRO_BATCHES - 1}")
             if not first < end <= MICRO_BATCHES:
-                raise fault(text, at, f"{piece!r} has no micro-batch in it, or one above {MICRO_BATCHES - 1}")
+                raise fault(text, at, f"{piece!r} contains no micro-batch, or one above {MICRO_BATCHES - 1}")
             total += end - first
             _check_size(text, at, total)
             base = key(match) * SPAN
@@ -180,7 +180,11 @@ def _repeated(text: str, at: int, codes: list[int], count: int, shift: int) -> l
     numbers = [code % SPAN for code in codes]
     ends = min(numbers) + shift * (count - 1), max(numbers) + shift * (count - 1)
     if ends[0] < 0 or ends[1] >= MICRO_BATCHES:
-        raise fault(text, at, f"the group reaches micro-batch {ends[0] if shift < 0 else ends[1]}")
+        raise fault(
+            text,
+            at,
+            f"the group reaches micro-batch {ends[0] if shift < 0 else ends[1]}; 0 to {MICRO_BATCHES - 1} are allowed",
+        )
     return [code + by for by in range(0, shift * count, shift) for code in codes] if shift else codes * count
 
 

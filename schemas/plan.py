@@ -56,7 +56,10 @@ class Pipeline(Part):
     @model_validator(mode="after")
     def _a_codec_per_edge(self) -> Self:
         if self.codecs is not None and len(self.codecs) != len(self.stages) - 1:
-            raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} edges, not {len(self.codecs)}")
+            raise ValueError(
+                f"codecs has {len(self.codecs)} entries, but {len(self.stages)} stages have {len(self.stages) - 1} "
+                "edges"
+            )
         return self
 
 
@@ -97,7 +100,7 @@ class PlanSchedule(Part):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if bool(self.rows) == (self.pattern is not None):
-            raise ValueError("a schedule has either `rows` or a `pattern`")
+            raise ValueError("a schedule needs either `rows` or a `pattern`, not both")
         return self
 
 
@@ -224,7 +227,7 @@ class Certificate(Part):
     @model_validator(mode="after")
     def _says_what_it_covers(self) -> Self:
         if self.model != (expected := model_of(self.scope, self.covers.covers())):
-            raise ValueError(f"`model` says {self.model!r}, but `covers` corresponds to {expected!r}")
+            raise ValueError(f"`model` is {self.model!r}, but `covers` corresponds to {expected!r}")
         return self
 
 
@@ -303,7 +306,8 @@ class PlanQuestion(Document):
         if isinstance(self.plan, PlanFile):
             return self.plan
         raise InvalidDocument(
-            f"the plan is the hash {self.plan}", remedy="give the plan file, or ask the service that stores it"
+            f"the plan is given as the hash {self.plan}, not as a document",
+            remedy="give the plan file, or ask the service that stores the plan",
         )
 
     @classmethod

@@ -72,7 +72,8 @@ class LayerMeasurement(Part):
     def _parts_fit(self) -> Self:
         if self.backward_weight_ns is not None and self.backward_weight_ns > self.backward_ns:
             raise ValueError(
-                f"backward_weight_ns {self.backward_weight_ns} is a part of backward_ns, at most {self.backward_ns}"
+                f"backward_weight_ns {self.backward_weight_ns} exceeds backward_ns {self.backward_ns}, of which it "
+                "is a part"
             )
         return self
 
@@ -101,7 +102,10 @@ class DividedLayer(Part):
     @model_validator(mode="after")
     def _experts_are_a_part(self) -> Self:
         if (self.expert_bytes or 0) > self.parameter_bytes:
-            raise ValueError(f"{self.expert_bytes} bytes of experts are more than the {self.parameter_bytes} of all")
+            raise ValueError(
+                f"expert_bytes {self.expert_bytes} exceeds parameter_bytes {self.parameter_bytes}, of which it is a "
+                "part"
+            )
         return self
 
 
@@ -122,17 +126,22 @@ class DividedCost(LayerMeasurement):
         others = [each for each in modules if each.module not in ALONE and WITHIN.get(each.module) not in by_name]
         freed = max(sum(each.freed_bytes for each in others), *apart, 0)
         if freed > self.stash_bytes:
-            raise ValueError(f"modules free {freed} bytes of a stash of {self.stash_bytes}")
+            raise ValueError(f"the modules free {freed} bytes together, more than stash_bytes {self.stash_bytes}")
         for whole in set(WITHIN.values()) & by_name.keys():
             parts = [each for each in modules if WITHIN.get(each.module) == whole]
             for name in ("freed_bytes", "forward_ns"):
                 total, most = sum(getattr(each, name) for each in parts), getattr(by_name[whole], name)
                 if total > most:
-                    raise ValueError(f"parts of {whole} have {name} {total} together, and it has {most}")
+                    raise ValueError(
+                        f"the parts of {whole} have {name} {total} together, more than {whole} itself ({most})"
+                    )
         for each in modules:
             other = next((collective.phase for collective in each.collectives if collective.phase != "forward"), None)
             if other is not None:
-                raise ValueError(f"{each.module} is recomputed by its forward, without collectives of phase {other!r}")
+                raise ValueError(
+                    f"module {each.module!r} has a collective of phase {other!r}; recomputing it repeats only phase "
+                    "'forward'"
+                )
         return self
 
 
@@ -158,14 +167,17 @@ class Variant(Part):
     @model_validator(mode="after")
     def _one_entry_per_class(self) -> Self:
         if self.degrees == Degrees():
-            raise ValueError("degrees of 1 are the profile's own layers and measurements, not a variant")
+            raise ValueError(
+                "a variant needs a degree above 1; costs at degrees of 1 belong in the profile's `layers` and "
+                "`measurements`"
+            )
         seen: set[tuple[str, int]] = set()
         for m in self.measurements:
             key = (m.device_kind, m.micro_batch_size)
             if len(m.layers) != len(self.layers):
                 raise ValueError(
                     f"at {self.degrees} the measurement for {key[0]!r} at {key[1]} samples has {len(m.layers)} classes"
-                    f" of layers, the variant {len(self.layers)}"
+                    f" of layers, but the variant has {len(self.layers)}"
                 )
             if key in seen:
                 raise ValueError(f"at {self.degrees} {key[0]!r} at {key[1]} samples is measured twice")
@@ -234,21 +246,26 @@ class ModelProfile(Document):
         if self.classes is None or self.variants is None:
             return self
         if len(self.classes) != len(self.layers):
-            raise ValueError(f"{len(self.layers)} layers have {len(self.layers)} classes, not {len(self.classes)}")
+            raise ValueError(f"classes has {len(self.classes)} entries, but the profile has {len(self.layers)} layers")
         refuse_doubles("variant", [str(variant.degrees) for variant in self.variants])
         for variant in self.variants:
             if max(self.classes) >= len(variant.layers):
-                raise ValueError(f"at {variant.degrees} there is no class {max(self.classes)} of layers")
+                raise ValueError(
+                    f"`classes` names class {max(self.classes)}, but the variant at {variant.degrees} has "
+                    f"{len(variant.layers)}"
+                )
             missing = set(self.device_kinds) - {m.device_kind for m in variant.measurements}
             if missing:
-                raise ValueError(f"at {variant.degrees} nothing is measured on {sorted(missing)[0]!r}")
+                raise ValueError(f"the variant at {variant.degrees} has no measurement on {sorted(missing)[0]!r}")
         return self
 
     @model_validator(mode="after")
     def _chain_is_whole(self) -> Self:
         length = len(self.layers)
         if len(self.boundaries) != length - 1:
-            raise ValueError(f"{length} layers have {length - 1} boundaries, not {len(self.boundaries)}")
+            raise ValueError(
+                f"boundaries has {len(self.boundaries)} entries, but {length} layers have {length - 1} boundaries"
+            )
         refuse_doubles("layer", [layer.name for layer in self.layers])
         for i, boundary in enumerate(self.boundaries):
             refuse_doubles(f"tensor in boundary {i}", [tensor.name for tensor in boundary])
@@ -264,13 +281,13 @@ class ModelProfile(Document):
             if len(measurement.layers) != length:
                 raise ValueError(
                     f"the measurement for {key[0]!r} at {key[1]} samples has {len(measurement.layers)} layers, "
-                    f"the chain {length}"
+                    f"but the profile has {length}"
                 )
             if key in seen:
                 raise ValueError(f"{key[0]!r} at {key[1]} samples is measured twice")
             seen.add(key)
         if not any(m.forward_ns + m.backward_ns for m in self.measurements[0].layers):
-            raise ValueError("every layer takes no time; a profile needs at least one layer with a cost")
+            raise ValueError("all layers take 0 ns; a profile needs at least one layer with a cost")
         return self
 
     def held_bytes(self, first: int, last: int) -> int:

@@ -439,7 +439,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         match = _RANKS_TOKEN.fullmatch(token[0])
         first, end = (int(match[1]), int(match[2] or int(match[1]) + 1)) if match else (0, 0)
         if not first < end:
-            raise fault(text, token.start(), f"{token[0]!r} is no rank and no range of ranks, such as 3 or 0:16")
+            raise fault(text, token.start(), f"{token[0]!r} is not a rank or a range of ranks, such as 3 or 0:16")
         if len(ranks) + end - first > MAX_OPERATIONS:
             raise fault(text, token.start(), f"the text names more than {MAX_OPERATIONS} ranks")
         ranks.extend(range(first, end))
@@ -619,7 +619,7 @@ def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:
         if name not in data:
             faults.append(Fault(f"{pointer}/{name}", "is missing", "missing"))
         elif not check(data[name]):
-            faults.append(Fault(f"{pointer}/{name}", f"has the value {data[name]!r:.80}"))
+            faults.append(Fault(f"{pointer}/{name}", f"has the invalid value {data[name]!r:.80}"))
     if faults:
         raise InvalidDocument("the program is not valid", faults=tuple(faults))
     return {name: data[name] if name in _PARTLY_READ else _as_tuples(data[name]) for name in checks}

@@ -90,8 +90,8 @@ class Termination(Part):
     def _one_count(self) -> Self:
         if self.effort == "thorough" and self.max_plans is not None:
             raise ValueError(
-                f"effort thorough lets every planner search to its end, max_plans {self.max_plans} ends it before; "
-                "leave one of them out"
+                f"effort 'thorough' lets every planner search to its end, but max_plans {self.max_plans} ends it "
+                "earlier; leave one of them out"
             )
         return self
 
@@ -169,7 +169,7 @@ class Choices(Part):
     @model_validator(mode="after")
     def _one_sharding(self) -> Self:
         if self.sharding == "none" and self.memory.optimizer_sharding == "over_replicas":
-            raise ValueError("sharding is none, and memory.optimizer_sharding is over_replicas; leave one of them out")
+            raise ValueError("sharding is none, but memory.optimizer_sharding is over_replicas; leave one of them out")
         return self
 
 

@@ -73,14 +73,14 @@ class Fabric(Part):
 
 def _refuse_lanes(fabric: Fabric | None) -> None:
     if fabric is not None and fabric.lanes is not None:
-        raise ValueError("a fabric has no lanes; they are of the `nic`, or of a node's link")
+        raise ValueError("`lanes` is not allowed in a fabric; give it in `nic`, or in the link of a node")
 
 
 def _check_lanes(link: Fabric | Link) -> None:
     if link.lanes is not None and link.bandwidth_bytes_per_s < link.lanes:
         raise ValueError(
-            f"{link.lanes} lanes share {link.bandwidth_bytes_per_s} bytes per second, less than one for each; "
-            "bandwidth_bytes_per_s is that of all lanes together"
+            f"bandwidth_bytes_per_s {link.bandwidth_bytes_per_s} is less than 1 for each of {link.lanes} lanes; "
+            "give the bandwidth of all lanes together"
         )
 
 
@@ -232,7 +232,7 @@ class ClusterTopology(Document):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if (self.uniform is None) == (not self.nodes):
-            raise ValueError("give either `nodes` or `uniform`, not both and not neither")
+            raise ValueError("give exactly one of `nodes` and `uniform`")
         if self.uniform is not None:
             if self.switches or self.links or self.matrix is not None:
                 raise ValueError("`uniform` defines its own links; leave `switches`, `links` and `matrix` out")
@@ -256,10 +256,10 @@ class ClusterTopology(Document):
                         f"link {link.a!r}–{link.b!r} ends at {end!r}, which is not a node, switch or device"
                     )
             if link.a == link.b:
-                raise ValueError(f"link {link.a!r}–{link.b!r} connects a place with itself")
+                raise ValueError(f"link {link.a!r}–{link.b!r} has the same node, switch or device at both ends")
             if link.lanes is not None and (hosts.isdisjoint((link.a, link.b)) or not {link.a, link.b}.isdisjoint(ids)):
                 raise ValueError(
-                    f"link {link.a!r}–{link.b!r} has lanes, the cards of a node, but does not join a node to a switch "
+                    f"link {link.a!r}–{link.b!r} has `lanes`, but does not join a node to a switch "
                     "or another node; leave `lanes` out"
                 )
         if self.matrix is not None and sorted(self.matrix.devices) != sorted(ids):

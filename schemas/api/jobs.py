@@ -192,8 +192,8 @@ class RunRequest(Document):
     def _has_checkpoints_to_recover_from(self) -> Self:
         if self.recover is not None and not self.options.checkpoint_every:
             raise ValueError(
-                "a run recovers from its checkpoints; give options.checkpoint_directory, which all nodes see, and "
-                "options.checkpoint_every"
+                "recover needs options.checkpoint_every, and options.checkpoint_directory on storage that all nodes "
+                "share"
             )
         return self
 

@@ -47,7 +47,9 @@ class LayoutJob(Choices, Document):
     @model_validator(mode="after")
     def _one_model(self) -> Self:
         if sum(model is not None for model in (self.profile, self.shape, self.hugging_face)) > 1:
-            raise ValueError("give one of `profile`, `shape` and `hugging_face`, or none where the layout says it")
+            raise ValueError(
+                "give at most one of `profile`, `shape` and `hugging_face`; give none if the layout describes the model"
+            )
         return self
 
 

@@ -46,7 +46,7 @@ class Budget(Part):
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
         if self.devices is None and self.price_per_hour is None and self.time_per_global_batch_ns is None:
-            raise ValueError("a budget has devices, price_per_hour or time_per_global_batch_ns")
+            raise ValueError("a budget needs devices, price_per_hour or time_per_global_batch_ns")
         return self
 
 
@@ -90,7 +90,7 @@ class PlacementRequest(Document):
             raise ValueError("give either `free` or `busy`, not both")
         refuse_doubles("job", [job.name for job in self.jobs])
         if self.together == "joint" and self.objective != "throughput":
-            raise ValueError(f"jobs are placed jointly for their throughput, not for {self.objective}")
+            raise ValueError(f"together 'joint' needs objective 'throughput', not {self.objective!r}")
         for number, job in enumerate(self.jobs):
             if self.objective == "fastest_within_budget" and job.budget is None:
                 raise ValueError(f"jobs/{number} ({job.name!r}) has no budget, but the objective requires one")

@@ -33,6 +33,7 @@ class Budget:
 
     def _spent(self, what: str) -> InvalidDocument:
         return InvalidDocument(
-            f"{self.source} takes more than {what} to read, and no more is allowed",
-            remedy="write out values that are made from each other, and leave out what the layout does not need",
+            f"reading {self.source} takes more than the allowed {what}",
+            remedy="write values out instead of building them from other values, and delete what the layout does not "
+            "need",
         )

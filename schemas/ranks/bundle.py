@@ -115,17 +115,17 @@ class JobBundle(Document):
             if wanted != has:
                 raise UnsupportedRequest(
                     f"the bundle was exported {'with' if has else 'without'} {flag}, "
-                    f"and is run {'with' if wanted else 'without'}",
-                    remedy="export it with the same options that its ranks are started with",
+                    f"but its ranks are started {'with' if wanted else 'without'} {flag}",
+                    remedy="export the bundle with the options that its ranks are started with",
                 )
 
     def refuse_transport(self, wanted: str) -> None:
         """Raise UnsupportedRequest for a transport that the programs were not lowered for."""
         if wanted == "nccl" and self.lowered_for != "nccl":
             raise UnsupportedRequest(
-                "the bundle's programs were lowered for gloo alone, and its ranks are started with --transport nccl",
-                remedy="leave --transport out of penstock rank, which then stages tensors of GPUs through host memory; "
-                "or export the bundle with --set transport=nccl, which says why if this plan cannot go over NCCL",
+                "the bundle's programs were lowered for gloo alone, but its ranks are started with --transport nccl",
+                remedy="export the bundle with --set transport=nccl; or start penstock rank without --transport, "
+                "so that GPU tensors go through host memory",
             )
 
     def segments(self, rank: int, first_step: int, steps: int, options: RunOptions) -> tuple[int, ...] | None:
@@ -141,9 +141,10 @@ class JobBundle(Document):
         for length in options.segments(first_step, steps):
             if length not in number_of:
                 raise UnsupportedRequest(
-                    f"from step {at} to {at + length} there is no interruption, but the bundle has programs of "
-                    f"{', '.join(map(str, sorted(number_of)))} steps (rule {self.update_rule}), none of {length}",
-                    remedy="export it with the same --steps, --checkpoint-every and --evaluate-every as its ranks have",
+                    f"the bundle has no program for {length} steps without interruption, as from step {at} to "
+                    f"{at + length}; it has programs for {', '.join(map(str, sorted(number_of)))} (update rule "
+                    f"{self.update_rule})",
+                    remedy="export the bundle with the --steps, --checkpoint-every and --evaluate-every of its ranks",
                 )
             at += length
         return tuple(number_of[length] for length in options.segments(first_step, steps))

@@ -105,9 +105,12 @@ class TransformerShape(Part):
         if self.latent is None and self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads are not a multiple of the {self.kv_heads} key and value heads")
         if self.padded_vocabulary is not None and self.padded_vocabulary < self.vocabulary:
-            raise ValueError(f"a padded vocabulary of {self.padded_vocabulary} is below the {self.vocabulary} words")
+            raise ValueError(f"padded_vocabulary {self.padded_vocabulary} is below vocabulary {self.vocabulary}")
         if self.tied and self.outputs is not None:
-            raise ValueError(f"a head of {self.outputs} outputs cannot be tied to the embedding of words")
+            raise ValueError(
+                f"tied needs one output per word of the vocabulary, but outputs is {self.outputs}; leave one of them "
+                "out"
+            )
         if self.experts is not None and self.experts.dense_layers > self.layers:
-            raise ValueError(f"{self.experts.dense_layers} dense layers are more than the {self.layers} layers")
+            raise ValueError(f"experts.dense_layers {self.experts.dense_layers} exceeds layers {self.layers}")
         return self

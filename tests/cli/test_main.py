@@ -81,7 +81,9 @@ def _edited(path: Path, **changes: object) -> str:
     [
         pytest.param({"colour": "red"}, "/colour: Extra inputs are not permitted", id="unknown field"),
         pytest.param({"layers": [], "boundaries": []}, "/layers: Tuple should have at least 1 item", id="empty chain"),
-        pytest.param({"boundaries": []}, "3 layers have 2 boundaries, not 0", id="missing boundaries"),
+        pytest.param(
+            {"boundaries": []}, "boundaries has 0 entries, but 3 layers have 2 boundaries", id="missing boundaries"
+        ),
         pytest.param({"schema_version": 2}, "/schema_version", id="another version"),
     ],
 )
@@ -158,7 +160,7 @@ def test_a_report_goes_to_the_plan_s_name_unless_told(
     [
         ("{", "is not JSON"),
         ("[1]", "is a list"),
-        ('{"name": NaN}', "NaN is not a number that JSON has"),
+        ('{"name": NaN}', "NaN is not valid in JSON"),
         ('{"name": 1, "name": 2}', "given twice"),
         ("node1 -- Conv2d -- forward_compute_time=1", "penstock import profile"),
     ],

@@ -47,7 +47,7 @@ def test_contradicting_limits_are_refused() -> None:
         request(effort="thorough", max_plans=4)
     (fault,) = refused.value.faults
     assert fault.pointer == "/termination"
-    assert "effort thorough lets every planner search to its end, max_plans 4 ends it before" in fault.detail
+    assert "effort 'thorough' lets every planner search to its end, but max_plans 4 ends it earlier" in fault.detail
     with pytest.raises(InvalidDocument, match=r"1 fault"):
         request(effort="fast")
 

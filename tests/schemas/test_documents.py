@@ -122,12 +122,16 @@ def test_json_that_is_none_is_refused(text: str) -> None:
     [
         ("empty.yaml", b"", "is empty"),
         ("empty.json", b" \n", "is empty"),
-        ("list.json", b"[1, 2]", "and is a list"),
+        ("list.json", b"[1, 2]", "but is a list"),
         ("text.yaml", b"only words", "and is a text"),
-        ("node.yaml", b"name: x\nnodes: [[1]]", "/nodes/0: has to have fields, as in `name: value`, and is a list"),
+        (
+            "node.yaml",
+            b"name: x\nnodes: [[1]]",
+            "/nodes/0: has to be an object with fields, as in `name: value`, but is a list",
+        ),
         ("utf16.yaml", "name: x".encode("utf-16"), "it is UTF-16\n  try: save it as UTF-8"),
-        ("utf16le.json", "{}".encode("utf-16-le"), "it has bytes of zero, as UTF-16 has"),
-        ("binary.yaml", b"\x80\x81", "byte 0 is no UTF-8 text"),
+        ("utf16le.json", "{}".encode("utf-16-le"), "it contains zero bytes, as UTF-16 does"),
+        ("binary.yaml", b"\x80\x81", "byte 0 is not valid UTF-8"),
         ("missing.yaml", None, "No such file"),
     ],
 )
@@ -324,7 +328,7 @@ def test_a_missing_file_is_a_refused_document(tmp_path: Path) -> None:
     [
         ({"nic": {"bandwidth_bytes_per_s": 7, "lanes": 8}}, "8 lanes share 7 bytes per second"),
         ({"nic": {"bandwidth_bytes_per_s": 8, "lanes": 0}}, "greater than or equal to 1"),
-        ({"fabric": {"bandwidth_bytes_per_s": 8, "lanes": 8}}, "a fabric has no lanes"),
+        ({"fabric": {"bandwidth_bytes_per_s": 8, "lanes": 8}}, "`lanes` is not allowed in a fabric"),
     ],
 )
 def test_lanes_are_the_whole_cards_of_a_nic(changes: dict[str, object], words: str) -> None:
@@ -337,5 +341,5 @@ def test_lanes_are_the_whole_cards_of_a_nic(changes: dict[str, object], words: s
 def test_lanes_are_of_a_nodes_link(a: str, b: str) -> None:
     nodes = [{"name": "n", "devices": [{"id": "n/0", "kind": "cpu", "memory_bytes": 1}]}]
     links = [{"a": a, "b": b, "bandwidth_bytes_per_s": 8, "lanes": 2}]
-    with pytest.raises(InvalidDocument, match="has lanes, the cards of a node"):
+    with pytest.raises(InvalidDocument, match="has `lanes`, but does not join"):
         ClusterTopology.parse({"name": "x", "nodes": nodes, "switches": ["s", "t"], "links": links})

@@ -112,21 +112,24 @@ def _unknown_module(data: Json) -> None:
 
 
 FAULTS: dict[Callable[[Json], None], str] = {
-    _of_degrees_1: "degrees of 1 are the profile's own layers and measurements, not a variant",
-    _short_measurement: "at tensor 2 the measurement for 'V100' at 2 samples has 3 classes of layers, the variant 4",
+    _of_degrees_1: "a variant needs a degree above 1; costs at degrees of 1 belong in the profile's `layers` and "
+    "`measurements`",
+    _short_measurement: "at tensor 2 the measurement for 'V100' at 2 samples has 3 classes of layers, but the "
+    "variant has 4",
     _measured_twice: "at tensor 2 'V100' at 2 samples is measured twice",
     _without_classes: "`variants` and `classes` go together: a variant has one entry per class of layers",
     _without_variants: "`variants` and `classes` go together: a variant has one entry per class of layers",
     _too_few_classes: "4 layers have 4 classes, not 3",
-    _unknown_class: "at tensor 2 there is no class 4 of layers",
+    _unknown_class: "`classes` names class 4, but the variant at tensor 2 has 4",
     _same_twice: "tensor 2",
-    _unmeasured_kind: "at tensor 2 nothing is measured on 'A100'",
-    _weights_longer: "backward_weight_ns 99 is a part of backward_ns, at most 12",
+    _unmeasured_kind: "the variant at tensor 2 has no measurement on 'A100'",
+    _weights_longer: "backward_weight_ns 99 exceeds backward_ns 12, of which it is a part",
     _unknown_field: "pipeline",
     _no_degree: "tensor",
     _module_twice: "module 'norm' occurs twice; names are unique",
-    _more_than_the_stash: "modules free 5 bytes of a stash of 4",
-    _module_with_a_backward: "mlp is recomputed by its forward, without collectives of phase 'backward'",
+    _more_than_the_stash: "the modules free 5 bytes together, more than stash_bytes 4",
+    _module_with_a_backward: "module 'mlp' has a collective of phase 'backward'; recomputing it repeats only phase "
+    "'forward'",
     _unknown_module: "module",
 }
 
@@ -165,7 +168,7 @@ def test_sharding_is_said_once(memory: Json, refused: bool) -> None:
     with pytest.raises(InvalidDocument) as raised:
         with_degrees(sharding="none", memory=memory)
     sentences = [raised.value.detail, *(fault.detail for fault in raised.value.faults)]
-    assert any("sharding is none, and memory.optimizer_sharding is over_replicas" in each for each in sentences)
+    assert any("sharding is none, but memory.optimizer_sharding is over_replicas" in each for each in sentences)
 
 
 def test_new_fields_that_are_left_out_are_in_no_document() -> None:

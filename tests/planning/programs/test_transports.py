@@ -242,6 +242,6 @@ def test_penstock_rank_keeps_to_what_its_bundle_was_lowered_for() -> None:
     assert carried_by([list(part.programs) for part in bundle.ranks], TWO_GPUS) == "gloo-staged"
     with pytest.raises(UnsupportedRequest, match="lowered for gloo alone") as caught:
         launched(bundle, transport="nccl").run()
-    assert "leave --transport out of penstock rank" in str(caught.value.remedy)
+    assert "start penstock rank without --transport" in str(caught.value.remedy)
     with pytest.raises(UnsupportedRequest, match="nccl cannot carry this plan"):
         make_bundle(coded(), transport="nccl")

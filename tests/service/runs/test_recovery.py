@@ -309,5 +309,5 @@ def test_the_end_of_a_log_is_fetched_from_the_agent(server: Server, nodes: list[
 
 
 def test_recovery_without_checkpoints_is_refused(client: Client):
-    with pytest.raises((InvalidDocument, ValueError), match="a run recovers from its checkpoints"):
+    with pytest.raises((InvalidDocument, ValueError), match="recover needs options"):
         client.runs.create(PlanFile.parse(tiny_plan_file()), "gpt", max_restarts=1)

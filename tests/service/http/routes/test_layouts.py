@@ -112,7 +112,7 @@ def test_a_script_that_stands_for_too_much_is_refused(http: httpx.Client) -> Non
     body = {"schema_version": 1, "format": "megatron", "layout": script, "request": request, "compare": False}
     refused = http.post(PATH, json=body)
     assert refused.status_code == 422
-    assert "the layout takes more than 200,000 steps to read" in refused.text
+    assert "reading the layout takes more than the allowed 200,000 steps" in refused.text
 
 
 SCRIPT = """
