@@ -125,7 +125,8 @@ class Idempotency:
             return Creation(row.job_id, doing)
         raise KeyInUse(
             f"the first request with the Idempotency-Key {key!r} has not been answered yet",
-            remedy=f"wait a moment, and send it again; one that was lost is repeated after {self.lease_s:g} s",
+            remedy="wait a moment and send the request again; if the first one was lost, it can run again after "
+            f"{self.lease_s:g} s",
         )
 
     def renew(self, doing: Doing) -> bool:

@@ -24,7 +24,7 @@ class NotReady(Unreachable):
 
 def readiness(service: Service) -> dict[str, str | int]:
     """Return the state of the parts. Raises NotReady with a fault for each part that is not ready."""
-    faults = [Fault("/service", "it is ending", "ending")] if service.ending else []
+    faults = [Fault("/service", "the service is shutting down", "ending")] if service.ending else []
     revision, living = HEAD, 0
     try:
         with service.database.read() as connection:
@@ -50,7 +50,17 @@ def living_workers(lease_s: float) -> sa.Select[int]:
 
 def _of_database(revision: str, living: int) -> list[Fault]:
     if revision != HEAD:
-        return [Fault("/database", f"it is at revision {revision}, not {HEAD}: penstock db upgrade", "revision")]
+        return [
+            Fault(
+                "/database",
+                f"the database is at revision {revision}, not {HEAD}: run `penstock db upgrade`",
+                "revision",
+            )
+        ]
     if not living:
-        return [Fault("/workers", "no worker lives: penstock worker --database …, or slots above 0", "none")]
+        return [
+            Fault(
+                "/workers", "no worker is running: start `penstock worker --database …`, or set slots above 0", "none"
+            )
+        ]
     return []

@@ -163,7 +163,8 @@ class Settings(BaseSettings):
             settings = cls(**{name: by_file[name] for name in by_file.keys() - by_variable} | arguments)
         except ValidationError as error:
             raise InvalidDocument(
-                "invalid settings of the service; each is an argument, a variable PENSTOCK_… or a line of its file",
+                "the settings of the service are not valid; they come from arguments, PENSTOCK_… variables and the "
+                "settings file",
                 faults=tuple(faults_of(error.errors())),
             ) from None
         origins = dict.fromkeys(by_file, str(path)) | dict.fromkeys(by_variable, "environment")

@@ -124,7 +124,9 @@ class Database:
         with self.read() as connection:
             revision = migrations.revision_of(connection)
         if revision != migrations.HEAD:
-            raise Conflict(f"the database {self.name} is at revision {revision}, not at {migrations.HEAD}")
+            raise Conflict(
+                f"the database {self.name} is at revision {revision}, but this Penstock needs {migrations.HEAD}"
+            )
         return revision
 
     @contextmanager
@@ -203,7 +205,7 @@ _REMEDIES = {
     "is full": "make room on its disk; nothing that was accepted is lost",
     "No space left": "make room on its disk; nothing that was accepted is lost",
     "disk I/O error": "its disk is broken or was made read-only: repair it, and start the service again",
-    "locked": "another process writes for long (a backup, another service?); ask again",
+    "locked": "another process writes for a long time (a backup, another service?); try again later",
 }
 
 
@@ -213,9 +215,9 @@ def _parsed(text: str) -> sa.URL:
     except sa.exc.ArgumentError:
         url = None
     if url is None or url.drivername not in ("sqlite", "postgresql", "postgres", "postgresql+psycopg"):
-        driver = "no URL" if url is None else f"of {url.drivername!r}"
+        driver = "not a URL" if url is None else f"a URL of {url.drivername!r}"
         raise UnsupportedRequest(
-            f"the address of the database is {driver}; Penstock keeps its data in SQLite or PostgreSQL",
+            f"the database address is {driver}; Penstock supports SQLite and PostgreSQL",
             remedy="name a file, sqlite:///path, or postgresql://user@host/name",
         )
     return url if url.drivername == "sqlite" else url.set(drivername="postgresql+psycopg")

@@ -166,7 +166,9 @@ class JobQueue:
                 )
             equal = sa.and_(jobs.c.tenant == tenant, jobs.c.cache_key == row["cache_key"], IS_ACTIVE)
             if (other := connection.scalar(sa.select(jobs.c.id).where(equal))) is not None:
-                raise Conflict(f"job {other!r} has the same request and is not finished", remedy="wait for that one")
+                raise Conflict(
+                    f"job {other!r} has the same request and is not finished", remedy=f"wait for job {other!r}"
+                )
             cleared = dict.fromkeys(("not_before_ms", "finished_ms", "stop", "error", "result", "plan_hash"))
             connection.execute(jobs.update().where(jobs.c.id == job_id).values(state="queued", lost=0, **cleared))
             record_event(connection, job_id, "state", {"state": "queued"})
@@ -180,7 +182,10 @@ class JobQueue:
         with self._database.write() as connection:
             state = self._row(connection, tenant, job_id, jobs.c.state)["state"]
             if state in ACTIVE:
-                raise Conflict(f"job {job_id!r} is {state}", remedy=f"POST /v1/jobs/{job_id}:cancel first")
+                raise Conflict(
+                    f"job {job_id!r} is {state}; only a job that has ended can be deleted",
+                    remedy=f"POST /v1/jobs/{job_id}:cancel first",
+                )
             connection.execute(answers.delete().where(answers.c.tenant == tenant, answers.c.job_id == job_id))
             connection.execute(jobs.delete().where(jobs.c.id == job_id))
 

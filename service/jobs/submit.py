@@ -142,7 +142,7 @@ class TenantPlanning:
         filed = Filed.of(file.request)
         if file.plan.request_hash != filed.address:
             raise InvalidDocument(
-                f"the plan was made for request {file.plan.request_hash}, but comes with {filed.address}"
+                f"the plan was made for request {file.plan.request_hash}, but comes with request {filed.address}"
             )
         self._store.keep(filed)
         return self._store.put(file.plan)

@@ -87,7 +87,10 @@ class Sweeps(SweepTables):
     def delete(self, tenant: str, sweep_id: str) -> None:
         """Delete a sweep that has ended, and its own jobs. Raises NotFound, and Conflict while it is under way."""
         if self.sweep(tenant, sweep_id).state == "running":
-            raise Conflict(f"sweep {sweep_id!r} is running", remedy=f"POST /v1/sweeps/{sweep_id}:cancel first")
+            raise Conflict(
+                f"sweep {sweep_id!r} is running; only a sweep that has ended can be deleted",
+                remedy=f"POST /v1/sweeps/{sweep_id}:cancel first",
+            )
         for job_id in self._own_jobs(sweep_id, ("succeeded", "failed", "cancelled")):
             self._queue.delete(tenant, job_id)
         with self._database.write() as connection:

@@ -55,7 +55,7 @@ async def posted(request: Request) -> Values:
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise TooLarge(f"the form has more than {exact(limit)}", remedy="POST the documents to /v1/profiles first")
+            raise TooLarge(f"the form is larger than {exact(limit)}", remedy="POST the documents to /v1/profiles first")
     try:
         return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
@@ -94,7 +94,7 @@ def open_plan(sources: Sources, values: Values) -> Outcome:
     text = values.get("plan_text", [""])[0]
     try:
         if not text.strip():
-            raise InvalidDocument("there is nothing to be opened", remedy="choose a plan file, or paste its text")
+            raise InvalidDocument("no plan was given", remedy="choose a plan file, or paste its text")
         return Outcome(f"/plans/{sources.keep(PlanFile.parse_json(text, origin='this file'))}")
     except PenstockError as error:
         made_by = _other_version(text)

@@ -127,7 +127,9 @@ class Agents:
         try:
             return await asyncio.wait_for(answer, LOG_LIMIT_S)
         except TimeoutError:
-            raise Unreachable(f"agent {agent_id!r} has not sent the log of rank {rank} in {LOG_LIMIT_S:g} s") from None
+            raise Unreachable(
+                f"agent {agent_id!r} has not sent the log of rank {rank} within {LOG_LIMIT_S:g} s"
+            ) from None
         finally:
             contact.log_requests.pop(request.number, None)
 
@@ -212,8 +214,8 @@ class Agents:
             return contact
         if contact is not None and contact.keeps_name():
             raise Conflict(
-                f"agent {agent_id!r} is alive in another incarnation, {contact.incarnation!r}",
-                remedy=f"give this agent another name, or end the other one and wait {RETRY_S:.0f} s",
+                f"another process already runs as agent {agent_id!r} (incarnation {contact.incarnation!r})",
+                remedy=f"give this agent another name, or end the other process and wait {RETRY_S:.0f} s",
             )
         self._contacts[tenant, agent_id] = contact = Contact(incarnation, self._clock, self._clock.now())
         return contact

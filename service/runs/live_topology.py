@@ -26,14 +26,14 @@ def living_topology(agents: Iterable[AgentOut], candidates: Iterable[ClusterTopo
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise Conflict(
             f"the devices of the living agents do not form a topology: {reason}",
-            remedy="stop that agent, or correct its settings",
+            remedy="correct the settings of the agent with these devices, or stop it",
         ) from None
 
 
 def _living(agents: Iterable[AgentOut], candidates: Iterable[ClusterTopology]) -> ClusterTopology:
     alive = [agent for agent in agents if agent.alive and agent.devices]
     if not alive:
-        raise NotFound("no agent with a device is alive", remedy="penstock agent --server …")
+        raise NotFound("no agent with a device is alive", remedy="start `penstock agent --server …` on a node")
     nodes = {
         agent.id: Node(
             name=agent.id,

@@ -35,7 +35,7 @@ def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: 
         offered = sorted({device.id for agent in alive for device in agent.devices})
         raise Conflict(
             f"no living agent offers {_some(missing)}; "
-            + (f"there are {_some(offered)}" if offered else "there is none"),
+            + (f"offered are {_some(offered)}" if offered else "no agent offers a device"),
             remedy="start `penstock agent` under the node's name on each node of the plan, or plan for the devices "
             "that GET /v1/agents lists",
         )
@@ -43,15 +43,15 @@ def place(devices: Sequence[str], agents: Iterable[AgentOut], model: str, busy: 
     occupied = [(device, busy[spot]) for device, spot in zip(devices, places, strict=True) if spot in busy]
     if occupied:
         raise Conflict(
-            f"device {occupied[0][0]!r} belongs to run {occupied[0][1]!r}",
-            remedy=f"wait for it, or POST /v1/runs/{occupied[0][1]}:cancel",
+            f"device {occupied[0][0]!r} is in use by run {occupied[0][1]!r}",
+            remedy=f"wait until the run ends, or POST /v1/runs/{occupied[0][1]}:cancel",
         )
     used = {spot.agent for spot in places}
     for agent in alive:
         if agent.id in used and model not in agent.models and ANY_MODEL not in agent.models:
             raise Conflict(
                 f"agent {agent.id!r} has no model {model!r} in its configuration; it has {_some(sorted(agent.models))}",
-                remedy=f"start it with --job {model}=module:attribute, or name one that it has",
+                remedy=f"start the agent with --job {model}=module:attribute, or name a model that it has",
             )
     return places
 

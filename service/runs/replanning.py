@@ -78,7 +78,7 @@ def _narrowed(pin: Pin, left: Collection[str]) -> Pin:
     if not devices:
         first, last = pin.layers
         raise UnsupportedRequest(
-            f"layers {first}…{last} are pinned to {', '.join(pin.devices)}, and none of these is left",
-            remedy="start the agent of such a device again, or plan without the pin",
+            f"layers {first}…{last} are pinned to {', '.join(pin.devices)}, but none of these devices is left",
+            remedy="start the agent of one of these devices again, or plan without the pin",
         )
     return pin.model_copy(update={"devices": devices})

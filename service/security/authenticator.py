@@ -72,8 +72,9 @@ class Authenticator:
             if not self.is_open:
                 raise
             raise Unauthenticated(
-                f"{wrong.detail}; this service asks for none (its security is off): is another one meant?",
-                remedy="send no key here (unset PENSTOCK_API_KEY), or name the service that the key is for",
+                f"{wrong.detail}; this service requires no key, because its security is off",
+                remedy="send this service no key (unset PENSTOCK_API_KEY), or give the address of the service that "
+                "the key is for",
             ) from None
 
     async def _shown(self, text: str, address: str) -> Key:
@@ -146,8 +147,8 @@ def require(principal: Principal, scope: Scope) -> None:
     if scope not in principal.scopes:
         having = " or ".join(repr(name) for name, opened in OPENS.items() if scope in opened)
         raise Forbidden(
-            f"key {principal.key_id!r} does not permit this: it needs scope {having}",
-            remedy="penstock keys create --scope …",
+            f"key {principal.key_id!r} does not permit this request, which needs scope {having}",
+            remedy="make another key: `penstock keys create --scope …`",
         )
 
 
@@ -156,7 +157,7 @@ def require_node(principal: Principal, name: str) -> None:
     if principal.node is not None and principal.node != name:
         raise Forbidden(
             f"key {principal.key_id!r} is for the agent {principal.node!r}, not for {name!r}",
-            remedy=f"penstock keys create --scope agent --node {name} --name …",
+            remedy=f"make another key: `penstock keys create --scope agent --node {name} --name …`",
         )
 
 

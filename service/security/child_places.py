@@ -58,9 +58,9 @@ class Places:
             if not isinstance(error, TimeoutError):
                 raise
             raise NoPlace(
-                f"{self._in_use.total()} questions are at work, {self._in_use[tenant]} of this tenant, and none of "
-                f"them ended in {self.wait_s:g} s",
-                remedy="ask again later; an operator may start another service, or lower max_question_s",
+                f"the service is busy: none of {self._in_use.total()} running questions ({self._in_use[tenant]} of "
+                f"this tenant) ended within {self.wait_s:g} s",
+                remedy="try again later, or have the operator start another service or lower max_question_s",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             ) from None
 

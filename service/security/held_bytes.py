@@ -32,9 +32,10 @@ class HeldBytes:
         more = max(0, after - FREE_BYTES) - max(0, before - FREE_BYTES)
         if self._counted.total() + more > self.most or (self._counted[tenant] + more) * 2 > self.most:
             raise TooMuchHeld(
-                f"bodies under way hold {exact(self._counted.total())}, {exact(self._counted[tenant])} of this tenant; "
-                f"all may hold {exact(self.most)}, a tenant half of it",
-                remedy="send it again when others are done, or raise max_held_body_bytes",
+                f"request bodies in progress hold {exact(self._counted.total())}, {exact(self._counted[tenant])} of "
+                "them for this tenant; "
+                f"the limit is {exact(self.most)} for all tenants, and half of that for one",
+                remedy="send the request again when others have ended, or have the operator raise max_held_body_bytes",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
         self._counted[tenant] += more

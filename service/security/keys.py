@@ -85,8 +85,9 @@ class Keys:
         _check(tenant, name, scopes)
         if node is not None and (set(scopes) != {"agent"} or not NODE.fullmatch(node)):
             raise InvalidDocument(
-                f"a key for the node {node!r} has scope agent and no other, and the node an agent's name",
-                remedy="up to 100 of A-Z, a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
+                f"a key for node {node!r} needs a valid node name, and scope 'agent' alone",
+                remedy="give --scope agent and no other, and as --node up to 100 of A-Z, a-z, 0-9, '.', '_' and '-', "
+                "beginning with a letter or a digit",
             )
         values: dict[str, Any] = {"tenant": tenant, "name": name, "scopes": sorted(set(scopes)), "node": node}
         limits = {"max_running": max_running, "max_queued": max_queued}
@@ -117,7 +118,10 @@ class Keys:
         with self._database.write() as connection:
             old = _one(connection, key_id)
             if old.state != "valid":
-                raise Conflict(f"key {key_id!r} is {old.state}", remedy="make a new one: penstock keys create")
+                raise Conflict(
+                    f"key {key_id!r} is {old.state} and cannot be replaced",
+                    remedy="make a new key: `penstock keys create`",
+                )
             same = ("tenant", "name", "max_running", "max_queued", "node")
             values = {name: getattr(old, name) for name in same} | {"scopes": list(old.scopes)}
             lifetime_s = None if old.expires_ms is None else (old.expires_ms - old.created_ms) / 1000
@@ -175,15 +179,15 @@ UNHEEDED_REMEDY = 'set security = "keys" (PENSTOCK_SECURITY=keys), or revoke the
 def _check(tenant: str, name: str, scopes: Collection[str]) -> None:
     if not TENANT.fullmatch(tenant):
         raise InvalidDocument(
-            f"{tenant!r} is not a valid name of a tenant",
-            remedy="take up to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
+            f"{tenant!r} is not a valid tenant name",
+            remedy="give up to 64 of a-z, 0-9, '.', '_' and '-', beginning with a letter or a digit",
         )
     if not 1 <= len(name) <= 128 or not name.isprintable():
-        raise InvalidDocument(f"{name!r} cannot be a key's name: 1 to 128 printable characters")
+        raise InvalidDocument(f"{name!r} is not a valid key name; give 1 to 128 printable characters")
     unknown = sorted(set(scopes) - OPENS.keys())
     if unknown or not scopes:
-        wrong = f"{', '.join(map(repr, unknown))} is no scope" if unknown else "a key needs a scope"
-        raise InvalidDocument(f"{wrong}; there are {', '.join(OPENS)}")
+        wrong = f"unknown scope {', '.join(map(repr, unknown))}" if unknown else "a key needs a scope"
+        raise InvalidDocument(f"{wrong}; the scopes are {', '.join(OPENS)}")
 
 
 def _insert(connection: sa.Connection, values: dict[str, Any], lifetime_s: float | None) -> tuple[Key, str]:

@@ -52,7 +52,7 @@ class Rates:
         if tokens < 1:
             wait_s = (1 - tokens) / self._per_s
             raise QuotaExceeded(
-                f"more than {self._per_s:g} requests a second, or {self._limit} at once",
+                f"too many requests: the limit is {self._per_s:g} per second, and {self._limit} at once",
                 remedy="wait for the time in Retry-After, and combine requests where possible",
                 retry_after_s=wait_s,
             )
@@ -81,7 +81,7 @@ class OpenRequests:
         """Count a request, until what is returned is called. Raises QuotaExceeded."""
         if self._open[subject] >= self._most:
             raise QuotaExceeded(
-                f"{self._most} requests of this key are already open",
+                f"{self._most} requests of this key are already open, which is the limit",
                 remedy="close streams and waits that are no longer needed",
             )
         self._open[subject] += 1

@@ -57,7 +57,7 @@ class Sizes:
     def _fault(self, pointer: str, number: float, what: str, setting: str) -> Iterator[Fault]:
         most = getattr(self._settings, setting)
         if number > most:
-            yield Fault(pointer, f"{number:g} {what}; the most are {most:g} ({setting})", "beyond-limit")
+            yield Fault(pointer, f"{number:g} {what} exceed the limit of {most:g} ({setting})", "beyond-limit")
 
 
 def _inner(value: Any) -> Iterator[tuple[str, BaseModel]]:

@@ -53,7 +53,7 @@ def prepare(engine: sa.Engine, *, may_upgrade: bool) -> None:
         return
     name = engine.url.render_as_string()
     raise Conflict(
-        f"the database {name} is at revision {_revision(engine)}, this Penstock works with revision {HEAD}",
+        f"the database {name} is at revision {_revision(engine)}, but this Penstock needs revision {HEAD}",
         remedy=f"take a backup, then `penstock db upgrade --database {name}`; or start with upgrade_database=true",
     )
 
@@ -82,13 +82,15 @@ def revision_of(connection: sa.Connection) -> str | None:
         if revision in REVISIONS:
             return str(revision)
         raise Conflict(
-            f"the database {_name(connection)} is at revision {revision}, this Penstock knows {', '.join(REVISIONS)}",
-            remedy="use the Penstock that made it, or a newer one; to go back, restore the backup from before",
+            f"the database {_name(connection)} is at revision {revision}, but this Penstock knows only "
+            f"{', '.join(REVISIONS)}",
+            remedy="use the Penstock version that upgraded the database, or a newer one; or restore a backup from "
+            "before the upgrade",
         )
     if strangers := sorted(there & metadata.tables.keys()):
         raise Conflict(
             f"the database {_name(connection)} has tables {', '.join(strangers)} that are not Penstock's",
-            remedy="name a database of its own",
+            remedy="give Penstock a separate database",
         )
     return None
 
@@ -134,8 +136,9 @@ def _run(connection: sa.Connection) -> None:
         return
     if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
         raise Conflict(
-            f"the database {_name(connection)} has a row of {broken[0]} that refers to nothing in {broken[2]}",
-            remedy="it was damaged before this; restore a backup, then upgrade that",
+            f"the database {_name(connection)} has a row in table {broken[0]} that refers to a missing row of "
+            f"{broken[2]}",
+            remedy="restore an older backup and upgrade that: the database was damaged before this upgrade",
         )
 
 

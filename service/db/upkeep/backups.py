@@ -56,7 +56,7 @@ def restore(database: Database, file: Path, *, replace: bool = False) -> str | N
             engine = "a SQLite file" if database.is_sqlite else "a PostgreSQL database"
             raise InvalidDocument(
                 f"{str(file)!r} is not a backup of {engine}",
-                remedy="name a file that `penstock db backup` wrote from one",
+                remedy=f"name a file that `penstock db backup` wrote from {engine}",
             )
     if database.is_sqlite:
         with _sound(file) as source:
@@ -88,7 +88,7 @@ def _sound(file: Path) -> Iterator[sqlite3.Connection]:
             raise _damaged(file, damage)
         if not tables & {"alembic_version", "schema_version"}:
             raise InvalidDocument(
-                f"{str(file)!r} is a SQLite file, but not one of Penstock's",
+                f"{str(file)!r} is a SQLite file, but not a database of Penstock",
                 remedy="give a file that `penstock db backup` wrote",
             )
         yield source
@@ -124,8 +124,9 @@ def _refuse_in_use(database: Database, replace: bool) -> None:
             alive = connection.execute(seen).first()
             if alive is not None:
                 raise Conflict(
-                    f"a worker works with the database {database.name}: process {alive.pid} on {alive.host}",
-                    remedy=f"stop all services and workers first; a killed one counts for {ALIVE_MS // 1000} s",
+                    f"a worker is using the database {database.name}: process {alive.pid} on {alive.host}",
+                    remedy="stop all services and workers first; a killed worker counts as running for "
+                    f"{ALIVE_MS // 1000} s",
                 )
 
 
@@ -165,7 +166,7 @@ def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise MissingExtra(
-            f"{name} is not installed; a PostgreSQL database is copied by PostgreSQL's own programs",
+            f"{name} is not installed; Penstock backs up and restores PostgreSQL with PostgreSQL's own programs",
             remedy="install Debian's postgresql-client, or run this where PostgreSQL is",
         )
     return path

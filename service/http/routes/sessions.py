@@ -26,7 +26,7 @@ async def form_of(request: Request) -> dict[str, str]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
-            raise TooLarge(f"the form has more than {exact(MAX_FORM_BYTES)}")
+            raise TooLarge(f"the form is larger than {exact(MAX_FORM_BYTES)}")
     return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 

@@ -89,7 +89,7 @@ def test_a_new_database_is_what_the_tables_describe(database: Database):
 def test_an_older_database_is_upgraded_only_when_that_is_allowed(newer: Database):
     before = rows(newer)
     strict = Database(str(newer.url.render_as_string(hide_password=False)), upgrade=False)
-    with pytest.raises(Conflict, match=r"at revision 0001, this Penstock works with revision 0002") as refused:
+    with pytest.raises(Conflict, match=r"at revision 0001, but this Penstock needs revision 0002") as refused:
         strict.create()
     strict.close()
     assert "penstock db upgrade" in str(refused.value)

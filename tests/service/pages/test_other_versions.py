@@ -97,7 +97,7 @@ def test_a_file_that_is_opened_is_refused_in_words(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "there is nothing to be opened"),
+        ("", "no plan was given"),
         ("[]", "but is a list"),
         (json.dumps(tiny_plan_file())[:-9], "this file is not JSON"),
         (json.dumps(tiny_plan_file()["request"]["profile"]), "this file is a profile, not a plan file"),

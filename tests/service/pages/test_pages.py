@@ -310,7 +310,7 @@ def test_a_wrong_key_where_none_is_asked_for(http: httpx.Client, key: str):
     header = {"Authorization": f"Bearer {key}"}
     program = http.get("/v1/jobs", headers=header)
     assert program.status_code == 401
-    assert "this service asks for none (its security is off)" in program.json()["detail"]
+    assert "this service requires no key, because its security is off" in program.json()["detail"]
     assert "unset PENSTOCK_API_KEY" in program.json()["remedy"]
     browser = http.get("/jobs", headers=header | AS_A_BROWSER)
     assert (browser.status_code, browser.headers["Location"]) == (303, "/sign-in?next=/jobs")
@@ -320,7 +320,7 @@ def test_a_wrong_key_where_none_is_asked_for(http: httpx.Client, key: str):
     assert not [form for form in shown.forms if form.action == "/sign-in"]
     typed = send(http, "/sign-in", {"key": key})
     assert typed.status_code == 401
-    assert "this service asks for none" in " ".join("".join(Page(typed.text).text).split())
+    assert "this service requires no key" in " ".join("".join(Page(typed.text).text).split())
 
 
 @pytest.mark.parametrize("address", ["/plans/nobody", "/runs/nobody", "/jobs/nobody", "/sweeps/nobody"])

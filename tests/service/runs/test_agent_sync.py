@@ -356,7 +356,7 @@ def test_missing_devices_and_models_are_named(client: Client, url: str, agents: 
 
 def test_a_device_belongs_to_one_run(client: Client, start: Callable[..., RunOut], tiny: PlanFile):
     run = start()
-    with pytest.raises(Conflict, match=f"device 'node0/0' belongs to run '{run.id}'"):
+    with pytest.raises(Conflict, match=f"device 'node0/0' is in use by run '{run.id}'"):
         client.runs.create(tiny, "gpt")
 
 

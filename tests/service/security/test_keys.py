@@ -145,13 +145,13 @@ def test_a_key_rotated_while_the_clock_was_ahead_ends_after_its_overlap(
 @pytest.mark.parametrize(
     ("tenant", "name", "scopes", "words"),
     [
-        ("Blue", "n", ["read"], "is not a valid name of a tenant"),
-        ("a/b", "n", ["read"], "is not a valid name of a tenant"),
-        ("", "n", ["read"], "is not a valid name of a tenant"),
-        ("a" * 65, "n", ["read"], "is not a valid name of a tenant"),
+        ("Blue", "n", ["read"], "is not a valid tenant name"),
+        ("a/b", "n", ["read"], "is not a valid tenant name"),
+        ("", "n", ["read"], "is not a valid tenant name"),
+        ("a" * 65, "n", ["read"], "is not a valid tenant name"),
         ("blue", "", ["read"], "1 to 128 printable"),
         ("blue", "n\n", ["read"], "1 to 128 printable"),
-        ("blue", "n", ["write"], "'write' is no scope; there are read, solve, run, agent, admin"),
+        ("blue", "n", ["write"], "unknown scope 'write'; the scopes are read, solve, run, agent, admin"),
         ("blue", "n", [], "a key needs a scope"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_bucket_empties_and_fills_again():
     rates = Rates(2.0, burst_s=1.5, clock=lambda: now[0])
     left = [allowance.remaining for _ in range(3) if (allowance := rates.take("ann"))]
     assert left == [2, 1, 0]
-    with pytest.raises(QuotaExceeded, match="more than 2 requests a second, or 3 at once") as refused:
+    with pytest.raises(QuotaExceeded, match="the limit is 2 per second, and 3 at once") as refused:
         rates.take("ann")
     assert refused.value.retry_after_s == 0.5
     assert rates.take("bob") is not None, "buckets are apart"
@@ -287,7 +287,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["create", "--name", "n", "--scope", "write"], 65, "'write' is no scope"),
+        (["create", "--name", "n", "--scope", "write"], 65, "unknown scope 'write'"),
         (["create", "--name", "n", "--scope", "read", "--expires", "soon"], 64, "1h30min or 2d, or never"),
         (["create", "--name", "n", "--scope", "read", "--expires", "99999999d"], 64, "longer than a hundred years"),
         (["create", "--name", "n"], 64, "--scope"),

@@ -419,13 +419,13 @@ def test_jobs_of_a_key_that_wait_are_limited(house: House):
     [
         ({"topology": {"schema_version": 1, "name": "big", "uniform": {
             "nodes": 10**12, "devices_per_node": 8, "kind": "a", "memory_bytes": 1}}},
-         "/topology/uniform", "8e+12 devices; the most are 8 (max_devices)"),
+         "/topology/uniform", "8e+12 devices exceed the limit of 8 (max_devices)"),
         ({"profile": long_profile()},
-         "/profile/layers", "11 layers; the most are 10 (max_layers)"),
+         "/profile/layers", "11 layers exceed the limit of 10 (max_layers)"),
         ({"global_batch_size": 2**40, "micro_batch_sizes": [1]},
-         "/global_batch_size", "1.09951e+12 micro-batches; the most are 1.04858e+06 (max_micro_batches)"),
+         "/global_batch_size", "1.09951e+12 micro-batches exceed the limit of 1.04858e+06 (max_micro_batches)"),
         ({"termination": {"time_limit_ns": 101 * 10**9}},
-         "/termination/time_limit_ns", "101 seconds; the most are 100 (max_solve_s)"),
+         "/termination/time_limit_ns", "101 seconds exceed the limit of 100 (max_solve_s)"),
     ],
 )  # fmt: skip
 def test_sizes_beyond_the_limits_are_named(house: House, change: dict[str, Any], pointer: str, words: str):

@@ -156,7 +156,7 @@ def test_a_key_of_a_node_syncs_that_agent_only(house: House) -> None:
     rotated, _text = house.keys.rotate(key.split("_")[1], 0)
     assert rotated.node == "node1"
     for scopes, node in ((("agent", "read"), "node1"), (("agent",), "no name")):
-        with pytest.raises(InvalidDocument, match="no other, and the node an agent's name"):
+        with pytest.raises(InvalidDocument, match="needs a valid node name, and scope 'agent' alone"):
             house.key(*scopes, node=node)
 
 

@@ -106,7 +106,7 @@ def restore(
         raise NotFound(f"there is no file {str(file)!r}", remedy="name one that `penstock db backup` wrote")
     with _opened(database, may_be_new=True) as opened:
         revision = backups.restore(opened, file, replace=replace)
-    hint = "" if revision == HEAD else f", this Penstock works with {HEAD}: run `penstock db upgrade`"
+    hint = "" if revision == HEAD else f", but this Penstock needs {HEAD}: run `penstock db upgrade`"
     shown = {"database": opened.name, "file": str(file), "revision": revision}
     _say(shown, f"{opened.name} now holds the data of {file}, at revision {revision}{hint}", as_json)
 

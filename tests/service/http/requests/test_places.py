@@ -57,7 +57,7 @@ def test_waiting_ends_and_leaves_nothing_behind() -> None:
     async def run() -> None:
         places = Places(1, wait_s=0.01)
         async with places.place("a"):
-            with pytest.raises(NoPlace, match="1 questions are at work, 1 of this tenant") as refused:
+            with pytest.raises(NoPlace, match=r"none of 1 running questions \(1 of this tenant\)") as refused:
                 async with places.place("a"):
                     raise AssertionError
             assert refused.value.status == 503
