@@ -75,7 +75,7 @@ def discover(agent: str, *, cpu_devices: int, cpu_kind: str = "cpu") -> tuple[Lo
     if not gpus:
         raise InvalidDocument(
             f"agent {agent!r} has no device: nvidia-smi shows no GPU{_hidden(os.environ)}, and no CPU devices were "
-            "asked for",
+            "requested",
             remedy="penstock agent --cpu-devices 2",
         )
     return tuple(LocalDevice(_offer(f"{agent}/{i}", gpu.kind, gpu.memory_bytes), gpu) for i, gpu in enumerate(gpus))
@@ -190,7 +190,8 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     kinds = sorted({gpu.kind for gpu in gpus})
     if environ.get(ORDER, BUS) != BUS and len(kinds) > 1 and any(entry.isdecimal() for entry in entries):
         raise InvalidDocument(
-            f"{VISIBLE}={listed} numbers GPUs in the order {environ[ORDER]}, which CUDA alone knows where kinds differ "
+            f"{VISIBLE}={listed} numbers GPUs in the order {environ[ORDER]}, which only CUDA knows for GPUs of "
+            "several kinds "
             f"({', '.join(kinds)})",
             remedy=f"name them by UUID (nvidia-smi -L), or export {ORDER}={BUS}",
         )

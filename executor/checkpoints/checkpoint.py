@@ -215,7 +215,7 @@ def read(directory: Path) -> Checkpoint:
     try:
         marker = json.loads((directory / MARKER).read_text(encoding="utf-8"))
         if marker.pop("sha256") != _own_digest(marker):
-            raise ValueError("it is not what its own SHA-256 says")
+            raise ValueError("its contents do not match its SHA-256")
         about = _about(marker["about"])
         sizes = {name: int(one["bytes"]) for name, one in marker["files"].items()}
         digests = {name: str(one["sha256"]) for name, one in marker["files"].items()}
@@ -336,6 +336,6 @@ def refuse_other_job(checkpoint: Checkpoint, **wanted: Any) -> None:
         has = getattr(checkpoint.about, name)
         if has != value:
             raise InvalidDocument(
-                f"checkpoint {str(checkpoint.directory)!r} is of a run with {name} {has!r}, this one has {value!r}",
+                f"checkpoint {str(checkpoint.directory)!r} is of a run with {name} {has!r}, but this run has {value!r}",
                 remedy=f"run with {name} {has!r}, or give another directory",
             )

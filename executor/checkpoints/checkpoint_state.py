@@ -214,8 +214,8 @@ class _Reader:
             raise ModelMismatch(f"{where}: it has no {_KINDS[kind]} {what!r}", remedy=_ANOTHER)
         if has.size != tensor.shape or has.properties.dtype != tensor.dtype:
             raise ModelMismatch(
-                f"{where}: {_KINDS[kind]} {what!r} is {tuple(has.size)} of {has.properties.dtype} there, "
-                f"{tuple(tensor.shape)} of {tensor.dtype} here",
+                f"{where}: {_KINDS[kind]} {what!r} is {tuple(has.size)} of {has.properties.dtype} in the checkpoint, "
+                f"but {tuple(tensor.shape)} of {tensor.dtype} in this model",
                 remedy=_ANOTHER,
             )
         self.entries[name] = tensor
@@ -305,10 +305,11 @@ def _set_options(optimizer: Optimizer, name: str, parameter: Parameter, saved: d
         return
     optimizer_name = type(optimizer).__name__
     if not isinstance(saved, dict) or not isinstance(saved.get("options"), dict):
-        raise InvalidDocument(f"the checkpoint has no options of the optimizer of {name!r}")
+        raise InvalidDocument(f"the checkpoint has no optimizer options for parameter {name!r}")
     if saved.get("optimizer") != optimizer_name:
         raise ModelMismatch(
-            f"the checkpoint's optimizer of {name!r} is {saved.get('optimizer')}, the job's is {optimizer_name}",
+            f"parameter {name!r} has optimizer {saved.get('optimizer')} in the checkpoint, but {optimizer_name} in "
+            "the job",
             remedy="resume with the optimizer that was used",
         )
     group = _group_of(optimizer, parameter)
@@ -321,7 +322,9 @@ def _attributes(schedule: Any, saved: Any) -> dict[str, Any]:
         raise InvalidDocument("the checkpoint's learning-rate schedule has no state")
     for name in saved:
         if callable(getattr(type(schedule), name, None)):
-            raise InvalidDocument(f"the checkpoint's learning-rate schedule has {name!r}, which is no state of one")
+            raise InvalidDocument(
+                f"the checkpoint's learning-rate schedule has {name!r}, which is not part of its state"
+            )
     return saved
 
 

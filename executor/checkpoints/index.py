@@ -83,7 +83,9 @@ class EntryReader(FileSystemReader):
             try:
                 self._add(metadata, name, entry)
             except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{INDEX} describes {name!r} wrongly ({type(error).__name__}: {error})") from None
+                raise ValueError(
+                    f"the entry {name!r} of {INDEX} is not valid ({type(error).__name__}: {error})"
+                ) from None
         return metadata
 
     def _add(self, metadata: Metadata, name: str, entry: Mapping[str, Any]) -> None:
@@ -99,15 +101,15 @@ class EntryReader(FileSystemReader):
         for chunk, described in zip(chunks, entry["chunks"], strict=True):
             ends = [at + size for at, size in zip(chunk.offsets, chunk.sizes, strict=True)]
             if any(end > size for end, size in zip(ends, shape, strict=True)):
-                raise ValueError(f"a part ends at {ends} of {list(shape)}")
+                raise ValueError(f"a part ends at {ends}, beyond the shape {list(shape)}")
             place = self._place(described)
             needed = prod(chunk.sizes) * properties.dtype.itemsize
             if needed > place.length:
-                raise ValueError(f"a part of {needed} bytes is in {place.length} bytes of a file")
+                raise ValueError(f"a part needs {needed} bytes, but has {place.length} in its file")
             count += prod(chunk.sizes)
             places[MetadataIndex(name, chunk.offsets)] = place
         if count != prod(shape):
-            raise ValueError(f"its parts have {count} of {prod(shape)} numbers")
+            raise ValueError(f"its parts hold {count} of {prod(shape)} numbers")
         metadata.state_dict_metadata[name] = TensorStorageMetadata(properties, shape, chunks)
 
     def _place(self, described: Mapping[str, Any]) -> _StorageInfo:
@@ -115,9 +117,9 @@ class EntryReader(FileSystemReader):
         file, (start, length) = described["file"], _counts(described["at"])
         size = self._checkpoint.sizes.get(file)
         if size is None:
-            raise ValueError(f"{file!r} is no file of this checkpoint")
+            raise ValueError(f"{file!r} is not a file of this checkpoint")
         if start + length > size:
-            raise ValueError(f"it ends at byte {start + length} of {file!r}, which has {size}")
+            raise ValueError(f"it ends at byte {start + length} of {file!r}, which has {size} bytes")
         return _StorageInfo(file, start, length)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -144,12 +146,12 @@ class EntryReader(FileSystemReader):
         name = item.storage_index.fqn
         tensor = torch.load(part, map_location="cpu", weights_only=True)
         if type(tensor) is not Tensor:
-            raise ValueError(f"{name!r} is {_kind(tensor)} in its file, and no tensor")
+            raise ValueError(f"{name!r} is {_kind(tensor)} in its file, not a tensor")
         for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             tensor = tensor.narrow(dimension, offset, length)
         target = planner.resolve_tensor(item).detach()
         if (target.shape, target.dtype) != (tensor.shape, tensor.dtype):
-            raise ValueError(f"{name!r} is {_shaped(tensor)} in its file, and {_shaped(target)} in {INDEX}")
+            raise ValueError(f"{name!r} is {_shaped(tensor)} in its file, but {_shaped(target)} in {INDEX}")
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
@@ -165,19 +167,21 @@ class EntryPlanner(DefaultLoadPlanner):
         name = read_item.dest_index.fqn
         text = torch.load(value, map_location="cpu", weights_only=True)
         if not isinstance(text, str):
-            raise ValueError(f"{name!r} is {_kind(text)} in its file, and no text")
+            raise ValueError(f"{name!r} is {_kind(text)} in its file, not a text")
         try:
             self.state_dict[name] = from_text(text)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{name!r} is no value that Penstock writes ({type(error).__name__}: {error})") from None
+            raise ValueError(
+                f"{name!r} is not a value that Penstock writes ({type(error).__name__}: {error})"
+            ) from None
 
 
 def _counts(numbers: Any) -> Size:
     """Return a list of counts as a size. Raises ValueError for anything else."""
     if not isinstance(numbers, list) or len(numbers) > _MOST_DIMENSIONS:
-        raise ValueError(f"{numbers!r:.80} is no list of counts")
+        raise ValueError(f"{numbers!r:.80} is not a list of counts")
     if any(type(one) is not int or not 0 <= one < 1 << 63 for one in numbers):
-        raise ValueError(f"{numbers!r:.80} has a number that is no count")
+        raise ValueError(f"{numbers!r:.80} contains a number that is not a count")
     return Size(numbers)
 
 

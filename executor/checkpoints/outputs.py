@@ -33,12 +33,13 @@ class Outputs:
         if not any(PurePath(real).is_relative_to(os.path.realpath(allowed)) for allowed in self.directories):
             allowed = ", ".join(map(repr, self.directories)) or "none"
             raise UnsupportedRequest(
-                f"{path!r} leads to {real!r}, which is below none of the agent's output_directories ({allowed})",
-                remedy="name a directory that no symbolic link leads out of",
+                f"{path!r} leads to {real!r}, which is outside of the agent's output_directories ({allowed})",
+                remedy="name a directory below one of these that no symbolic link leads out of, or add one to "
+                "output_directories",
             )
         return real
 
     def refuse_moved(self, path: str) -> None:
         """Raise UnsupportedRequest where a path that ``place`` returned has become another one."""
         if self.directories is not None and (real := self.place(path)) != path:
-            raise UnsupportedRequest(f"{path!r} has been replaced by a symbolic link to {real!r} in the meantime")
+            raise UnsupportedRequest(f"{path!r} has been replaced by a symbolic link to {real!r} since it was checked")

@@ -44,7 +44,7 @@ def _plain(name: str, value: Any) -> Any:
             return {_TAG: [kind, _plain(name, parts(value))]}
     raise UnsupportedRequest(
         f"{name!r} has a value of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
-        "hold: only numbers, texts, lists, tuples, dicts, sets and tensors are written",
+        "store: only numbers, texts, lists, tuples, dicts, sets and tensors are written",
         remedy="keep such a value out of the optimizer's options and of the schedule's state_dict",
     )
 

@@ -90,7 +90,7 @@ class Context(TorchFunctionMode):
         names = sequence_names(job)
         if not names:
             raise UnsupportedRequest(
-                f"job {job.name!r} does not say which of its inputs are sequences, so that ranks cannot share them by "
+                f"job {job.name!r} does not say which of its inputs are sequences, so ranks cannot split them by "
                 f"context {self.degree}",
                 remedy="name them in the job's `sequences`, or plan with --context 1",
             )
@@ -109,7 +109,8 @@ class Context(TorchFunctionMode):
         count = 2 * self.degree
         if tensor.dim() < 2 or tensor.shape[1] == 0 or tensor.shape[1] % count:
             raise UnsupportedRequest(
-                f"{what} has the shape {tuple(tensor.shape)}, and context {self.degree} cuts dimension 1 into {count} "
+                f"{what} has the shape {tuple(tensor.shape)}, but context {self.degree} splits dimension 1 into "
+                f"{count} "
                 "chunks of equal length",
                 remedy=f"give sequences of a multiple of {count} positions, or plan with another context degree",
             )
@@ -128,9 +129,14 @@ class Context(TorchFunctionMode):
     ) -> Tensor:
         """Compute attention of this rank's queries, (…, positions, width), to the keys and values of all ranks."""
         if attn_mask is not None:
-            raise ValueError("attention has a mask of its own, which is of this rank's keys alone: only causal masks")
+            raise ValueError(
+                "attention has an explicit mask, which covers only this rank's keys; context parallelism needs "
+                "causal masks"
+            )
         if is_causal and query.shape[-2] != key.shape[-2]:
-            raise ValueError(f"causal attention of {query.shape[-2]} queries to {key.shape[-2]} keys of each rank")
+            raise ValueError(
+                f"causal attention needs as many queries as keys per rank, not {query.shape[-2]} and {key.shape[-2]}"
+            )
         gather: Any = _Gathered.apply
         keys, values = gather(key, self), gather(value, self)
         attend = functional.scaled_dot_product_attention

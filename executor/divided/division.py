@@ -244,7 +244,10 @@ def divide(spec: LayerSpec, module: nn.Module, meshes: Meshes) -> nn.Module:
         if meshes.tensor is None:
             return module
         raise refused(
-            spec, meshes, "it does not say how", remedy='give LayerSpec(…, parallel=…): styles, or "replicated"'
+            spec,
+            meshes,
+            "its LayerSpec has no `parallel`",
+            remedy='give LayerSpec(…, parallel=…): styles, or "replicated"',
         )
     plan = spec.parallel() if callable(spec.parallel) else spec.parallel
     experts: dict[str, ParallelStyle] = {
@@ -273,7 +276,7 @@ def refuse_without_experts(chain: Chain, meshes: Meshes) -> None:
     """Raise UnsupportedRequest where ranks are to share experts of a job without experts."""
     if meshes.expert is not None and not any(map(has_experts, chain.specs)):
         raise UnsupportedRequest(
-            f"job {chain.job.name!r} has no experts that {meshes.size('expert')} GPUs could share: no layer has an "
+            f"job {chain.job.name!r} has no experts for {meshes.size('expert')} GPUs to share: no layer has an "
             "ExpertParallel in its `parallel`",
             remedy="leave the expert degree at 1, or say in `parallel` which module holds experts",
         )
@@ -295,7 +298,7 @@ def local(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"its result of {tuple(tensor.shape)} is left as a sum over the GPUs")
+        raise ValueError(f"its result of shape {tuple(tensor.shape)} is not yet summed over the GPUs")
     return tensor.to_local()
 
 

@@ -69,10 +69,10 @@ def refuse_uneven(module: nn.Module, ranks: int) -> None:
     """Raise ValueError where ranks cannot have equally many experts, or a parameter has no row for each expert."""
     rows = {parameter.shape[0] if parameter.dim() else 1 for parameter in module.parameters()}
     if len(rows) != 1:
-        raise ValueError(f"parameters of experts have a row for each expert, and these have {sorted(rows)} rows")
+        raise ValueError(f"parameters of experts need one row per expert, but they have {sorted(rows)} rows")
     (experts,) = rows
     if experts % ranks:
-        raise ValueError(f"{ranks} GPUs cannot have equally many of {experts} experts")
+        raise ValueError(f"{experts} experts cannot be split evenly over {ranks} GPUs")
 
 
 class _Exchange:

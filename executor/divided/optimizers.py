@@ -27,7 +27,7 @@ def refuse_whole_tensor_optimizer(job: Job, parts: Iterable[nn.Parameter]) -> No
             if isinstance(state, Tensor) and state.numel() > 1 and state.shape != trial.shape:
                 raise UnsupportedRequest(
                     f"the optimizer {type(optimizer).__name__} keeps {key!r} of shape {tuple(state.shape)} for a "
-                    f"parameter of shape {tuple(trial.shape)}: it works on whole tensors, and ranks have parts of them",
+                    f"parameter of shape {tuple(trial.shape)}: it works on whole tensors, but ranks hold parts of them",
                     remedy="train with an optimizer that steps each number by itself, such as AdamW, or plan with "
                     "--tensor 1 and --sharding none",
                 )

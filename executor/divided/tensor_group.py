@@ -66,7 +66,7 @@ def first_of(degrees: Degrees) -> Iterator[Meshes]:
     """
     if dist.is_initialized():
         raise Conflict(
-            f"costs at {degrees} are traced with a process group of their own, and this process has one already",
+            f"tracing costs at {degrees} needs a separate process group, but this process already has one",
             remedy="compute the profile in a process without torch.distributed, such as `penstock profile`",
         )
     log = logging.getLogger("torch._subclasses.fake_tensor")

@@ -156,7 +156,7 @@ class DividedTracer(Tracer):
                 raise refused(
                     spec,
                     self._meshes,
-                    f"it is replicated and reads {name!r} whole, of which the layers before leave each GPU a part",
+                    f"it is replicated and needs all of {name!r}, but earlier layers leave each GPU only a part",
                     remedy=_REMEDY,
                 )
 
@@ -184,8 +184,9 @@ class DividedTracer(Tracer):
                 raise refused(
                     spec,
                     self._meshes,
-                    f"of a part of a sequence it makes {name!r} of {shape}, as of the whole: it mixes positions"
-                    " otherwise than by attention",
+                    f"from a part of a sequence it computes {name!r} of shape {shape}, as from all of it; only "
+                    "attention"
+                    " may mix positions",
                     remedy="plan with --context 1",
                 )
 

@@ -100,7 +100,7 @@ def in_parts(module: nn.Module, mesh: DeviceMesh) -> None:
 
     def forward(*arguments: Tensor) -> Tensor:
         if len(arguments[0]) % mesh.size():
-            raise ValueError(f"{mesh.size()} GPUs cannot have equal parts of {len(arguments[0])} tokens for experts")
+            raise ValueError(f"{len(arguments[0])} tokens for experts cannot be split evenly over {mesh.size()} GPUs")
         part: Any = _Part.apply
         part_of_results = whole(*(part(each, mesh) for each in arguments))
         gathered: Tensor = _Joined.apply(part_of_results, mesh)  # type: ignore[no-untyped-call]

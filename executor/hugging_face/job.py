@@ -109,7 +109,9 @@ def job_of(reference: str, directory: Path) -> HuggingFaceJob:
     if not isinstance(values, dict):
         raise InvalidDocument(f"{name!r} holds {type(values).__name__}, not the object of a config.json")
     if length and not (length.isdecimal() and int(length)):
-        raise InvalidDocument(f"{reference!r} asks for samples of {length!r} tokens; give a number, such as 4096")
+        raise InvalidDocument(
+            f"{reference!r} has the sequence length {length!r}; give a number of tokens, such as 4096"
+        )
     return HuggingFaceJob(values, sequence_length=int(length) if length else None, origin=repr(name), attention=TRAINED)
 
 

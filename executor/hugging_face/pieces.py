@@ -128,7 +128,7 @@ class Pieces:
         match = next((name for name in names if hasattr(self.base, name)), None)
         if match is None:
             raise UnsupportedRequest(
-                f"{self.origin}: the model {type(self._model).__name__} has no {what} by the names {', '.join(names)}"
+                f"{self.origin}: the model {type(self._model).__name__} has no {what} named {' or '.join(names)}"
             )
         return match
 
@@ -138,8 +138,8 @@ class Pieces:
         parts = {name.partition(".")[0] for name, _ in self.base.named_parameters()} - expected
         if parts:
             raise UnsupportedRequest(
-                f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which belongs "
-                "to none of its embedding, layers and last norm"
+                f"{self.origin}: the model {type(self._model).__name__} has {', '.join(sorted(parts))}, which is "
+                "not part of its embedding, layers or last norm"
             )
 
     def _shell(self) -> Any:
@@ -259,7 +259,7 @@ def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
         ) from error
     family = values.get("model_type")
     if not isinstance(family, str):
-        raise InvalidDocument(f"{origin} has no 'model_type', so it is no configuration of a Hugging Face model")
+        raise InvalidDocument(f"{origin} has no 'model_type', so it is not the configuration of a Hugging Face model")
     AttentionInterface.register(COSTED, _costed_attention)
     AttentionInterface.register(TRAINED, _exact_attention)
     ExpertsInterface.register(GROUPED, grouped)
@@ -273,7 +273,7 @@ def _built(values: Mapping[str, Any], origin: str, attention: str) -> Any:
     except Exception as error:
         why = str(error).strip().splitlines()
         raise InvalidDocument(
-            f"transformers builds no causal language model of {origin}, of family {family!r}: "
+            f"transformers cannot build a causal language model of family {family!r} from {origin}: "
             f"{type(error).__name__}: {why[0] if why else ''}"
         ) from error
 
@@ -338,8 +338,8 @@ def _exact_attention(
     if softcap is not None or s_aux is not None:
         what = "caps its scores" if s_aux is None else "has sinks"
         raise UnsupportedRequest(
-            f"attention of {type(module).__name__} {what}, which is not trained here",
-            remedy="train it with the library, or plan without running",
+            f"attention of {type(module).__name__} {what}, which Penstock cannot train",
+            remedy="train the model with transformers, or plan without running",
         )
     if sliding_window is None or sliding_window >= whole_length(query.shape[-2]):
         return _attention(module, query, key, value, attention_mask, scaling, dropout)

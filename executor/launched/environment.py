@@ -70,10 +70,11 @@ def read_launch(environ: Mapping[str, str], expand: Expand, node: str | None = N
         )
     missing = ", ".join(name for name in _BY_HAND if name not in environ)
     raise UnsupportedRequest(
-        f"no launcher has started this process: there is neither srun's SLURM_STEP_ID nor torchrun's "
-        f"TORCHELASTIC_RUN_ID, and of the variables for processes that are started by hand {missing} is not set",
-        remedy="srun penstock rank …, torchrun --no-python … penstock rank …, or `penstock run` for ranks on this "
-        "machine alone",
+        f"no launcher has started this process: SLURM_STEP_ID (srun) and TORCHELASTIC_RUN_ID (torchrun) are not set; "
+        f"processes started by hand also need {missing}",
+        remedy="start `srun penstock rank …` or `torchrun --no-python … penstock rank …`; or, for ranks on this "
+        "machine "
+        "only, `penstock run`",
     )
 
 
@@ -103,7 +104,7 @@ def _started_by_hand(environ: Mapping[str, str], node: str | None, launcher: Lau
     has_store = launcher == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     process, processes = _count(environ, "RANK"), _count(environ, "WORLD_SIZE")
     if not process < processes:
-        raise InvalidDocument(f"RANK is {process} and WORLD_SIZE {processes}; ranks are numbered from 0")
+        raise InvalidDocument(f"RANK {process} has to be below WORLD_SIZE {processes}; ranks are numbered from 0")
     return Launch(
         launcher=launcher,
         process=process,
@@ -124,7 +125,7 @@ def _host_name() -> str:
 def _text(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "")
     if not value:
-        raise InvalidDocument(f"{name} is not set, and the launcher has to set it")
+        raise InvalidDocument(f"{name} is not set; the launcher has to set it")
     return value
 
 

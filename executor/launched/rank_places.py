@@ -77,7 +77,7 @@ def ranks_of_processes(bundle: JobBundle, present: Sequence[Presence], *, any_no
         absent.remove(fitting[0])
     if absent:
         raise UnsupportedRequest(
-            f"the plan has ranks on {_listed(absent)}, and the launcher has started no process there; there are "
+            f"the launcher has started no process on {_listed(absent)}, where the plan has ranks, but processes on "
             f"{_counted(processes)}",
             remedy=_remedy(wanted),
         )
@@ -98,8 +98,8 @@ def _by_node(present: Sequence[Presence]) -> dict[str, list[int]]:
         place = (one.node, one.local_rank)
         if place in seen:
             raise Conflict(
-                f"processes {seen[place]} and {number} both have the number {one.local_rank} on {one.node}",
-                remedy="have the launcher set LOCAL_RANK (srun: SLURM_LOCALID), or NODE_NAME where hosts have one name",
+                f"processes {seen[place]} and {number} both have local rank {one.local_rank} on {one.node}",
+                remedy="have the launcher set LOCAL_RANK (srun: SLURM_LOCALID), or NODE_NAME where hosts share a name",
             )
         seen[place] = number
         groups[one.node].append(number)
@@ -126,10 +126,10 @@ def _strangers(
     return UnsupportedRequest(
         f"the plan does not name {_listed(strangers)}: processes were started on {_counted(processes)}, and the plan "
         f"has ranks on {_counted(wanted)}" + (f", of which {_listed(absent)} got none" if absent else ""),
-        remedy=f"ask for the plan's nodes (sbatch --nodelist={','.join(list(wanted)[:_SHOWN])}"
-        f"{',…' if len(wanted) > _SHOWN else ''}); or plan for those that you have (penstock place --free "
-        f"{','.join(list(processes)[:_SHOWN])}{',…' if len(processes) > _SHOWN else ''}); or add --any-nodes, where "
-        "any nodes are as good, which has them replace the plan's; or say in NODE_NAME what the plan calls a host",
+        remedy=f"request the plan's nodes (sbatch --nodelist={','.join(list(wanted)[:_SHOWN])}"
+        f"{',…' if len(wanted) > _SHOWN else ''}); or plan for the nodes that you have (penstock place --free "
+        f"{','.join(list(processes)[:_SHOWN])}{',…' if len(processes) > _SHOWN else ''}); or add --any-nodes, so that "
+        "these nodes replace the plan's; or set NODE_NAME on each host to the node's name in the plan",
     )
 
 

@@ -75,10 +75,11 @@ class Rendezvous:
         except DistError:
             missing = [number for number, key in enumerate(keys) if not self._store.check([key])]
             raise Unreachable(
-                f"{launch.processes - len(missing)} of {launch.processes} processes have come to {self.address} in "
-                f"{self._wait_s:g} s; by the launcher's count there is none of the number "
+                f"{launch.processes - len(missing)} of {launch.processes} processes have arrived at {self.address} "
+                "within "
+                f"{self._wait_s:g} s; missing are, by the launcher's numbers, "
                 f"{', '.join(map(str, missing[:_SHOWN]))}{' and more' if len(missing) > _SHOWN else ''}",
-                remedy="look at what those say; --start-timeout waits longer for slow starts",
+                remedy="look at the output of the missing processes; --start-timeout waits longer for slow starts",
             ) from None
         return [Presence(**json.loads(self._store.get(key))) for key in keys], self._store.get("name").decode()
 
@@ -143,8 +144,9 @@ class Rendezvous:
             if time.monotonic() >= give_up_at:
                 raise Unreachable(
                     f"no process has opened the store at {self.address} within {self._wait_s:g} s: {problem}",
-                    remedy="look at what the process says that opens it (the first on that host); check that this host "
-                    "reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
+                    remedy="look at the output of the first process on that host, which opens the store; check that "
+                    "this "
+                    "host reaches the port; export MASTER_ADDR and MASTER_PORT to meet elsewhere",
                 )
             time.sleep(_AGAIN_S)
 

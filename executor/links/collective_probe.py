@@ -64,9 +64,9 @@ def refuse_ranks(devices_per_node: int, nodes: int) -> None:
     """Raise InvalidDocument for a single device, which has no collectives, and above ``MOST_RANKS`` devices."""
     if not 2 <= devices_per_node * nodes <= MOST_RANKS:
         raise InvalidDocument(
-            f"collectives are measured among 2 to {MOST_RANKS} devices; {nodes} × {devices_per_node} are "
-            f"{nodes * devices_per_node}",
-            remedy="fewer nodes or devices; what is measured of some counts for groups of that size in larger clusters",
+            f"collectives can be measured among 2 to {MOST_RANKS} devices, not {nodes * devices_per_node} "
+            f"(nodes × devices per node: {nodes} × {devices_per_node})",
+            remedy="give fewer nodes or devices: the times also apply to groups of this size in larger clusters",
         )
 
 

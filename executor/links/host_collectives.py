@@ -51,12 +51,12 @@ def _refuse_unequal(hosts: Sequence[Host]) -> None:
     for host in hosts:
         if other := [f"{device.id} is of kind {device.kind}" for device in host.devices if device.kind != "cpu"]:
             raise InvalidDocument(
-                f"collectives are measured over gloo, among devices of kind cpu; {other[0]}",
+                f"collectives are measured over gloo, among devices of kind cpu only; {other[0]}",
                 remedy="leave --collectives out, and write the topology's `collectives` from a benchmark of your GPUs",
             )
         if len(host.devices) != len(hosts[0].devices):
             raise InvalidDocument(
                 f"collectives are measured among hosts with equally many devices; {hosts[0].name!r} has "
-                f"{len(hosts[0].devices)} and {host.name!r} {len(host.devices)}",
+                f"{len(hosts[0].devices)}, but {host.name!r} has {len(host.devices)}",
                 remedy="start the peers with the same --cpu-devices",
             )

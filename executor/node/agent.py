@@ -243,7 +243,7 @@ class Agent:
         try:
             reply = SyncReply.model_validate_json(answer.content)
         except ValidationError as error:
-            raise _Retry(f"its answer is not that of a Penstock service: {error.errors()[0]['msg']}") from None
+            raise _Retry(f"its answer does not come from a Penstock service: {error.errors()[0]['msg']}") from None
         self._was_synced = True
         return reply
 
@@ -256,12 +256,13 @@ class Agent:
                 raise _Retry(f"status 409: {detail}")
             raise Conflict(
                 f"the service at {server} already has a living agent with the name {name!r}: {detail}",
-                remedy="give this one another --name, or stop the other",
+                remedy="give this agent another --name, or stop the other agent",
             )
         if answer.status_code in (401, 403):
             raise Unreachable(
                 f"{server} does not accept agent {name!r} (status {answer.status_code}): {detail}",
-                remedy="give it a key that `penstock keys create --scope agent` has made: token in its settings, or "
+                remedy="give the agent a key that `penstock keys create --scope agent` has made: token in its "
+                "settings, or "
                 "PENSTOCK_AGENT_TOKEN",
             )
         is_ours = not self._was_synced

@@ -25,12 +25,12 @@ def refuse_other_layers(model: str, has: Sequence[str], planned: Sequence[str]) 
     for i, (name, other) in enumerate(zip(has, planned, strict=False)):
         if name != other:
             raise ModelMismatch(
-                f"layer {i} of model {model!r} is {name!r}, in the plan it is {other!r}",
+                f"layer {i} of model {model!r} is {name!r}, but in the plan {other!r}",
                 remedy="profile this model and plan with that profile",
             )
     if len(has) != len(planned):
         raise ModelMismatch(
-            f"model {model!r} has {len(has)} layers, the plan was made for {len(planned)}",
+            f"model {model!r} has {len(has)} layers, but the plan was made for {len(planned)}",
             remedy="profile this model and plan with that profile",
         )
 
@@ -39,7 +39,7 @@ def refuse_larger_batch(model: str, has: int, planned: int) -> None:
     """Raise ModelMismatch where a batch of the model has fewer samples than a global batch of the plan."""
     if planned > has:
         raise ModelMismatch(
-            f"the plan's global batch has {planned} samples, that of job {model!r} has {has}",
+            f"the plan's global batch has {planned} samples, but a batch of job {model!r} has {has}",
             remedy=f"plan with --global-batch-size {has}, or change the job's batch_size",
         )
 

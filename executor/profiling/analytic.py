@@ -66,7 +66,7 @@ def analytic_profile(
     facts = [device_facts(kind, level) for kind in kinds]
     sizes, degrees = checked_sizes(micro_batch_sizes), _products(tensor_degrees, context_degrees, expert_degrees)
     if dtype not in TORCH_DTYPES:
-        raise InvalidDocument(f"the dtype {dtype!r} is none of {', '.join(TORCH_DTYPES)}")
+        raise InvalidDocument(f"unknown dtype {dtype!r}; known are {', '.join(TORCH_DTYPES)}")
     training = _training(dtype, precision)
     chain = Chain(job)
     modules = [chain.build_layer(i, device="meta").to(TORCH_DTYPES[dtype]) for i in range(len(chain.specs))]
@@ -101,13 +101,13 @@ def _training(dtype: Dtype, precision: Precision) -> Training:
     training = Training(precision)
     if training.precision == "tf32":
         raise InvalidDocument(
-            "no table has the rates of tf32, so that no profile is computed for it",
+            "a profile in tf32 cannot be computed, because no table has the rates of tf32",
             remedy="measure the profile with `--precision tf32` instead of computing it",
         )
     if training.lowered and dtype != "fp32":
         raise InvalidDocument(
-            f"precision {precision} is autocast over parameters in fp32, and dtype {dtype} asks for all tensors in it",
-            remedy="give one of them: precision as `penstock run` trains, dtype as trainers with a master copy do",
+            f"precision {precision} is autocast over fp32 parameters, but dtype {dtype} stores all tensors in {dtype}",
+            remedy="give only one: precision as `penstock run` trains, or dtype as trainers with a master copy do",
         )
     return training
 

@@ -43,7 +43,7 @@ def refuse_other_place(program: Program, assignment: RankAssignment) -> None:
     place, expected = (program.rank, program.world_size), (assignment.rank, assignment.world_size)
     if place != expected:
         raise InvalidDocument(
-            f"the program is for rank {place[0]} of {place[1]}, and was given to rank {expected[0]} of {expected[1]}",
+            f"the program is for rank {place[0]} of {place[1]}, but was given to rank {expected[0]} of {expected[1]}",
             remedy=_REMEDY,
         )
 
@@ -98,7 +98,7 @@ def _refuse_other_cuts(everyone: Sequence[_Part]) -> None:
             others, rank = cuts.setdefault(stage, (layers, part.rank))
             if others != layers:
                 raise InvalidDocument(
-                    f"stage {stage[-1]} has layers {_span(layers)} on rank {part.rank}, and {_span(others)} on rank "
+                    f"stage {stage[-1]} has layers {_span(layers)} on rank {part.rank}, but {_span(others)} on rank "
                     f"{rank}",
                     remedy=_REMEDY,
                 )

@@ -243,7 +243,7 @@ class Binder:
                     return _nothing, ()
                 return (averaging.pull if one.kind == "AVG_PULL" else averaging.push), (one.micro_batch,)
             case _:
-                raise UnsupportedRequest(f"instruction {one} is not executed here")
+                raise UnsupportedRequest(f"instruction {one} is not supported")
 
     def _compute_call(self, kind: str, stage: HeldStage, cell: Cell) -> Call:
         module, actions = stage.module, self.actions

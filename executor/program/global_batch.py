@@ -102,7 +102,8 @@ class Source:
         if evaluation is None:
             raise UnsupportedRequest(
                 f"job {self.chain.job.name!r} cannot be evaluated: it has no evaluation(number, rows)",
-                remedy="add it, and num_evaluation_batches; see the job protocol in penstock.executor.run.job",
+                remedy="add evaluation and num_evaluation_batches to the job; see the job protocol in "
+                "penstock.executor.run.job",
             )
         return self._local(evaluation(number, rows))
 

@@ -322,7 +322,7 @@ class Interpreter:
                 raise InvalidDocument(
                     f"clip_norm {self.training.clip_norm} and precision {self.training.precision!r} need the norm of "
                     f"all gradients, but the programs of rank {self.programs[0].rank} have no NORM",
-                    remedy="lower them with norm=True",
+                    remedy="lower the programs with norm=True",
                 )
             return None
         counted = [parameter for stage in self.stages.values() for parameter in stage.counted]

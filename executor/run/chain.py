@@ -86,7 +86,7 @@ class Chain:
             return loss
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelMismatch(
-            f"loss() of job {self.job.name!r} has to return (sum over samples, number of terms), and returned {what}",
+            f"loss() of job {self.job.name!r} has to return (sum over samples, number of terms), but returned {what}",
             remedy="return the sum (reduction='sum' in PyTorch) and the number of terms, such as targets.numel()",
         )
 
@@ -282,7 +282,7 @@ def _check_rows(tensor: Tensor, rows: int, what: str) -> None:
     if tensor.dim() == 0 or tensor.shape[0] != rows:
         raise ModelMismatch(
             f"{what} has the shape {tuple(tensor.shape)} for {rows} samples; dimension 0 has to be the sample, "
-            "because replicas share a micro-batch by rows"
+            "because replicas split each micro-batch along it"
         )
 
 

@@ -182,8 +182,8 @@ class _Reference:
         drawing = sorted(set().union(*(model.drawing for model in trainer.models)))
         if drawing and self.runtime.device.type != interpreter.runtime.device.type:
             raise UnsupportedRequest(
-                f"the whole model does not fit on rank 0's GPU with its stage, and on the CPU layer {drawing[0]!r} "
-                "draws other random numbers than there",
+                f"the whole model does not fit on rank 0's GPU besides its stage, and layer {drawing[0]!r} draws other "
+                "random numbers on the CPU",
                 remedy="check with a smaller model, or without dropout",
             )
 

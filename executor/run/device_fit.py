@@ -66,8 +66,9 @@ def _refuse_kinds(ranks: Sequence[_RankDevice]) -> None:
         # A plan for CPUs may run on GPUs on request; their kinds are then not compared.
         if one.planned_kind not in (None, CPU) and is_other_hardware(one.planned_kind, one.kind):
             raise UnsupportedRequest(
-                f"rank {one.rank} is to be {one.planned}, a {one.planned_kind} in the plan, and has a {one.kind}",
-                remedy="plan for the kind of GPU that is there, or start the rank where the plan's is",
+                f"rank {one.rank} is planned for {one.planned}, of kind {one.planned_kind}, but its GPU is of kind "
+                f"{one.kind}",
+                remedy=f"plan for GPUs of kind {one.kind}, or start the rank on a GPU of kind {one.planned_kind}",
             )
 
 
@@ -86,7 +87,7 @@ def _refuse_memory(ranks: Sequence[_RankDevice]) -> None:
     named = f": {others}" if others else ""
     raise UnsupportedRequest(
         f"{message}, of which {free / _GIB:.1f} GiB are free{named}",
-        remedy="end what else runs on the GPU, or plan with a headroom (memory.headroom_bytes)",
+        remedy="end other processes on the GPU, or plan with a headroom (memory.headroom_bytes)",
     )
 
 

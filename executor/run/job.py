@@ -152,7 +152,7 @@ def checked_job(candidate: Any, reference: str) -> Job:
         description = (
             "a class; give an instance of it"
             if isinstance(candidate, type)
-            else f"no job: it lacks {', '.join(missing)}"
+            else f"not a job: it lacks {', '.join(missing)}"
         )
         raise InvalidDocument(
             f"{reference!r} is {description}", remedy="see the job protocol in penstock.executor.run.job"

@@ -28,7 +28,8 @@ def untrained_samples(job: Job, program: Program) -> str | None:
     if planned == has or has >= ANY_BATCH:
         return None
     return (
-        f"the plan's global batch has {planned} samples, that of job {job.name!r} has {has}: of each batch the last "
+        f"the plan's global batch has {planned} samples, but a batch of job {job.name!r} has {has}: of each batch "
+        "the last "
         f"{has - planned} are never trained; plan with --global-batch-size {has}, or change the job's batch_size"
     )
 
@@ -63,11 +64,11 @@ def refuse_other_boundaries(
             if mine != other and not smaller:
                 raise ModelMismatch(
                     f"after layer {chain.names[i]!r}: tensor {mine[0]!r} has {mine[1]} bytes per sample "
-                    f"(gradient {mine[2]}), in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
+                    f"(gradient {mine[2]}), but in the plan {other[0]!r} has {other[1]} (gradient {other[2]})",
                     remedy="profile this model and plan with that profile",
                 )
         if len(tensors) != len(wanted):
             raise ModelMismatch(
-                f"after layer {chain.names[i]!r} {len(tensors)} tensors cross, in the plan {len(wanted)}",
+                f"after layer {chain.names[i]!r}: {len(tensors)} tensors cross the cut, but {len(wanted)} in the plan",
                 remedy="profile this model and plan with that profile",
             )

@@ -208,8 +208,8 @@ class Trainer:
         kept = "no checkpoint" if self._checkpoints is None else self._checkpoints.kept()
         raise NonfiniteLoss(
             f"{self._trouble}: training ends after {self.done} steps; there is {kept}",
-            remedy="lower the learning rate, clip the gradient's norm, or compute in more bits; with "
-            "allow_nonfinite_loss (--allow-nonfinite-loss) training goes on",
+            remedy="lower the learning rate, clip the gradient's norm, or compute in more bits; "
+            "allow_nonfinite_loss (--allow-nonfinite-loss) lets training go on",
         )
 
     # The ladder

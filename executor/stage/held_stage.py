@@ -399,7 +399,7 @@ class Holder:
         schedule: Any = make(optimizer)
         if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
             raise InvalidDocument(
-                f"job {self.chain.job.name!r}: lr_scheduler returned {type(schedule).__name__}",
+                f"job {self.chain.job.name!r}: lr_scheduler returned {type(schedule).__name__}, which is not supported",
                 remedy="give a scheduler of torch.optim.lr_scheduler that counts steps, such as LambdaLR",
             )
         return schedule

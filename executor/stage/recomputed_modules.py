@@ -39,7 +39,7 @@ def recompute_modules(
             try:
                 module = layer.get_submodule(path)
             except AttributeError:
-                raise _refused(spec, name, f"its `modules` names {path!r}, which it does not have") from None
+                raise _refused(spec, name, f"its `modules` names {path!r}, which the layer does not have") from None
             module.__dict__[CALL] = _Recomputed(module, enclosing)
 
 
@@ -59,10 +59,10 @@ def has_modules(spec: LayerSpec, names: Sequence[str]) -> bool:
 
 def _paths(spec: LayerSpec, name: str) -> Sequence[str]:
     if spec.modules is None:
-        raise _refused(spec, name, "it does not say which of its modules that is")
+        raise _refused(spec, name, "its LayerSpec has no `modules` to say which module that is")
     paths = module_paths(spec)
     if paths and name not in paths:
-        raise _refused(spec, name, f"its `modules` names {', '.join(paths)} alone")
+        raise _refused(spec, name, f"its `modules` names only {', '.join(paths)}")
     return paths.get(name, ())
 
 

@@ -76,6 +76,6 @@ def _holders(modules: Mapping[int, nn.Module], first: int, last: int) -> dict[in
 def _refuse_scalar(name: str, parameter: nn.Parameter, program: Program) -> None:
     if parameter.dim() == 0:
         raise UnsupportedRequest(
-            f"parameter {name!r} has no dimension whose rows ranks could share out by sharding {program.sharding}",
-            remedy="give it the shape (1,), or plan with --sharding optimizer",
+            f"parameter {name!r} is a single number, which sharding {program.sharding} cannot split over ranks",
+            remedy="give the parameter the shape (1,), or plan with --sharding optimizer",
         )

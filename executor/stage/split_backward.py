@@ -196,14 +196,14 @@ def _units(module: nn.Module) -> Iterator[nn.Module]:
 def _unpack(packed: Any) -> Tensor:
     if not packed:
         raise RuntimeError(
-            "a weight's gradient needs a tensor from outside of the module that owns the weight, and the input half of "
-            "the backward has freed it; compute it inside the module, or plan with whole backwards"
+            "a weight's gradient needs a tensor from outside of the module that owns the weight, but the input half of "
+            "the backward has freed the tensor; compute it inside the module, or plan with backwards that are not split"
         )
     tensor, version = packed
     if tensor._version != version:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} that the backward needs was changed in place after the forward "
-            f"had used it (its version is {tensor._version}, it was {version})"
+            f"had used it (its version was {version}, and is now {tensor._version})"
         )
     result: Tensor = tensor
     return result

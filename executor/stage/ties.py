@@ -79,7 +79,7 @@ class Tie(NamedTuple):
             parameter = _find(modules[layer], name, other)
             if getattr(parameter, "placements", None) != getattr(kept, "placements", None):
                 raise ModelMismatch(
-                    f"{full!r} and {other!r} are declared as one parameter, but `parallel` divides them otherwise",
+                    f"{full!r} and {other!r} are declared as one parameter, but `parallel` divides them differently",
                     remedy="divide both along the same dimension",
                 )
             *path, attribute = name.split(".")
@@ -118,9 +118,9 @@ def refuse_untied(
     for name, layers in shared:
         match = by_name.get(name)
         if match is None or match.layers != tuple(sorted(set(layers))):
-            has = "no such parameter" if match is None else f"it in the layers {list(match.layers)}"
+            has = "no layers share it" if match is None else f"layers {list(match.layers)} share it"
             raise ModelMismatch(
-                f"in the plan the layers {list(layers)} share the parameter {name!r}; the job's shared_parameters have "
+                f"layers {list(layers)} share the parameter {name!r} in the plan, but in the job's shared_parameters "
                 f"{has}",
                 remedy="profile this model and plan with that profile",
             )
@@ -131,7 +131,7 @@ def refuse_untied(
             if any(inside) and not all(inside) and tie.name not in planned:
                 raise ModelMismatch(
                     f"the parameter {tie.name!r} is shared by the layers {list(tie.layers)}, which lie in different "
-                    "stages, but the plan does not know it, so its copies would diverge",
+                    "stages, but the plan does not tie them, so its copies would diverge",
                     remedy="profile this model and plan with that profile",
                 )
 

@@ -164,7 +164,7 @@ class Versions:
             return self._free.pop()
         if len(self.live) >= self.limit:
             raise InvalidDocument(
-                f"an update needs {len(self.live) + 1} versions of the weights at once, the plan has {self.limit}",
+                f"an update needs {len(self.live) + 1} versions of the weights at once, but the plan has {self.limit}",
                 remedy="lower the plan again, or plan with more micro-batches",
             )
         return self._version([torch.empty_like(tensor) for tensor in self.live[0].tensors])

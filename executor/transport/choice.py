@@ -51,7 +51,7 @@ def choose(places: Sequence[Place]) -> Kind:
     requested = sorted({place.wanted for place in places})
     if len(requested) > 1 or requested[0] not in (AUTO, *KINDS):
         raise UnsupportedRequest(
-            f"the transports asked for are {requested}; expected one, the same for all ranks",
+            f"the ranks request the transports {requested}; all ranks need the same known transport",
             remedy=f"one of {', '.join((AUTO, *KINDS))}",
         )
     gpus = [place.gpu for place in places]
@@ -74,7 +74,7 @@ def choose(places: Sequence[Place]) -> Kind:
         rank = next(rank for rank, gpu in enumerate(gpus) if gpu is not None)
         raise UnsupportedRequest(
             f"rank {rank} computes on a GPU, whose memory gloo cannot reach",
-            remedy="gloo-staged, or nccl where each rank has a GPU of its own",
+            remedy="transport gloo-staged, or nccl if each rank has a separate GPU",
         )
     return kind
 

@@ -155,5 +155,5 @@ def carrier(channel: Channel, transport: Transport) -> Transport | CodecTranspor
     if channel.codec is None:
         return transport
     if channel.codec not in CODECS:
-        raise UnsupportedRequest(f"the codec {channel.codec!r} is not executed here; {CODECS} are")
+        raise UnsupportedRequest(f"codec {channel.codec!r} is not supported; known are {', '.join(CODECS)}")
     return CodecTransport(transport)

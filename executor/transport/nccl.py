@@ -160,9 +160,10 @@ def _refuse_too_many(agreed: Sequence[Mapping[Edge, str]], groups: Sequence[int]
         streams = OTHER_STREAMS + len(ends) + shared
         if streams > runtime.hardware_queues:
             raise UnsupportedRequest(
-                f"rank {rank} has {len(ends)} edges and {shared} groups; with {OTHER_STREAMS} others that is {streams} "
-                f"streams, of which a GPU runs {runtime.hardware_queues} side by side: a receive that waits for its "
-                "sender would hold up others",
+                f"rank {rank} needs {streams} CUDA streams ({len(ends)} edges, {shared} groups, {OTHER_STREAMS} "
+                "others), "
+                f"but a GPU runs only {runtime.hardware_queues} side by side: a receive that waits for its sender "
+                "would block others",
                 remedy="transport gloo-staged, stages with fewer replicas, or CUDA_DEVICE_MAX_CONNECTIONS=32 where it "
                 "is set to less",
             )

@@ -236,9 +236,9 @@ def test_ranks_print_as_ranges_and_parse_back(ranks: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "position", "words"),
     [
-        pytest.param("0:4 x", 5, "no rank", id="no-number"),
-        pytest.param("3:3", 1, "no rank", id="empty-range"),
-        pytest.param("-1", 1, "no rank", id="negative"),
+        pytest.param("0:4 x", 5, "not a rank", id="no-number"),
+        pytest.param("3:3", 1, "not a rank", id="empty-range"),
+        pytest.param("-1", 1, "not a rank", id="negative"),
         pytest.param("0 0:9999999999", 3, f"more than {MAX_OPERATIONS} ranks", id="too-many"),
     ],
 )

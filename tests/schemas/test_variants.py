@@ -119,7 +119,7 @@ FAULTS: dict[Callable[[Json], None], str] = {
     _measured_twice: "at tensor 2 'V100' at 2 samples is measured twice",
     _without_classes: "`variants` and `classes` go together: a variant has one entry per class of layers",
     _without_variants: "`variants` and `classes` go together: a variant has one entry per class of layers",
-    _too_few_classes: "4 layers have 4 classes, not 3",
+    _too_few_classes: "classes has 3 entries, but the profile has 4 layers",
     _unknown_class: "`classes` names class 4, but the variant at tensor 2 has 4",
     _same_twice: "tensor 2",
     _unmeasured_kind: "the variant at tensor 2 has no measurement on 'A100'",

@@ -52,7 +52,10 @@ def test_a_job_at_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     arguments = ["--job", "paper_models.gnmt:tiny", "--analytic", "H100", "--tensor", "2"]
     assert main(["profile", *arguments, "-o", str(target)]) == 65
-    assert "layer 'encoder.embedding' cannot be divided by tensor 2: it does not say how" in capsys.readouterr().err
+    assert (
+        "layer 'encoder.embedding' cannot be divided by tensor 2: its LayerSpec has no `parallel`"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_profile_goes_to_no_terminal_and_says_at_once_what_is_loaded(tmp_path: Path) -> None:

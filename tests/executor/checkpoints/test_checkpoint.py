@@ -140,7 +140,7 @@ def test_another_runs_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     checkpoint = newest(tmp_path)
     assert checkpoint is not None
     refuse_other_job(checkpoint, job="tiny", seed=5)
-    with pytest.raises(InvalidDocument, match="is of a run with seed 5, this one has 6"):
+    with pytest.raises(InvalidDocument, match="is of a run with seed 5, but this run has 6"):
         refuse_other_job(checkpoint, job="tiny", seed=6)
 
 

@@ -243,15 +243,15 @@ def text_of(value: str) -> Callable[[Path], None]:
     ("harm", "words"),
     [
         pytest.param(of_index(dtype="nn"), "'nn'", id="no-type-of-numbers"),
-        pytest.param(of_index(dtype="__import__('os')"), "wrongly", id="code-as-a-type"),
-        pytest.param(of_index(shape=[-1, 8]), "no count", id="negative"),
+        pytest.param(of_index(dtype="__import__('os')"), "is not valid", id="code-as-a-type"),
+        pytest.param(of_index(shape=[-1, 8]), "not a count", id="negative"),
         pytest.param(of_index(shape=[1 << 40, 1 << 20]), "numbers", id="more-than-there-is"),
         pytest.param(of_index(sizes=[1 << 31, 1 << 31]), "a part ends at", id="beyond-the-whole"),
-        pytest.param(of_index(file="../../../etc/passwd"), "is no file of this checkpoint", id="another-file"),
-        pytest.param(of_index(file=MARKER), "is no file of this checkpoint", id="the-marker"),
+        pytest.param(of_index(file="../../../etc/passwd"), "is not a file of this checkpoint", id="another-file"),
+        pytest.param(of_index(file=MARKER), "is not a file of this checkpoint", id="the-marker"),
         pytest.param(of_index(at=[0, 1 << 50]), "ends at byte", id="beyond-the-end"),
-        pytest.param(of_index(at=[0]), "wrongly", id="half-a-place"),
-        pytest.param(of_index(chunks="__0_0.distcp"), "wrongly", id="no-list"),
+        pytest.param(of_index(at=[0]), "is not valid", id="half-a-place"),
+        pytest.param(of_index(chunks="__0_0.distcp"), "is not valid", id="no-list"),
         pytest.param(of_marker(step="1"), "step is '1'", id="text-for-a-number"),
         pytest.param(of_marker(pipelines=0), "pipelines is 0", id="no-pipeline"),
         pytest.param(of_marker(batches=True), "batches is True", id="flag-for-a-number"),
@@ -262,9 +262,9 @@ def text_of(value: str) -> Callable[[Path], None]:
         pytest.param(linked, "lacks its file", id="file-by-link"),
         pytest.param(linked_whole, "is a symbolic link", id="directory-by-link"),
         pytest.param(piped, "has no file 'complete'", id="pipe"),
-        pytest.param(text_of("not JSON"), "no value that Penstock writes", id="no-json"),
-        pytest.param(text_of('{"penstock": ["eval", "1"]}'), "no value that Penstock writes", id="unknown-tag"),
-        pytest.param(text_of('{"penstock": ["dtype", "nn.Module"]}'), "no value", id="no-dtype"),
+        pytest.param(text_of("not JSON"), "not a value that Penstock writes", id="no-json"),
+        pytest.param(text_of('{"penstock": ["eval", "1"]}'), "not a value that Penstock writes", id="unknown-tag"),
+        pytest.param(text_of('{"penstock": ["dtype", "nn.Module"]}'), "not a value", id="no-dtype"),
     ],
 )
 def test_other_words_than_those_written_are_refused(step: Path, harm: Callable[[Path], None], words: str) -> None:
@@ -286,7 +286,9 @@ def test_ranks_execute_nothing_of_a_planted_checkpoint(
     put(step, entry, data(str(proof)))
     results = run(pool, step.parent, 2, resume=True)
     assert {one["kind"] for one in results} == {"failed"}
-    assert any("is no state of one" in one["reason"] or "cannot be read" in one["reason"] for one in results), results
+    assert any("is not part of its state" in one["reason"] or "cannot be read" in one["reason"] for one in results), (
+        results
+    )
     assert not proof.exists()
 
 
@@ -310,6 +312,6 @@ def test_tensors_among_options_come_back() -> None:
 
 def test_what_is_no_data_is_not_written() -> None:
     with pytest.raises(
-        UnsupportedRequest, match=r"'schedule' has a value of type .*Evil, which a checkpoint cannot hold"
+        UnsupportedRequest, match=r"'schedule' has a value of type .*Evil, which a checkpoint cannot store"
     ):
         to_text("schedule", {"gamma": Evil("x")})

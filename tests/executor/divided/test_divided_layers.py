@@ -134,7 +134,8 @@ class Looks(nn.Module):
 
 
 REFUSED = {
-    "says nothing": ([PAIR, LayerSpec("mute", linear), PAIR._replace(name="last")], "layer 'mute' .*does not say how"),
+    "says nothing": ([PAIR, LayerSpec("mute", linear), PAIR._replace(name="last")], "layer 'mute' .*its LayerSpec "
+    "has no `parallel`"),
     "no such module": (
         [LayerSpec("lost", linear, parallel={"inner": ColwiseParallel()}), PAIR],
         "layer 'lost' .*'inner' could not be resolved",
@@ -147,7 +148,7 @@ REFUSED = {
     "reads the whole as if it were a part": ([PAIR, NORMED], "layer 'normed' .*not what the"),
     "replicated behind a part": (
         [SCATTERED, LayerSpec("whole", linear, parallel="replicated")],
-        "layer 'whole' .*it is replicated and reads 'x' whole",
+        "layer 'whole' .*it is replicated and needs all of 'x'",
     ),
     "leaves a sum": (
         [
@@ -157,7 +158,7 @@ REFUSED = {
             ),
             PAIR,
         ],
-        "layer 'sum' .*left as a sum over the GPUs",
+        "layer 'sum' .*not yet summed over the GPUs",
     ),
     "no rule": (
         [LayerSpec("windows", Windows, parallel={"part": ColwiseParallel(use_local_output=False)}), PAIR],
@@ -191,7 +192,7 @@ def test_heads_and_sequences_that_the_degree_does_not_divide_are_refused() -> No
 def test_a_process_group_of_the_caller_is_left_alone() -> None:
     dist.init_process_group("fake", rank=0, world_size=3)
     try:
-        with pytest.raises(Conflict, match="has one already"):
+        with pytest.raises(Conflict, match="already has one"):
             traced(PAIR)
         assert dist.get_world_size() == 3
     finally:

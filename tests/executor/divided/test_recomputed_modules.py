@@ -52,8 +52,11 @@ def test_a_module_runs_again_with_the_same_random_state_and_leaves_statistics_al
 @pytest.mark.parametrize(
     ("modules", "words"),
     [
-        (None, "layer 'a' cannot recompute its 'attention': it does not say which of its modules that is"),
-        ({"mlp": "inner"}, "layer 'a' cannot recompute its 'attention': its `modules` names mlp alone"),
+        (
+            None,
+            "layer 'a' cannot recompute its 'attention': its LayerSpec has no `modules` to say which module that is",
+        ),
+        ({"mlp": "inner"}, "layer 'a' cannot recompute its 'attention': its `modules` names only mlp"),
         ({"attention": "inside"}, "layer 'a' cannot recompute its 'attention': its `modules` names 'inside', which"),
     ],
 )

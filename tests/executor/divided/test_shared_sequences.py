@@ -91,11 +91,11 @@ def test_gradients_are_those_of_one_process(
 
 
 REFUSED = {
-    "odd": r"input 'x' of job 'odd' has the shape \(1, 18\), and context 2 cuts dimension 1 into 4 chunks",
+    "odd": r"input 'x' of job 'odd' has the shape \(1, 18\), but context 2 splits dimension 1 into 4 chunks",
     "mute": "job 'mute' does not say which of its inputs are sequences",
     "astray": r"job 'astray' names \['tokens'\] in `sequences`, which its batch lacks",
-    "pool": "layer 'extra' cannot be divided by context 2: of a part of a sequence it makes 'x'",
-    "windowed": "layer 'extra' cannot be divided by context 2: .* a mask of its own",
+    "pool": "layer 'extra' cannot be divided by context 2: from a part of a sequence it computes 'x'",
+    "windowed": "layer 'extra' cannot be divided by context 2: .* an explicit mask",
 }
 
 

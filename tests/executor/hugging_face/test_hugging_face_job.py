@@ -269,7 +269,7 @@ def test_a_deep_model_is_traced_once_for_each_class(monkeypatch: pytest.MonkeyPa
 def test_what_is_no_configuration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidDocument, match="has no 'model_type'"):
         HuggingFaceJob({"hidden_size": 8})
-    with pytest.raises(InvalidDocument, match=r"builds no causal language model of 'x\.json', of family 'vit'"):
+    with pytest.raises(InvalidDocument, match=r"cannot build a causal language model of family 'vit' from 'x\.json'"):
         HuggingFaceJob({"model_type": "vit"}, origin="'x.json'")
     with pytest.raises(InvalidDocument, match="of family 'no such'"):
         HuggingFaceJob({"model_type": "no such"})

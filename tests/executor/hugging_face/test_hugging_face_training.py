@@ -75,7 +75,7 @@ def test_layers_compute_what_the_librarys_whole_model_does(tmp_path: Path, famil
 
 def test_soft_caps_of_attention_are_not_trained(tmp_path: Path) -> None:
     job = load_job(written(tmp_path, "gemma2", head_dim=8), tmp_path)
-    with pytest.raises(ModelMismatch, match=r"Gemma2Attention caps its scores, which is not trained here"):
+    with pytest.raises(ModelMismatch, match=r"Gemma2Attention caps its scores, which Penstock cannot train"):
         Chain(job).infer_shapes(range(1))
 
 
@@ -85,8 +85,8 @@ def test_soft_caps_of_attention_are_not_trained(tmp_path: Path) -> None:
     [
         ("hf:config.json", None, "cannot read the configuration 'config.json'"),
         ("hf:config.json", "[1]", "holds list, not the object of a config.json"),
-        ("hf:config.json@long", "{}", "asks for samples of 'long' tokens"),
-        ("hf:config.json", '{"model_type": "vit"}', "builds no causal language model"),
+        ("hf:config.json@long", "{}", "has the sequence length 'long'"),
+        ("hf:config.json", '{"model_type": "vit"}', "cannot build a causal language model"),
     ],
 )
 def test_what_is_no_configuration_is_refused(tmp_path: Path, reference: str, text: str | None, why: str) -> None:

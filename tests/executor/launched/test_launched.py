@@ -107,11 +107,11 @@ def test_the_command_line_names_the_node() -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        pytest.param({}, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set", id="nothing"),
-        pytest.param({"RANK": "0"}, " WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not set", id="a part"),
+        pytest.param({}, "by hand also need RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT", id="nothing"),
+        pytest.param({"RANK": "0"}, "by hand also need WORLD_SIZE, MASTER_ADDR, MASTER_PORT", id="a part"),
         pytest.param({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "the batch script of Slurm's job 7", id="batch"),
         pytest.param(BY_HAND | {"RANK": "two"}, "RANK is 'two'", id="no number"),
-        pytest.param(BY_HAND | {"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2", id="beyond"),
+        pytest.param(BY_HAND | {"RANK": "2"}, "RANK 2 has to be below WORLD_SIZE 2", id="beyond"),
         pytest.param(BY_HAND | {"MASTER_PORT": "70000"}, "MASTER_PORT is 70000", id="port"),
         pytest.param(BY_HAND | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set", id="empty"),
         pytest.param(SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, "n[1-", id="hostlist"),
@@ -188,8 +188,8 @@ def test_processes_take_their_places(
             False,
             UnsupportedRequest,
             "the plan does not name n2: processes were started on n0 (2), n2 (2), and the plan has ranks on n1 (2), "
-            "n0 (2), of which n1 got none\n  try: ask for the plan's nodes (sbatch --nodelist=n1,n0); or plan for "
-            "those that you have (penstock place --free n0,n2); or add --any-nodes",
+            "n0 (2), of which n1 got none\n  try: request the plan's nodes (sbatch --nodelist=n1,n0); or plan for "
+            "the nodes that you have (penstock place --free n0,n2); or add --any-nodes",
             id="stranger",
         ),
         pytest.param(
@@ -206,7 +206,7 @@ def test_processes_take_their_places(
             ("n0/0", "n0/1"),
             False,
             UnsupportedRequest,
-            "the plan has ranks on n1, and the launcher has started no process there; there are n0 (2)\n"
+            "the launcher has started no process on n1, where the plan has ranks, but processes on n0 (2)\n"
             "  try: start 2 on each of n1, n0 (sbatch --nodes=2 --ntasks-per-node=2,",
             id="absent",
         ),
@@ -214,7 +214,7 @@ def test_processes_take_their_places(
             ("n0/0", "n0/1", "n0/0", "n1/1"),
             False,
             Conflict,
-            "processes 0 and 2 both have the number 0 on n0",
+            "processes 0 and 2 both have local rank 0 on n0",
             id="two in one place",
         ),
         pytest.param(
@@ -345,7 +345,7 @@ def test_processes_meet_hear_of_a_failure_and_leave() -> None:
 def test_those_that_do_not_come_are_named() -> None:
     meeting = Rendezvous(launches(3)[0], 0.3)
     with pytest.raises(
-        Unreachable, match=r"1 of 3 processes have come to 127.0.0.1:\d+ in 0.3 s; .*none of the number 1, 2\n"
+        Unreachable, match=r"1 of 3 processes have arrived at 127.0.0.1:\d+ within 0.3 s; missing are, .* 1, 2\n"
     ):
         meeting.present("digest", {})
 

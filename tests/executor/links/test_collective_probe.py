@@ -92,9 +92,9 @@ def test_peers_measure_together() -> None:
     ("hosts", "word"),
     [
         ([host("a"), host("b", kind="H100")], "b/0 is of kind H100"),
-        ([host("a", 2), host("b", 3)], "'a' has 2 and 'b' 3"),
-        ([host("a")], "1 × 1 are 1"),
-        ([host("a", 65)], "1 × 65 are 65"),
+        ([host("a", 2), host("b", 3)], "'a' has 2, but 'b' has 3"),
+        ([host("a")], "not 1 .*: 1 × 1"),
+        ([host("a", 65)], "not 65 .*: 1 × 65"),
     ],
 )
 def test_what_cannot_be_measured_is_told(hosts: list[Host], word: str) -> None:

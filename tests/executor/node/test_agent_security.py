@@ -61,9 +61,7 @@ def test_symbolic_links_lead_nowhere_else(tmp_path: Path):
     check_model.main(io.StringIO(json.dumps(question)), answers)
     answer = json.loads(answers.getvalue())
     assert answer["kind"] == "refused"
-    assert (
-        f"leads to '{tmp_path}/outside/here', which is below none of the agent's output_directories" in answer["reason"]
-    )
+    assert f"leads to '{tmp_path}/outside/here', which is outside of the agent's output_directories" in answer["reason"]
 
 
 def test_a_run_that_writes_nothing_needs_no_directory():

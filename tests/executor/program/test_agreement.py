@@ -74,4 +74,4 @@ def test_ranks_that_are_to_train_otherwise_are_refused(pool: RankPool, more: dic
 def test_a_program_of_another_rank_is_refused_by_the_rank_that_gets_it(pool: RankPool) -> None:
     (program,) = programs_of(small_jobs.plain, [Part(6, (0,))], 2)
     (result,) = pool.train([program], "plain", world_size_of_rank=[2])
-    assert result["detail"] == "the program is for rank 0 of 1, and was given to rank 0 of 2"
+    assert result["detail"] == "the program is for rank 0 of 1, but was given to rank 0 of 2"

@@ -128,7 +128,7 @@ def test_a_plan_for_a_smaller_batch_says_what_it_leaves_out() -> None:
     text = untrained_samples(small_jobs.plain, replace(program, global_batch_size=8))
     assert text is not None
     assert text.startswith(
-        "the plan's global batch has 8 samples, that of job 'plain' has 12: of each batch the last 4"
+        "the plan's global batch has 8 samples, but a batch of job 'plain' has 12: of each batch the last 4"
     )
     assert untrained_samples(SimpleJob("endless", batch_size=ANY_BATCH), program) is None  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ def test_versions_live_as_long_as_something_uses_them() -> None:
     versions.step(update)
     versions.enter(cells[1])
     assert torch.equal(layer.weight, start + 1)
-    with pytest.raises(InvalidDocument, match="3 versions of the weights at once, the plan has 2"):
+    with pytest.raises(InvalidDocument, match="3 versions of the weights at once, but the plan has 2"):
         versions.step(update)
     output.sum().backward()
     assert torch.equal(gradients[1], torch.ones(2))

@@ -114,7 +114,7 @@ def test_a_model_that_draws_cannot_be_compared_across_devices(job: Any, drawing:
         reference.train()
         assert len(reference.losses) == 1
         return
-    words = "does not fit on rank 0's GPU with its stage, and on the CPU layer 'block.0' draws other random numbers"
+    words = "does not fit on rank 0's GPU besides its stage, and layer 'block.0' draws other random numbers on the CPU"
     with pytest.raises(UnsupportedRequest, match=words) as caught:
         reference.train()
     assert caught.value.remedy == "check with a smaller model, or without dropout"

@@ -38,7 +38,9 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param([device()], None, id="as planned"),
         pytest.param(
-            [device(), device(1, kind="A100")], "rank 1 is to be n/1, a H100 in the plan, and has a A100", id="no"
+            [device(), device(1, kind="A100")],
+            "rank 1 is planned for n/1, of kind H100, but its GPU is of kind A100",
+            id="no",
         ),
         pytest.param([device(planned_kind="my own")], None, id="a kind that no table knows"),
         pytest.param([device(planned_kind=None)], None, id="of no plan"),
@@ -51,11 +53,11 @@ def test_other_kinds_are_refused(ranks: Sequence[_RankDevice], words: str | None
     with pytest.raises(UnsupportedRequest, match=words) as caught:
         _refuse_kinds(ranks)
     assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith("plan for the kind of GPU that is there")
+    assert caught.value.remedy.startswith("plan for GPUs of kind A100")
 
 
 TOO_SMALL = "plan with the memory that the GPU has"
-FILLED = "end what else runs on the GPU"
+FILLED = "end other processes on the GPU"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ class Gpu(SimpleNamespace):
     ("needs", "runtime", "kinds_differ", "words"),
     [
         pytest.param(None, Gpu(), False, None, id="of no plan"),
-        pytest.param(Needs("A100", GIB), Gpu(), False, "a A100 in the plan, and has a H100", id="another kind"),
+        pytest.param(Needs("A100", GIB), Gpu(), False, "of kind A100, but its GPU is of kind H100", id="another kind"),
         pytest.param(Needs("A100", GIB), Gpu(), True, None, id="another kind, as asked for"),
         pytest.param(Needs("A100", 90 * GIB), Gpu(), True, "needs 90.0 GiB", id="memory all the same"),
         pytest.param(Needs("H100", 90 * GIB), CPU, False, None, id="a CPU is not asked"),

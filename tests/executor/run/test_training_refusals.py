@@ -82,9 +82,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("widened", {}, ModelMismatch, r"parameter 'block.3.up.weight' is \(16, 8\)", id="other-shape"),
         pytest.param("renamed", {}, ModelMismatch, r"it has no parameter 'head.norm.weight'", id="other-layer"),
         pytest.param(
-            "adam", {}, ModelMismatch, r"optimizer of 'block.* is SGD, the job's is Adam", id="other-optimizer"
+            "adam",
+            {},
+            ModelMismatch,
+            r"parameter 'block.* has optimizer SGD in the checkpoint, but Adam in the job",
+            id="other-optimizer",
         ),
-        pytest.param("momentum", {"seed": 6}, InvalidDocument, "a run with seed 5, this one has 6", id="seed"),
+        pytest.param("momentum", {"seed": 6}, InvalidDocument, "a run with seed 5, but this run has 6", id="seed"),
         pytest.param("momentum", {"first_step": 4}, InvalidDocument, "start at step 4", id="other-step"),
         pytest.param(
             "momentum", {"segments": [0, 0, 0]}, InvalidDocument, "has 2 segments; .* there are 1", id="segments"
@@ -154,7 +158,7 @@ def test_a_link_out_of_the_allowed_directories_is_refused(tmp_path: Path, option
     outside.mkdir()
     shared.mkdir()
     (shared / "link").symlink_to(outside)
-    with pytest.raises(UnsupportedRequest, match=r"link/here' leads to '.*/outside/here', which is below none"):
+    with pytest.raises(UnsupportedRequest, match=r"link/here' leads to '.*/outside/here', which is outside of"):
         trained("momentum", outputs=[str(shared)], **{option: str(shared / "link" / "here")})
     assert list(outside.iterdir()) == []
     trained("momentum", outputs=[str(shared)], **{option: str(shared / "here")})
@@ -170,7 +174,7 @@ def test_a_directory_that_became_a_link_is_not_written_to(tmp_path: Path) -> Non
         outputs.refuse_moved(place)
     Path(place).unlink()
     Path(place).symlink_to(tmp_path / "outside")
-    with pytest.raises(UnsupportedRequest, match="which is below none"):
+    with pytest.raises(UnsupportedRequest, match="which is outside of"):
         outputs.refuse_moved(place)
 
 

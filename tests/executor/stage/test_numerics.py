@@ -234,11 +234,11 @@ def test_a_plan_has_to_know_the_ties_that_it_parts() -> None:
     refuse_untied(ties, [(0, 3)], [])
     refuse_untied(ties, [(1, 2)], [])
     refuse_untied(ties, [(0, 1)], [("a.weight", (0, 3))])
-    with pytest.raises(ModelMismatch, match="the plan does not know it"):
+    with pytest.raises(ModelMismatch, match="the plan does not tie them"):
         refuse_untied(ties, [(0, 1)], [])
     with pytest.raises(ModelMismatch, match=r"\[0, 2\] share the parameter 'a.weight'"):
         refuse_untied(ties, [(0, 1)], [("a.weight", (0, 2))])
-    with pytest.raises(ModelMismatch, match="no such parameter"):
+    with pytest.raises(ModelMismatch, match="no layers share it"):
         refuse_untied((), [(0, 1)], [("a.weight", (0, 3))])
 
 

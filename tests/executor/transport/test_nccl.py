@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,8 +90,10 @@ def test_more_streams_than_queues_are_refused(edges: int, groups: int, too_many:
     if not too_many:
         _refuse_too_many(agreed, [0, groups], runtime)
         return
-    words = f"rank 1 has {edges} edges and {groups} groups; with {OTHER_STREAMS} others that is 9 streams, of which a "
-    with pytest.raises(UnsupportedRequest, match=words + "GPU runs 8 side by side") as caught:
+    words = (
+        f"rank 1 needs 9 CUDA streams ({edges} edges, {groups} groups, {OTHER_STREAMS} others), but a GPU runs only 8"
+    )
+    with pytest.raises(UnsupportedRequest, match=re.escape(words)) as caught:
         _refuse_too_many(agreed, [0, groups], runtime)
     assert "transport gloo-staged" in str(caught.value.remedy)
     assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in str(caught.value.remedy)

@@ -175,7 +175,7 @@ def test_programs_for_gloo_alone_are_staged_on_gpus() -> None:
         pytest.param("nccl", (ONE, OTHER, ONE), "ranks 0 and 2 share the GPU GPU-1", id="shared"),
         pytest.param("nccl", (ONE, CPU), r"ranks \[1\] compute on CPUs", id="cpu"),
         pytest.param("gloo", (CPU, ONE), "rank 1 computes on a GPU", id="out-of-reach"),
-        pytest.param("mpi", (CPU,), r"\['mpi'\]; expected one", id="unknown"),
+        pytest.param("mpi", (CPU,), r"\['mpi'\]; all ranks need the same known", id="unknown"),
     ],
 )
 def test_devices_that_a_transport_cannot_connect_are_refused(

@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused_in_words(filled: Database, engine_url: str, t
     assert "is not a backup of a" in message
     code, _, message = penstock("check", database="mysql://user:secret@host/name")
     assert code == 65
-    assert "SQLite or PostgreSQL" in message
+    assert "SQLite and PostgreSQL" in message
     assert "secret" not in message
 
 

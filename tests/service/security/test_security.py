@@ -158,7 +158,7 @@ def test_a_key_opens_its_scopes(house: House):
                 assert answer.status_code not in (401, 403), (scope, path, answer.text)
             else:
                 assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), (scope, path)
-                assert "it needs scope" in answer.json()["detail"]
+                assert "which needs scope" in answer.json()["detail"]
 
 
 def test_a_revoked_key_closes_within_seconds(house: House):
