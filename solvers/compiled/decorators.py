@@ -27,7 +27,7 @@ from penstock.solvers.compiled.parts import InlinedCompiler
 
 if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     raise UnsupportedRequest(
-        "NUMBA_DISABLE_JIT is set, and the solvers' kernels do not run as Python: they are parts of each other",
+        "NUMBA_DISABLE_JIT is set, but the solvers' kernels run only when compiled, because they call each other",
         remedy="unset NUMBA_DISABLE_JIT; NUMBA_BOUNDSCHECK=1 checks every index of compiled kernels",
     )
 
@@ -86,7 +86,7 @@ def _part(function: Callable[..., Any]) -> Any:
     kernel = _decorator(_nrt=False, forceinline=True, pipeline_class=InlinedCompiler)(function)
 
     def refuse(*_args: Any, **_kws: Any) -> Any:
-        raise TypeError(f"{function.__name__} is a part of kernels, which only they can call")
+        raise TypeError(f"{function.__name__} is a part of kernels, and can be called only by kernels")
 
     kernel._insert, kernel._compile_for_args = lambda *_args, **_kws: None, refuse
     return kernel

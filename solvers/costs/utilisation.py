@@ -26,7 +26,7 @@ def utilisation_ppm(problem: Problem, allocation: Allocation, stage: int, rows: 
     stages = len(allocation.pipelines[pipeline].stages)
     if stages != len(run.ranks):
         raise InvalidPlan(
-            f"the pipeline profile has {len(run.ranks)} ranks, the plan's pipelines have {stages} stages",
+            f"the pipeline profile has {len(run.ranks)} ranks, but the plan's pipelines have {stages} stages",
             remedy=f"a plan of {len(run.ranks)} stages, or a pipeline profile of {stages} ranks",
         )
     return rank_share(problem, stage - allocation.pipeline_of.index(pipeline), rows)

@@ -20,20 +20,22 @@ def cells_of(problem: Problem, degrees: Degrees) -> Cells:
     mesh, group = degrees.mesh, degrees.expert_group
     if degrees.cell % mesh or degrees.cell % group:
         raise UnsupportedRequest(
-            f"at {degrees}, {mesh} GPUs share a sequence and {group} the experts, and neither number divides the other",
-            remedy="tensor × context and expert × expert tensor of which one divides the other",
+            f"at {degrees}, {mesh} GPUs share a sequence and {group} GPUs share experts, but neither number divides "
+            "the other",
+            remedy="degrees at which tensor × context divides expert × expert tensor, or the reverse",
         )
     largest = _largest_node(problem)
     if degrees.tensor > largest:
         raise UnsupportedRequest(
-            f"tensor {degrees.tensor} needs {degrees.tensor} GPUs in one node, and the largest has {largest}",
+            f"tensor {degrees.tensor} needs {degrees.tensor} GPUs in one node, but the largest node has {largest}",
             remedy=f"a tensor degree of at most {largest}",
         )
     cells = _cells(problem, degrees.cell)
     if not cells:
         raise UnsupportedRequest(
-            f"no {degrees.cell} neighbouring GPUs of one kind fill whole nodes or lie in one, as {degrees} asks",
-            remedy="smaller degrees, or a cluster whose nodes they fill",
+            f"{degrees} needs {degrees.cell} neighbouring GPUs of one kind that lie in one node or fill whole nodes, "
+            "which the cluster lacks",
+            remedy="smaller degrees, or a cluster with such nodes",
         )
     return cells
 

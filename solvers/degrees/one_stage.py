@@ -134,7 +134,7 @@ def _between_ns(apart: Problem, choice: Choice, operation: Operation, sizes: np.
     times = {size: group.time_ns(operation, size) for size in set(sizes.tolist())}
     if max(times.values()) >= NEVER_NS:
         raise UnsupportedRequest(
-            f"at {choice} all GPUs share out one stage, and nothing connects some of them",
+            f"at {choice} all GPUs share one stage, but some of the GPUs are not connected",
             remedy="sharding optimizer, or a topology whose nodes are connected",
         )
     return np.asarray([times[size] for size in sizes.tolist()], dtype=np.int64)

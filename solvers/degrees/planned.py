@@ -26,7 +26,7 @@ def keeping(problem: Problem, devices: Sequence[int]) -> Problem:
     for pin in problem.pins:
         remaining = frozenset(number_of[device] for device in pin.devices if device in number_of)
         if not remaining:
-            raise UnsupportedRequest(f"layers {pin.first}–{pin.last} are pinned to devices that would be left out")
+            raise UnsupportedRequest(f"layers {pin.first}–{pin.last} are pinned only to devices that are left out")
         pins.append(replace(pin, devices=remaining))
     sources = {kind: source for kind, source in problem.kind_source.items() if kind in kinds}
     return replace(problem, devices=kept, kind_source=sources, network=network, pins=tuple(pins), _costs={})
@@ -68,15 +68,16 @@ def cells_apart(problem: Problem, degrees: Degrees) -> Cells:
         return tuple((gpu,) for gpu in range(problem.num_devices))
     if problem.codec:
         raise UnsupportedRequest(
-            "codec: auto goes with no degree of parallelism above 1", remedy="leave codec out, or ask for degrees of 1"
+            "codec auto cannot be combined with degrees of parallelism above 1",
+            remedy="leave codec out, or request degrees of 1",
         )
     cells = cells_of(problem, degrees)
     variant = variant_at(problem, degrees)
-    _refuse_uneven(problem, Choice(degrees), f"a cell at {degrees} has {degrees.meshes_in_words}", degrees.meshes)
+    _refuse_uneven(problem, Choice(degrees), f"a GPU group at {degrees} has {degrees.meshes_in_words}", degrees.meshes)
     if "elastic_averaging" in problem.update_rules and is_copied(variant):
         raise UnsupportedRequest(
-            f"pipelines that are averaged do not sum gradients, and at {degrees} the GPUs of a cell have to",
-            remedy="other update rules than elastic_averaging, or degrees of 1 but for tensor",
+            f"elastic_averaging does not sum gradients, but at {degrees} the GPUs of a group have to",
+            remedy="other update rules than elastic_averaging, or degrees of 1 except tensor",
         )
     return cells
 
@@ -91,14 +92,14 @@ def _refuse_in_one_stage(problem: Problem, choice: Choice) -> None:
     """Raise UnsupportedRequest for a request that excludes one stage shared out by all GPUs."""
     if "synchronous" not in problem.update_rules:
         raise UnsupportedRequest(
-            f"at {choice} all GPUs hold parts of one version of the model, and {_listed(problem.update_rules)} updates "
-            "need several versions, or models",
+            f"at {choice} all GPUs hold parts of one version of the model, but {_listed(problem.update_rules)} updates "
+            "need several versions or models",
             remedy="update_rules: [synchronous], or sharding optimizer",
         )
     if problem.codec:
         raise UnsupportedRequest(
-            f"codec: auto encodes what stages send each other, and at {choice} there is one stage",
-            remedy="leave codec out, or ask for sharding optimizer",
+            f"codec auto encodes what stages send each other, but at {choice} there is only one stage",
+            remedy="leave codec out, or request sharding optimizer",
         )
 
 
@@ -112,12 +113,12 @@ def _refuse_uneven(problem: Problem, choice: Choice, whose: str, meshes: int) ->
     smaller = "sharding optimizer" if choice.in_one_stage else "a smaller expert degree"
     if batch % meshes:
         raise UnsupportedRequest(
-            f"{whose} that run equally many samples, and {batch} samples are no multiple of {meshes}",
+            f"{whose} that need equally many samples, but the global batch of {batch} is not a multiple of {meshes}",
             remedy=f"a global batch of {max(meshes, batch - batch % meshes)} samples, or {smaller}",
         )
     if sizes and not whole_rows(problem, meshes):
         raise UnsupportedRequest(
-            f"{whose} that run equally many samples, and no micro-batch of {', '.join(map(str, sizes))} samples is a "
+            f"{whose} that need equally many samples, but no micro-batch of {', '.join(map(str, sizes))} samples is a "
             f"multiple of {meshes}",
             remedy=f"micro-batches of multiples of {meshes} samples, or {smaller}",
         )
@@ -134,7 +135,8 @@ def pin_of(problem: Problem, pin: Pin, cells: Sequence[Sequence[int]]) -> Pin:
     if not allowed:
         names = ", ".join(problem.devices[gpu].name for gpu in sorted(pin.devices)[:4])
         raise UnsupportedRequest(
-            f"layers {pin.first}–{pin.last} are pinned to {names}, which fill no cell of {len(cells[0])} GPUs",
-            remedy="pin them to whole cells, or ask for smaller degrees",
+            f"layers {pin.first}–{pin.last} are pinned to {names}, which contain no whole group of {len(cells[0])} "
+            "GPUs",
+            remedy="pin the layers to whole GPU groups, or request smaller degrees",
         )
     return replace(pin, devices=allowed)

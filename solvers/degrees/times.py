@@ -35,7 +35,7 @@ def variant_at(problem: Problem, degrees: Degrees) -> Variant:
     profiled = "; ".join(str(each.degrees) for each in problem.variants)
     raise UnsupportedRequest(
         f"the profile has no costs at {degrees}",
-        remedy=f"it has them at {profiled}" if profiled else "a profile with costs at these degrees",
+        remedy=f"degrees that the profile has: {profiled}" if profiled else "a profile with costs at these degrees",
     )
 
 

@@ -249,7 +249,7 @@ def _kinds_used(problem: Problem, plan: JudgedPlan) -> list[str]:
 def _without_kind(problem: Problem, kind: str) -> Change:
     gpus = problem.real or problem
     if all(device.kind == kind for device in gpus.devices):
-        raise UnsupportedRequest(f"all {gpus.num_devices} devices are of kind {kind}")
+        raise UnsupportedRequest(f"devices=-{kind} would remove all {gpus.num_devices} devices")
     rest = remaining(gpus, kind)
     sentence = f"the cluster without its {gpus.num_devices - rest.num_devices} devices of kind {kind}"
     return Change(f"devices=-{kind}", sentence, _of_gpus(problem, rest), retimes=False)
@@ -267,7 +267,9 @@ def _devices(problem: Problem, plan: JudgedPlan, value: str) -> Change:
             remedy=f"devices=+8, devices=-8 or devices=-{min(kinds)}",
         ) from None
     if count == 0 or abs(count) > MOST:
-        raise InvalidDocument(f"devices={value} changes nothing", remedy="devices=+8 or devices=-8")
+        raise InvalidDocument(
+            f"devices={value} has to add or remove between 1 and {MOST} devices", remedy="devices=+8 or devices=-8"
+        )
     gpus = problem.real or problem
     if count < 0:
         existing = gpus.num_devices

@@ -171,7 +171,7 @@ def _devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[int, .
     share, more = divmod(problem.num_devices, stages)
     replicas = layout.replicas or tuple(share + 1 if s < more else share for s in range(stages))
     if len(replicas) != stages:
-        raise _wrong("/replicas", f"{len(replicas)} counts for {stages} stages")
+        raise _wrong("/replicas", f"{len(replicas)} replica counts are given for {stages} stages")
     if min(replicas) < 1 or sum(replicas) > problem.num_devices:
         raise _wrong("/replicas", f"{list(replicas)} replicas are impossible on {problem.num_devices} devices")
     result, first = [], 0
@@ -186,7 +186,7 @@ def _named_devices(problem: Problem, layout: Layout, stages: int) -> list[tuple[
     if len(layout.devices) != stages:
         raise _wrong("/devices", f"devices of {len(layout.devices)} stages are given, but there are {stages}")
     if layout.replicas and layout.replicas != tuple(map(len, layout.devices)):
-        raise _wrong("/replicas", f"{list(layout.replicas)} differ from the numbers of devices that are given")
+        raise _wrong("/replicas", f"{list(layout.replicas)} differ from the numbers of devices in `devices`")
     seen: set[str] = set()
     for s, names in enumerate(layout.devices):
         for name in names:

@@ -57,8 +57,8 @@ def both_ways(problem: Problem, batch: Batch, places: Places, pairs: int) -> All
     depth, number = len(places), batch.num_micro_batches
     if depth % (2 * pairs) or number < 2 * pairs:
         raise UnsupportedRequest(
-            f"{2 * pairs} pipelines, half in each direction, over {depth} ranks with {number} micro-batches: their "
-            "number has to divide the ranks, and each needs at least one micro-batch",
+            f"{2 * pairs} pipelines, half in each direction, need at least {2 * pairs} micro-batches and a number of "
+            f"ranks that {2 * pairs} divides; there are {number} micro-batches and {depth} ranks",
             remedy="an even number of ranks and pairs 1",
         )
     apart = depth // pairs

@@ -100,7 +100,7 @@ def check_depth(problem: Problem, option: str, depth: int, most: int, fewest: in
     if depth and (not fewest <= depth <= most or depth % step):
         multiples = f", multiples of {step}" if step > 1 else ""
         raise InvalidDocument(
-            f"option {option!r} asks for {depth} devices in a pipeline; {problem.num_devices} devices and "
+            f"option {option!r} is {depth} devices in a pipeline, but {problem.num_devices} devices and "
             f"{problem.num_blocks} separable blocks of layers allow {fewest} to {most}{multiples}",
             remedy=f"between {fewest} and {most}{multiples}, or 0 for all of them",
         )

@@ -146,7 +146,7 @@ def _held_stages(problem: Problem, allocation: Allocation, orders: Orders) -> li
                 raise InvalidPlan(
                     f"Row {number} of schedule {orders.name}: {first} holds stages {list(holds[row.devices[0]])}, "
                     f"{name} holds {list(holds[device])}.",
-                    remedy="give devices of different stages rows of their own",
+                    remedy="give devices of different stages separate rows",
                 )
         result.append(holds[row.devices[0]])
     if missing := sorted(set(holds) - seen):
@@ -279,7 +279,8 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int
     if status == EARLY:
         return f"{what} is out of order in {where}: F comes before B or I, I before W, R between F and B or I."
     if status == OUT_OF_ROUND:
-        return f"{what} is out of order in {where}: gradients of a round come between its step and the one before."
+        return f"{what} is out of order in {where}: the gradients of a round have to run between the previous step "
+        "and its step."
     return f"{what} is in {where}, whose devices do not run it."
 
 

@@ -114,9 +114,7 @@ class _Lanes(NamedTuple):
 def _lanes(problem: Problem, allocation: Allocation, schedule: Schedule) -> _Lanes:
     """Return the rows by stage, checked."""
     if not isinstance(schedule, Orders):
-        raise InvalidPlan(
-            f"Schedule {schedule.name} is periodic; pipelines that average have an order for an iteration."
-        )
+        raise InvalidPlan(f"Schedule {schedule.name} is periodic; averaged pipelines need orders of one iteration.")
     _check_pipelines(problem, allocation)
     stage_of_row = []
     for number, row in enumerate(schedule.rows):
@@ -140,16 +138,18 @@ def _check_pipelines(problem: Problem, allocation: Allocation) -> None:
     whole = (0, allocation.num_micro_batches - 1)
     for p, pipeline in enumerate(allocation.pipelines):
         if pipeline.stages != first.stages:
-            raise InvalidPlan(f"Pipeline {p} is cut or placed unlike pipeline 0; pipelines that average are equal.")
+            raise InvalidPlan(
+                f"Pipeline {p} has other cuts or devices than pipeline 0; averaged pipelines have to be equal."
+            )
         if pipeline.micro_batches != whole:
             raise InvalidPlan(
-                f"Pipeline {p} takes micro-batches {pipeline.micro_batches}; each pipeline that averages takes a "
-                f"global batch of its own: {whole}."
+                f"Pipeline {p} takes micro-batches {pipeline.micro_batches}; each averaged pipeline "
+                f"has to take a whole global batch: {whole}."
             )
     devices = [device for stage in first.stages for device in stage.devices]
     if any(stage.replicas > 1 for stage in first.stages) or len(set(devices)) < len(devices):
         raise UnsupportedRequest(
-            "pipelines that average can be judged with one device for each stage only",
+            "averaged pipelines can be simulated only with one device per stage",
             remedy="more parallel pipelines instead of replicas",
         )
 
@@ -160,7 +160,8 @@ def _check_row(problem: Problem, allocation: Allocation, s: int, operations: np.
     if strange := sorted(set(kinds.tolist()) - {FORWARD, BACKWARD}):
         name = KINDS[strange[0]] if strange[0] < len(KINDS) else "STEP"
         raise UnsupportedRequest(
-            f"{where} has {name} operations; pipelines that average can be judged with whole backwards only",
+            f"{where} has {name} operations; averaged pipelines can be simulated only with backwards that are not "
+            "split",
             remedy="a schedule of F and B",
         )
     place = np.full((2, allocation.num_micro_batches), -1, dtype=np.int64)
@@ -190,7 +191,7 @@ def _run(problem: Problem, allocation: Allocation, lanes: _Lanes) -> Clocks:
     work = int(shared.duration.sum(axis=1).reshape(len(allocation.pipelines), -1).sum(axis=0).max())
     if work >= LONGEST_NS:
         raise UnsupportedRequest(
-            f"an iteration has {work} ns of work for a device, more than can be counted where it is shared: "
+            f"an iteration has {work} ns of work for a device; a device that pipelines share allows less than "
             f"{LONGEST_NS} ns",
             remedy="check the units of the profile: nanoseconds",
         )
@@ -199,7 +200,7 @@ def _run(problem: Problem, allocation: Allocation, lanes: _Lanes) -> Clocks:
     if blocked.size:
         s = int(blocked[0])
         kind, _s, m = lanes.operations[s, position[s]].tolist()
-        raise InvalidPlan(f"The schedule deadlocks: {KINDS[kind]}{m} of stage {s} waits for ever.")
+        raise InvalidPlan(f"The schedule deadlocks: {KINDS[kind]}{m} of stage {s} waits forever.")
     return Clocks(start, end, sent, arrival)
 
 

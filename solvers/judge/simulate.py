@@ -202,7 +202,7 @@ def _judged(
     if isinstance(schedule, Orders) and update_rule in PERIODIC_RULES:
         raise InvalidPlan(
             f"Schedule {schedule.name} is one flushed step, but update rule {update_rule} needs a periodic schedule.",
-            remedy="use synchronous",
+            remedy="use update rule synchronous",
         )
     overlap = problem.rules.overlap_all_reduce if overlap is None else overlap
     if isinstance(schedule, Orders):

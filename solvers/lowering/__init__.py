@@ -176,22 +176,22 @@ def check_programs(programs: Sequence[Program], *, transport: Transport = "gloo"
 def _refuse(schedule: Schedule, rule: UpdateRule, batches: int, norm: bool, staleness: int) -> None:
     if isinstance(schedule, Pattern) != (rule in PERIODIC_RULES):
         kind = "periodic" if isinstance(schedule, Pattern) else "one flushed step"
-        raise InvalidPlan(f"schedule {schedule.name} is {kind}, which {rule} updates are not made for")
+        raise InvalidPlan(f"schedule {schedule.name} is {kind}, which does not fit {rule} updates")
     if isinstance(schedule, Orders) and schedule.update_every:
-        raise InvalidPlan(f"schedule {schedule.name} has optimizer steps in its rows, which only patterns have")
+        raise InvalidPlan(f"schedule {schedule.name} has optimizer steps in its rows, which only patterns may have")
     if batches < 1 or (batches > 1 and rule not in PERIODIC_RULES):
         raise UnsupportedRequest(
-            f"{batches} global batches in one program under {rule} updates, which flush after each",
+            f"one program cannot train {batches} global batches under {rule} updates, which flush after each batch",
             remedy="batches=1, and run the program as often as there are global batches",
         )
     if norm and rule != "synchronous":
         raise UnsupportedRequest(
-            f"the norm of all gradients under {rule} updates: stages step at different times, or models are several",
+            f"{rule} updates have no norm of all gradients: stages step at different times, or models are several",
             remedy="synchronous updates, or neither clip_norm nor precision fp16",
         )
     if staleness and rule != "elastic_averaging":
         raise UnsupportedRequest(
-            f"staleness {staleness} under {rule} updates: only elastic averaging has a reference model",
+            f"staleness {staleness} needs elastic averaging; {rule} updates have no reference model",
             remedy="staleness 0, or plan with update_rules: [elastic_averaging]",
         )
 

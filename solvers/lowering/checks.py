@@ -237,8 +237,9 @@ class _Check:
                     for one, row in ((other, theirs), (rank, mine))
                 ]
                 raise InvalidPlan(
-                    f"with sharding {program.sharding} the ranks of a group run their operations in one order, and as "
-                    f"number {at} {', '.join(lines)}",
+                    f"with sharding {program.sharding} the ranks of a group need one order of operations, but as "
+                    "operation "
+                    f"{at} {', '.join(lines)}",
                     remedy="the same order of operations on all replicas",
                 )
 
@@ -252,8 +253,8 @@ class _Check:
                 other, before = orders.setdefault(pair, (rank, order))
                 if before != order:
                     raise InvalidPlan(
-                        f"{self.name(other)} reduces {self.layers(before)}, {self.name(rank)} {self.layers(order)}; "
-                        "this transport needs one order",
+                        f"{self.name(other)} reduces {self.layers(before)}, {self.name(rank)} {self.layers(order)}, "
+                        "but this transport needs one order",
                         remedy="transport gloo, or the same order of last backwards on both ranks",
                     )
 
@@ -283,6 +284,6 @@ _REASONS = {
     "what is gathered once a step is gathered, and let go of, once before it",
     kernel.NOT_WHOLE: "the parameters of the stage are not gathered: UNSHARD comes before the first F, RESHARD after "
     "the last B or W",
-    kernel.MIXED: "gradients of a round come between its step and the one before",
+    kernel.MIXED: "the gradients of a round have to run between the previous step and its step",
     kernel.BAD_VERSION: "the stage does not keep so old a version of its weights",
 }

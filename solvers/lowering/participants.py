@@ -42,7 +42,9 @@ def participants_of(programs: Sequence[Program], replicas: Sequence[tuple[int, H
     for rank, one in replicas:
         for first, last, group in one.buckets:
             if group >= len(groups) or (group >= 0 and rank not in groups[group]):
-                raise InvalidPlan(f"rank {rank} reduces layers {first} to {last} in group {group}, which it is not in")
+                raise InvalidPlan(
+                    f"rank {rank} reduces layers {first} to {last} in group {group}, but is not in this group"
+                )
             if group >= 0 and apart:
                 parties.setdefault((group, first, last), []).append(len(sources))
             holds = [h for h in of_rank[rank] if replicas[h][1].first <= last and first <= replicas[h][1].last]
@@ -78,7 +80,7 @@ def _check_cover(program: Program) -> None:
     if sorted(covered) != sorted(layers):
         raise InvalidPlan(
             f"the buckets of rank {program.rank} ({program.device}) cover the layers {sorted(covered)}, but its stages "
-            f"hold {sorted(layers)}; each layer is in one bucket"
+            f"hold {sorted(layers)}; each layer has to be in one bucket"
         )
 
 

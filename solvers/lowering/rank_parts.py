@@ -124,15 +124,15 @@ def _stage(
 def _refuse(problem: Problem, allocation: Allocation, rule: UpdateRule, batches: int) -> None:
     count, size = allocation.num_micro_batches, problem.global_batch_size
     if count > size:
-        raise InvalidPlan(f"{count} micro-batches of a global batch of {size} samples: some would be empty")
+        raise InvalidPlan(f"a global batch of {size} samples cannot fill {count} micro-batches")
     for s, stage in enumerate(allocation.stages):
         _refuse_stage(problem, allocation, s, stage, batches)
         every = micro_batches_per_update(rule, stage, count)
         if every > 1 and batches * count % every:
             raise InvalidPlan(
-                f"stage {s} steps after every {every} micro-batches, which {batches} global batches of {count} do not "
-                "end with",
-                remedy=f"a number of global batches at a time that makes {count} of them a multiple of {every}",
+                f"stage {s} steps after every {every} micro-batches, but {batches} global batches have "
+                f"{batches * count}, which is not a multiple of {every}",
+                remedy=f"a number of global batches whose micro-batches, {count} each, are a multiple of {every}",
             )
     for name, layers, _ in problem.shared_parameters:
         users = tied_stages(allocation, layers)
@@ -151,20 +151,20 @@ def _refuse_sharding(problem: Problem, allocation: Allocation, rule: UpdateRule)
         return
     if rule != "synchronous":
         raise UnsupportedRequest(
-            f"ranks do not train {rule} updates with sharding {sharding}: versions of weights are whole",
+            f"ranks cannot train {rule} updates with sharding {sharding}, which does not shard versions of weights",
             remedy="plan with update_rules: [synchronous], or with --sharding none",
         )
     if sharding not in WITHIN_PASSES:
         return
     if len(allocation.stages) > 1:
         raise UnsupportedRequest(
-            f"sharding {sharding} moves parameters or gradients in each of {allocation.num_micro_batches} micro-batches"
-            f", and the plan has {len(allocation.stages)} stages",
+            f"sharding {sharding} moves parameters or gradients in every micro-batch, which needs a plan of one stage; "
+            f"this plan has {len(allocation.stages)}",
             remedy="plan with --sharding parameters_kept, or optimizer, which move them once a step",
         )
     if allocation.stages[0].dispatch == "round_robin":
         raise UnsupportedRequest(
-            f"with sharding {sharding} all replicas work on each micro-batch together, and those of this plan take "
+            f"with sharding {sharding} all replicas work on each micro-batch together, but in this plan replicas take "
             "micro-batches in turn",
             remedy="plan with --sharding parameters_kept, or with replicas that share the rows of a micro-batch",
         )
@@ -172,8 +172,8 @@ def _refuse_sharding(problem: Problem, allocation: Allocation, rule: UpdateRule)
     fewest = min(rows for rows, _count in row_classes(problem.global_batch_size, allocation.num_micro_batches))
     if fewest < replicas:
         raise UnsupportedRequest(
-            f"with sharding {sharding} all {replicas} replicas work on each micro-batch together, and one of this "
-            f"plan has a row for {fewest} of them alone",
+            f"with sharding {sharding} all {replicas} replicas work on each micro-batch together, but one of this "
+            f"plan has rows for only {fewest}",
             remedy="plan with fewer micro-batches, or with --sharding parameters_kept",
         )
 
@@ -185,7 +185,7 @@ def _refuse_stage(problem: Problem, allocation: Allocation, number: int, stage: 
     count = (batches - 1) * allocation.num_micro_batches + len(allocation.micro_batches(number))
     if stage.dispatch == "round_robin" and stage.replicas > count:
         raise InvalidPlan(
-            f"stage {number} has {stage.replicas} replicas in turn for {count} micro-batches: some would get none"
+            f"stage {number} has {stage.replicas} replicas that take turns, but only {count} micro-batches"
         )
     rows = problem.global_batch_size // allocation.num_micro_batches
     if stage.dispatch == "rows" and stage.replicas > rows:

@@ -74,7 +74,8 @@ def _check_operations(program: Program, operations: np.ndarray) -> None:
         i = int(np.argmax(bad))
         kinds = KINDS[kind[i]] if 0 <= kind[i] < len(KINDS) else f"kind {kind[i]}"
         raise InvalidPlan(
-            f"rank {program.rank} ({program.device}) has {stage[i]}{kinds}{m[i]} at position {i} of its row; it holds "
+            f"rank {program.rank} ({program.device}) has {stage[i]}{kinds}{m[i]} at position {i} of its row; the "
+            "rank holds "
             f"stages {numbers} and there are {count} micro-batches"
         )
 
@@ -88,8 +89,8 @@ def _check_counts(program: Program, stage: Held, operations: np.ndarray) -> None
     who = f"rank {program.rank} ({program.device}) runs {stage.stage}"
     if not good.all():
         kind, _, m = mine[np.argmin(good)]
-        whose = f"replica {m % turns}'s; it is replica {stage.replica}" if turns > 1 else "another pipeline's"
-        raise InvalidPlan(f"{who}{KINDS[kind]}{m}, which is {whose}")
+        whose = f"replica {m % turns}, but the rank is replica {stage.replica}" if turns > 1 else "another pipeline"
+        raise InvalidPlan(f"{who}{KINDS[kind]}{m}, which belongs to {whose}")
     number = len(KINDS)
     count = np.bincount(mine[:, 2] * number + mine[:, 0], minlength=numbers.stop * number).reshape(-1, number)
     f, b, i, w, r = count[numbers.start : numbers.stop : turns].T

@@ -64,9 +64,9 @@ def flushed_updates(
     within = program.sharding in WITHIN_PASSES
     if within and np.isin(operations[:, 0], (INPUT, WEIGHT)).any():
         raise UnsupportedRequest(
-            f"with sharding {program.sharding} a layer's backward is followed by the sum of its gradients at once, and "
-            "this schedule has backwards in two halves",
-            remedy="plan with a schedule of whole backwards, such as 1f1b",
+            f"with sharding {program.sharding} a layer's gradients are summed right after its backward, but "
+            "this schedule splits backwards",
+            remedy="plan with a schedule that does not split backwards, such as 1f1b",
         )
     apart, end = averaging or within, len(operations)
     last = {stage.stage: _last_gradients(operations, stage.stage) for stage in program.stages}
@@ -182,9 +182,9 @@ def _versions(program: Program, stage: Held, row: RankRow, steps: np.ndarray, gr
         kind, _, m = row.operations[places[i]].tolist()
         what = f"{stage.stage}{WORDS[kind]}{m} of rank {program.rank} ({program.device})"
         if age[i] < 0:
-            raise InvalidPlan(f"{what} would need weights that {-age[i]} more updates make first")
+            raise InvalidPlan(f"{what} needs weights from {-age[i]} updates that have not run yet")
         raise InvalidPlan(
-            f"{what} would need weights {age[i]} updates old; under {rule} updates {stage.versions} versions are kept",
+            f"{what} needs weights {age[i]} updates old, but {rule} updates keep {stage.versions} versions",
             remedy="more micro-batches per update than are in flight",
         )
     forwards = row.operations[places, 0] == FORWARD

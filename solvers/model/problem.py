@@ -342,8 +342,8 @@ class Problem:
         return f"{number:,} {self.units(number)}"
 
     def units(self, number: int) -> str:
-        """Return the noun for a number of devices: cells where degrees were chosen."""
-        return ("device" if self.choice is None else "cell") + ("" if number == 1 else "s")
+        """Return the noun for a number of devices: GPU groups where degrees were chosen."""
+        return ("device" if self.choice is None else "GPU group") + ("" if number == 1 else "s")
 
     @property
     def owned_bytes(self) -> np.ndarray:

@@ -34,7 +34,7 @@ def advance_forward(
     negative ``delta``.
     """
     if delta < 0:
-        raise InvalidDocument(f"delta {delta} is negative; 1F1B already has no forward in advance that it can spare")
+        raise InvalidDocument(f"delta {delta} is negative; 0, which is 1F1B, is the smallest")
     flying = warmup or (everything(allocation) if afab else in_flight(allocation, delta))
     rows: list[Row] = []
     first = 0

@@ -75,8 +75,8 @@ def _groups(allocation: Allocation) -> dict[tuple[int, ...], int]:
     same = all(len(each) == len(groups) and set(each) == set(groups) for each in by_pipeline)
     if len(by_pipeline) < 2 or turns or not same or len(set(devices)) < len(devices):
         raise UnsupportedRequest(
-            "schedule 'chimera' needs two pipelines or more that each have one stage on every one of the same groups "
-            "of devices, replicas sharing rows",
+            "schedule 'chimera' needs two pipelines or more, each with one stage on every one of the same groups of "
+            "devices, and replicas that split each micro-batch",
             remedy="planner 'chimera', which makes such plans",
         )
     return groups

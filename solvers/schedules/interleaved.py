@@ -32,8 +32,8 @@ def interleaved(problem: Problem, allocation: Allocation, group: int | None = No
     together = p if group is None else group
     if not groups_go(p, number, together):
         raise UnsupportedRequest(
-            f"schedule 'interleaved' takes micro-batches in groups of {together} through the {p} ranks of the plan; "
-            f"{number} are no multiple of {p}, and {number % together} would be left",
+            f"schedule 'interleaved' runs micro-batches in groups of {together} through the plan's {p} ranks, but "
+            f"{number} is not a multiple of {p}: {number % together} would be left",
             remedy=f"{-(-number // p) * p} micro-batches, or schedule 'looped-bfs'",
         )
     rows = []

@@ -211,7 +211,7 @@ def test_a_measured_model_needs_names_alone() -> None:
     ("options", "batch", "error", "sentence"),
     [
         ({"tensor": 3}, 16, UnsupportedRequest, "tensor 3 does not divide 32 attention heads"),
-        ({"tensor": 16}, 16, UnsupportedRequest, "tensor 16 needs 16 GPUs in one node, and the largest has 8"),
+        ({"tensor": 16}, 16, UnsupportedRequest, "tensor 16 needs 16 GPUs in one node, but the largest node has 8"),
         ({"pipeline": 3}, 16, UnsupportedRequest, "pipeline 3 does not divide 16 GPUs; nearest: pipeline 1, 2, 4"),
         ({"pipeline": 16}, 16, UnsupportedRequest, "6 layers are fewer than 16 stages"),
         ({"micro_batch_size": 3}, 16, UnsupportedRequest, "3 × 16 replicas = 48 does not divide a global batch of 16"),

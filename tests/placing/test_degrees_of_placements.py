@@ -76,7 +76,7 @@ def test_cells_are_whole_and_inside_nodes_where_some_gpus_are_taken(planner: str
 def test_a_cluster_without_cells_has_no_place(capsys: pytest.CaptureFixture[str]) -> None:
     placement = placed(degrees={"tensor": 8})
     assert (placement.status, placement.plan_file) == ("infeasible", None)
-    assert "tensor 8 needs 8 GPUs in one node, and the largest has 4" in placement.why
+    assert "tensor 8 needs 8 GPUs in one node, but the largest node has 4" in placement.why
     command = ("place", "--example", "llama-3-8b", "--cluster", "2x4xH100", "-b", "8")
     assert main([*command, "--tensor", "8"]) == 3
     assert "tensor 8 needs 8 GPUs in one node" in capsys.readouterr().out

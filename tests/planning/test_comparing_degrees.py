@@ -69,7 +69,7 @@ def test_compare_prints_the_own_layout_and_the_best(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, but the largest node has 4"),
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 32 attention heads"),
         ("tensor=2,replicas=3", InvalidDocument, "has 3 replicas; the cluster has GPUs for 2"),
         ("tensor", InvalidDocument, "'tensor' is not a valid NAME=VALUE of a layout"),

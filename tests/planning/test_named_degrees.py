@@ -101,7 +101,9 @@ def test_plans_count_samples_and_name_all_gpus(degrees: dict[str, int]) -> None:
 
 
 def test_uneven_batches_are_refused_with_their_numbers() -> None:
-    with pytest.raises(UnsupportedRequest, match="4 GPUs that run equally many samples, and 14 samples are no"):
+    with pytest.raises(
+        UnsupportedRequest, match="4 GPUs that need equally many samples, but the global batch of 14 is not"
+    ):
         planned(degrees={"expert": 4}, global_batch_size=14)
     with pytest.raises(UnsupportedRequest, match="no micro-batch of 2, 6 samples is a multiple of 4"):
         planned(degrees={"expert": 4}, micro_batch_sizes=[2, 6])

@@ -220,7 +220,7 @@ def test_the_order_turns_at_the_stated_factor() -> None:
     ("choice", "error", "message"),
     [
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 32 attention heads; nearest: tensor 1, 2, 4"),
-        ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        ("tensor=8", UnsupportedRequest, "tensor 8 needs 8 GPUs in one node, but the largest node has 4"),
         ("tensor=0", UnsupportedRequest, "has no costs at tensor 0"),
         ("tensor", InvalidDocument, "'tensor' names no choice of degrees"),
         ("tensor=2,tensor=4", InvalidDocument, "names no choice of degrees"),

@@ -59,14 +59,15 @@ def prove(
     times = StageTimes(problem, allocation, Orders("any order of whole backwards", ()))
     if not takes(times):
         raise UnsupportedRequest(
-            "The suffix search takes one pipeline whose stages have devices of their own that share micro-batches by "
-            "rows, with whole backwards.",
+            "the suffix search needs one pipeline of stages on separate devices, whose replicas split each "
+            "micro-batch, and backwards that are not split",
             remedy="use schedule_bound, which bounds every plan",
         )
     if as_judged and not judgeable(times):
         raise UnsupportedRequest(
-            "The suffix search knows the judge's rules for private channels, micro-batches of one size, and no ties.",
-            remedy="ask without as_judged, for a bound on every order",
+            "the suffix search follows the simulator only for private channels, micro-batches of one size, and no "
+            "tied parameters",
+            remedy="leave as_judged out, for a bound on every order",
         )
     search = SuffixSearch(line_of(times), effort)
     proof = search.run_as_judged(at_most_ns) if as_judged else search.run(at_most_ns)

@@ -51,8 +51,8 @@ def improve(
     """
     if orders.update_every:
         raise UnsupportedRequest(
-            f"Schedule {orders.name} has optimizer steps in its rows; the tabu search takes one flushed step.",
-            remedy="give it the orders of one flushed step",
+            f"schedule {orders.name} has optimizer steps in its rows, but the tabu search needs one flushed step",
+            remedy="give the orders of one flushed step",
         )
     tables = cost_tables(problem, allocation, problem.rules.overlap_all_reduce)
     timeline = simulate(problem, allocation, orders)

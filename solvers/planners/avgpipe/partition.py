@@ -54,13 +54,13 @@ def _number_of_stages(problem: Problem, required: int, most: int) -> int:
     run = problem.pipeline_run
     if run is not None and required not in (0, len(run.ranks)):
         raise InvalidDocument(
-            f"option 'stages' asks for {required} stages, but the pipeline profile has {len(run.ranks)} ranks",
+            f"option 'stages' is {required}, but the pipeline profile has {len(run.ranks)} ranks",
             remedy=f"stages 0 or {len(run.ranks)}, or another pipeline profile",
         )
     number = required if run is None else len(run.ranks)
     if number > most:
         raise InvalidDocument(
-            f"{number} stages are asked for (option 'stages', or the ranks of the pipeline profile), but "
+            f"{number} stages are requested (option 'stages', or the ranks of the pipeline profile), but "
             f"{problem.num_devices} devices and {problem.num_blocks} separable blocks allow {most}",
             remedy=f"at most {most} stages",
         )

@@ -115,7 +115,7 @@ def chimera_proposals(setting: Setting, options: Mapping[str, object]) -> Iterat
     ranked = _ranked(problem, DEPTH.of(options), turns, least=1, step=2 * max(1, fixed))
     if not ranked:
         raise UnsupportedRequest(
-            f"no depth and number of micro-batches feed {2 * max(1, fixed)} pipelines, half in each direction",
+            f"no depth and number of micro-batches allow {2 * max(1, fixed)} pipelines, half in each direction",
             remedy="pairs 1 and at least two micro-batches, or planner 'interleaved'",
         )
     for allocation in ranked:
@@ -147,7 +147,7 @@ def _ranked(
     unpinned = [] if batch_of or not problem.pins else _ranked(replace(problem, pins=()), depth, turns, least, step)
     if unpinned and proof_of_infeasibility(problem) is None:
         raise UnsupportedRequest(
-            "no depth and number of parts places the model on the devices so that the pins are kept",
+            "no depth and number of parts keeps the pins",
             remedy="fewer pinned layers, or a planner of one stage per device: 'dapple' or 'relax'",
         )
     kept: list[Allocation] = []

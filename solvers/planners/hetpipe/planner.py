@@ -67,7 +67,7 @@ def _refuse_pins(problem: Problem) -> None:
             name = problem.devices[min(devices)].name
             raise UnsupportedRequest(
                 f"each of HetPipe's virtual workers holds all layers, but pins let only {name} hold layer {layer}",
-                remedy="pin it to two devices or more; planner 'pipedream' takes this request",
+                remedy="pin the layer to two devices or more; planner 'pipedream' takes this request",
             )
 
 
@@ -99,7 +99,9 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
     nodes = [node for node in problem.nodes() if node]
     if len(nodes) < 2:
         number = len(nodes[0])
-        kind = "HetPipe forms virtual workers across several nodes; there is one, of {} " + problem.units(number)
+        kind = "HetPipe needs two nodes or more for its virtual workers; there is one node, with {} " + problem.units(
+            number
+        )
         raise Refusal(
             Reason(kind, (number,)),
             remedy="planner 'pipedream', which is what HetPipe amounts to on one node",
@@ -111,7 +113,7 @@ def _groupings(problem: Problem, options: Mapping[str, object]) -> list[Grouping
         every = list(dict.fromkeys((*every, *groupings_for_pins(problem))))
     if not every:
         raise InvalidDocument(
-            f"no virtual workers of one size can be made by {workers!r} of nodes with "
+            f"workers {workers!r} cannot form virtual workers of equal size from nodes with "
             f"{', '.join(str(len(node)) for node in nodes)} devices",
             remedy="workers 'best'",
         )

@@ -157,7 +157,7 @@ def widths(problem: Problem, requested: int) -> list[int]:
     if requested not in divisors:
         nearest = min(divisors, key=lambda w: (abs(w - requested), w))
         raise UnsupportedRequest(
-            f"planner 'madpipe' replicates all stages alike; {problem.num_devices} devices cannot form processors "
+            f"planner 'madpipe' replicates all stages alike; {problem.num_devices} devices cannot form groups "
             f"of {requested}",
             remedy=f"width {nearest}, or one of {', '.join(map(str, divisors))}",
         )

@@ -71,7 +71,7 @@ def eager(
     """
     if len(allocation.pipelines) > 1:
         raise UnsupportedRequest(
-            f"schedule 'eager' runs one pipeline, the plan has {len(allocation.pipelines)}",
+            f"schedule 'eager' runs one pipeline, but the plan has {len(allocation.pipelines)}",
             remedy="one pipeline with replicated stages, or schedule early-backward",
         )
     refuse_shared_devices(problem, allocation)
@@ -263,15 +263,15 @@ def _refuse(allocation: Allocation, update_rule: UpdateRule, vector: tuple[int, 
     for number, each in enumerate(ahead):
         if each > 0 and _has_one_version(allocation, update_rule, number):
             raise InvalidPlan(
-                f"stage {number} keeps {whole[number]} micro-batches in flight, but of the second half of the stages "
-                "there is one weight version: a micro-batch may begin when the global batch before it has ended",
-                remedy=f"{_turns(allocation.stages[number])} for stage {number}",
+                f"stage {number} keeps {whole[number]} micro-batches in flight, but stages of the second half have "
+                "one weight version: a micro-batch may begin only after the previous global batch has ended",
+                remedy=f"{_turns(allocation.stages[number])} micro-batches in flight for stage {number}",
             )
     most = allocation.num_micro_batches
     if update_rule != "weight_stashing" and max(ahead) > most:
         raise InvalidPlan(
-            f"{max(whole)} micro-batches in flight need a third weight version: with two, forwards may be as far ahead "
-            f"as a global batch is long, {most} micro-batches",
+            f"{max(whole)} micro-batches in flight need a third weight version; with two versions, forwards may be "
+            f"at most one global batch ahead, {most} micro-batches",
             remedy=f"at least {max(ahead)} micro-batches per global batch, or fewer in flight",
         )
 

@@ -42,7 +42,8 @@ def looped(allocation: Allocation, name: str, least: int = 1) -> Ranks:
     if len(stages) % ranks or chunks < least or not _are_ranks(allocation, result):
         raise UnsupportedRequest(
             f"schedule {name!r} needs stages in a loop: stage c p + r on the devices of stage r, for p groups of "
-            f"devices without a device in common, {least} or more stages on each, replicas sharing rows, one pipeline",
+            f"devices without a device in common, {least} or more stages on each, one pipeline, replicas that split "
+            "each micro-batch",
             remedy="planner 'interleaved', which makes such plans",
         )
     return result
@@ -57,7 +58,8 @@ def in_line(allocation: Allocation, name: str) -> Ranks:
     result = Ranks(tuple((s,) for s in range(len(stages))), tuple(stage.devices for stage in stages))
     if not _are_ranks(allocation, result):
         raise UnsupportedRequest(
-            f"schedule {name!r} needs stages with devices of their own, replicas sharing rows, one pipeline",
+            f"schedule {name!r} needs one pipeline of stages on separate devices, with replicas that split each "
+            "micro-batch",
             remedy="planner 'zero-bubble', which makes such plans",
         )
     return result
@@ -74,7 +76,7 @@ def v_shaped(allocation: Allocation, name: str) -> Ranks:
     if len(stages) % 2 or not _are_ranks(allocation, result):
         raise UnsupportedRequest(
             f"schedule {name!r} needs stages in a V: 2 p of them, stage 2 p - 1 - r on the devices of stage r, for p "
-            "groups of devices without a device in common, replicas sharing rows, one pipeline",
+            "groups of devices without a device in common, one pipeline, replicas that split each micro-batch",
             remedy="planner 'zero-bubble', which makes such plans",
         )
     return result
@@ -91,8 +93,8 @@ def ranks_of(allocation: Allocation) -> Ranks:
     result = Ranks(tuple(tuple(stages) for stages in stages_on.values()), tuple(stages_on))
     if not _are_ranks(allocation, result):
         raise UnsupportedRequest(
-            "this schedule needs devices that hold the same stages or none in common, replicas sharing rows, one "
-            "pipeline",
+            "this schedule needs one pipeline, replicas that split each micro-batch, and devices that hold the same "
+            "stages or no common stage",
             remedy="planner 'zero-bubble', which makes such plans",
         )
     return result

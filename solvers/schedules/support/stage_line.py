@@ -75,7 +75,7 @@ class StageLine:
         stages = allocation.stages
         if len(allocation.pipelines) > 1 or any(s.dispatch == "round_robin" and s.replicas > 1 for s in stages):
             raise UnsupportedRequest(
-                "periodic patterns with two weight versions have one pipeline whose replicas share each micro-batch",
+                "periodic patterns with two weight versions need one pipeline whose replicas split each micro-batch",
                 remedy="one pipeline with dispatch rows",
             )
         graph = StepGraph(problem, allocation)

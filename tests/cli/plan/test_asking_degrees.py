@@ -68,7 +68,7 @@ def test_a_pinned_choice_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("options", "code", "words"),
     [
         (("--tensor", "3"), 65, "no plan can be at tensor 3: tensor 3 does not divide 32 attention heads"),
-        (("--tensor", "8"), 65, "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        (("--tensor", "8"), 65, "tensor 8 needs 8 GPUs in one node, but the largest node has 4"),
         (("--tensor", "many"), 64, "'many' is neither auto nor numbers such as 1,2,4,8"),
         (("--sharding", "all"), 64, "'parameters_kept'"),
     ],
@@ -110,6 +110,6 @@ def test_a_table_has_every_choice_and_why_it_is_not_the_answer(
     rows = [line for line in lines[start + 2 :] if line]
     assert rows[0].endswith("the answer")
     assert {row.split(" sharded")[0] for row in rows[:3]} == {"optimizer", "TP 2, optimizer", "TP 4, optimizer"}
-    assert rows[3] == "TP 8, optimizer sharded – – – tensor 8 needs 8 GPUs in one node, and the largest has 4"
+    assert rows[3] == "TP 8, optimizer sharded – – – tensor 8 needs 8 GPUs in one node, but the largest node has 4"
     assert main([*QUESTION, "--tensor", "1", "--context", "1", "--sharding", "none", "--table"]) == 0
     assert "no degrees were compared" in capsys.readouterr().out

@@ -167,7 +167,7 @@ def test_a_layout_of_named_devices(data: dict[str, Any], tmp_path: Path, capsys:
         (["--cuts", "7"], 65, "there is no layer 7"),
         (["--cuts", "1,2"], 65, "3 stages need 3 devices; there are 2"),
         (["--cuts", "blok2"], 65, "did you mean 'block"),
-        (["--cuts", "1", "--replicas", "1"], 65, "1 counts for 2 stages"),
+        (["--cuts", "1", "--replicas", "1"], 65, "1 replica counts are given for 2 stages"),
         (["--cuts", "1", "--replicas", "one,1"], 64, "not a number of devices"),
         (["--cuts", "1", "--devices", "node0/0;node9/0"], 65, "no device 'node9/0'"),
         (["--cuts", "1", "--schedule", "1f1b"], 64, "did you mean 'early-backward'?"),

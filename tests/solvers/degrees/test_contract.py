@@ -215,7 +215,7 @@ def test_cells_are_neighbours_of_one_kind() -> None:
     network = replace(make_problem([1], nodes=(5, 4, 4)).network)
     problem = make_problem([1], network=network, kinds=["a"] * 5 + ["a", "a", "b", "b"] + ["a", "a", "a", "b"])
     assert cells_of(problem, Degrees(tensor=2)) == ((0, 1), (2, 3), (5, 6), (7, 8), (9, 10))
-    with pytest.raises(UnsupportedRequest, match="no 8 neighbouring GPUs of one kind"):
+    with pytest.raises(UnsupportedRequest, match="needs 8 neighbouring GPUs of one kind"):
         cells_of(problem, Degrees(context=8))
     alike = make_problem([1], nodes=(5, 4, 4, 4))
     assert cells_of(alike, Degrees(context=8)) == (tuple(range(5, 13)),)
@@ -225,7 +225,7 @@ def test_a_node_of_72_has_one_cell_of_64_and_larger_cells_are_whole_nodes() -> N
     racks = make_problem([1], nodes=(72, 72))
     assert cells_of(racks, Degrees(expert=64)) == (tuple(range(64)), tuple(range(72, 136)))
     assert len(cells_of(racks, Degrees(tensor=8, context=9, expert=144))) == 1
-    with pytest.raises(UnsupportedRequest, match="no 128 neighbouring GPUs of one kind fill whole nodes"):
+    with pytest.raises(UnsupportedRequest, match="needs 128 neighbouring GPUs of one kind"):
         cells_of(racks, Degrees(expert=128))
     boxes = make_problem([1], nodes=(8,) * 5)
     assert cells_of(boxes, Degrees(tensor=2, expert=16)) == (tuple(range(16)), tuple(range(16, 32)))
@@ -262,9 +262,9 @@ def test_a_set_of_modules_is_left_out_only_where_another_is_no_worse(seed: int) 
     [
         (
             Degrees(tensor=2, expert=3),
-            "2 GPUs share a sequence and 3 the experts, and neither",
+            "2 GPUs share a sequence and 3 GPUs share experts, but neither",
         ),
-        (Degrees(tensor=8), "tensor 8 needs 8 GPUs in one node, and the largest has 4"),
+        (Degrees(tensor=8), "tensor 8 needs 8 GPUs in one node, but the largest node has 4"),
         (Degrees(context=3), "the profile has no costs at context 3"),
         (Degrees(tensor=4), "the profile has no costs at tensor 4"),
     ],
@@ -280,5 +280,5 @@ def test_pins_hold_for_whole_cells() -> None:
     pinned = replace(problem, pins=(Pin(0, 1, frozenset({0, 1, 2})),))
     assert contract(pinned, Choice(Degrees(tensor=2))).pins == (Pin(0, 1, frozenset({0})),)
     astride = replace(problem, pins=(Pin(0, 1, frozenset({1, 2})),))
-    with pytest.raises(UnsupportedRequest, match="fill no cell of 2 GPUs"):
+    with pytest.raises(UnsupportedRequest, match="contain no whole group of 2 GPUs"):
         contract(astride, Choice(Degrees(tensor=2)))

@@ -152,7 +152,10 @@ def test_more_rows_never_take_less_and_memory_is_exact_at_each() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"global_batch_size": 18}, "4 replicas that run equally many samples, and 18 samples are no multiple of 4"),
+        (
+            {"global_batch_size": 18},
+            "4 replicas that need equally many samples, but the global batch of 18 is not a multiple of 4",
+        ),
         ({"micro_batch_sizes": (1, 2)}, "no micro-batch of 1, 2 samples is a multiple of 4"),
     ],
 )
@@ -162,7 +165,7 @@ def test_uneven_shares_are_refused(changes: dict[str, object], words: str) -> No
 
 
 def test_pins_to_some_gpus_and_other_update_rules_are_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="fill no cell of 4 GPUs"):
+    with pytest.raises(UnsupportedRequest, match="contain no whole group of 4 GPUs"):
         shared(replace(three_layers(), pins=(Pin(0, 0, frozenset({0})),)), "gradients")
     assert shared(replace(three_layers(), pins=(Pin(0, 0, frozenset(range(4))),)), "gradients").pins == ()
     with pytest.raises(UnsupportedRequest, match="weight_stashing updates need several versions"):

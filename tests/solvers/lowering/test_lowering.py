@@ -237,11 +237,11 @@ def test_messages_are_received_in_the_order_of_their_sends_where_they_have_no_ta
             (([0], "0F0:2 0R0 0B0:2"), ([1], "1F0:2 1B0:2")), "stage 0 recomputes nothing", id="nothing-again"
         ),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0 1B0")), "rank 1 (n0/1) runs 1F1 0 times", id="not-all"),
-        pytest.param((([0], "0F0:2 0B0:2"), ([1], "0F0:2 0B0:2")), "it holds stages [1]", id="another's-stage"),
+        pytest.param((([0], "0F0:2 0B0:2"), ([1], "0F0:2 0B0:2")), "the rank holds stages [1]", id="another's-stage"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1], "1F0:3 1B0:2")), "there are 2 micro-batches", id="too-many"),
         pytest.param((([0], "0F0:2 0B0:2"),), "no row for ['n0/1']", id="a-row-missing"),
         pytest.param((([0], "0F0:2 0B0:2"), ([1, 2], "1F0:2 1B0:2")), "'n0/2' has a row", id="an-idle-device"),
-        pytest.param((([0, 1], "0F0:2 0B0:2"), ([1], "1F0:2 1B0:2")), "it holds stages [1]", id="two-rows"),
+        pytest.param((([0, 1], "0F0:2 0B0:2"), ([1], "1F0:2 1B0:2")), "the rank holds stages [1]", id="two-rows"),
         pytest.param((([1], "1F0:2 1B0:2"), ([1], "1F0:2 1B0:2")), "'n0/1' is in two rows", id="two-rows-of-one"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_replica_runs_its_own_micro_batches_only() -> None:
     problem = make_problem([1], global_batch_size=2)
     allocation = single_pipeline((Stage(0, 0, (0, 1), "round_robin"),), 2)
     message = refused(problem, allocation, ([0, 1], "0F0:2 0B0:2"))
-    assert "rank 0 (n0/0) runs 0F1, which is replica 1's" in message
+    assert "rank 0 (n0/0) runs 0F1, which belongs to replica 1" in message
 
 
 def test_plans_that_leave_a_replica_without_work_are_refused() -> None:
@@ -264,8 +264,8 @@ def test_plans_that_leave_a_replica_without_work_are_refused() -> None:
     allocation = chain([(1, [0]), (1, [1, 2, 3])], 2)
     assert "some would get no row" in refused(problem, allocation)
     turns = single_pipeline((Stage(0, 0, (0, 1, 2), "round_robin"), Stage(1, 1, (3,))), 2)
-    assert "some would get none" in refused(problem, turns)
-    assert "6 micro-batches of a global batch of 5" in refused(problem, straight(problem, 6))
+    assert "but only" in refused(problem, turns)
+    assert "a global batch of 5 samples cannot fill 6 micro-batches" in refused(problem, straight(problem, 6))
     twice = chain([(1, [0, 0]), (1, [1])], 2)
     assert "names a device twice" in refused(problem, twice)
 

@@ -48,7 +48,7 @@ def test_most_drawn_pipelines_can_be_lowered_and_some_cannot() -> None:
 def test_pipelines_reduce_each_layer_once(seed: int) -> None:
     problem, allocation, schedule = _drawn(seed)
     if starved(problem, allocation):
-        with pytest.raises(InvalidPlan, match="some would get"):
+        with pytest.raises(InvalidPlan, match=r"some would get|that take turns"):
             lower(problem, allocation, schedule)
         return
     programs = lower(problem, allocation, schedule)
@@ -251,19 +251,19 @@ def test_what_a_rule_does_not_have_is_refused() -> None:
     allocation = straight(problem, 4)
     pattern = eager(problem, allocation, update_rule="double_buffered")
     orders = gpipe(allocation)
-    with pytest.raises(UnsupportedRequest, match="the norm of all gradients under double_buffered"):
+    with pytest.raises(UnsupportedRequest, match="double_buffered updates have no norm of all gradients"):
         lower(problem, allocation, pattern, update_rule="double_buffered", norm=True)
-    with pytest.raises(UnsupportedRequest, match="2 global batches in one program under synchronous"):
+    with pytest.raises(UnsupportedRequest, match="cannot train 2 global batches under synchronous"):
         lower(problem, allocation, orders, batches=2)
-    with pytest.raises(UnsupportedRequest, match="staleness 1 under synchronous"):
+    with pytest.raises(UnsupportedRequest, match="staleness 1 needs elastic averaging"):
         lower(problem, allocation, orders, staleness=1)
-    with pytest.raises(InvalidPlan, match="is periodic, which synchronous updates"):
+    with pytest.raises(InvalidPlan, match="is periodic, which does not fit synchronous updates"):
         lower(problem, allocation, pattern)
-    with pytest.raises(InvalidPlan, match="is one flushed step, which double_buffered updates"):
+    with pytest.raises(InvalidPlan, match="is one flushed step, which does not fit double_buffered updates"):
         lower(problem, allocation, orders, update_rule="double_buffered")
     turns = single_pipeline((Stage(0, 0, (0, 1), "round_robin"), Stage(1, 1, (2,))), 3)
     stashing = eager(problem, turns, update_rule="weight_stashing")
-    with pytest.raises(InvalidPlan, match="stage 0 steps after every 2 micro-batches, which 1 global batches of 3 do"):
+    with pytest.raises(InvalidPlan, match="stage 0 steps after every 2 micro-batches, but 1 global batches have 3"):
         lower(problem, turns, stashing, update_rule="weight_stashing")
     assert len(lower(problem, turns, stashing, update_rule="weight_stashing", batches=2)) == 3
 
@@ -283,7 +283,7 @@ def test_programs_that_do_not_fit_together_are_refused() -> None:
         check_programs(changed(stages=(replace(part, buckets=((1, 1, 0),)),)))
     with pytest.raises(InvalidPlan, match="not all ranks of group 0 have a bucket of layers"):
         check_programs(changed(stages=(replace(part, buckets=((1, 1, 0), (0, 0, 0))),)))
-    with pytest.raises(InvalidPlan, match="in group 3, which it is not in"):
+    with pytest.raises(InvalidPlan, match="in group 3, but is not in this group"):
         check_programs(changed(stages=(replace(part, buckets=((0, 1, 3),)),)))
     hasty = tuple(one for one in good[0].prologue if one.kind != "WAIT_REDUCE")
     with pytest.raises(InvalidPlan, match="each bucket is reduced once"):

@@ -74,15 +74,15 @@ def test_random_patterns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = run.rounds + rng.randint(0, 9)
     batches += -batches % max(every) if rule == "weight_stashing" else 0
     if any(batches * allocation.num_micro_batches % each for each in every):
-        with pytest.raises(InvalidPlan, match="do not end with"):
+        with pytest.raises(InvalidPlan, match="which is not a multiple of"):
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
     if starved(problem, allocation, batches):
-        with pytest.raises(InvalidPlan, match="some would get"):
+        with pytest.raises(InvalidPlan, match=r"some would get|that take turns"):
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
     if dead(problem, allocation, run, rule) or deadlocks(problem, allocation, pattern, rule):
-        with pytest.raises(InvalidPlan, match=r"would need weights|in a circle"):
+        with pytest.raises(InvalidPlan, match=r"needs weights|in a circle"):
             lower(problem, allocation, pattern, update_rule=rule, batches=batches)
         return
     programs = lower(problem, allocation, pattern, update_rule=rule, batches=batches)
@@ -200,5 +200,5 @@ def test_2bw_with_fewer_micro_batches_than_are_in_flight_is_refused() -> None:
     operations = tuple(
         op for s in range(4) for op in (PatternOperation(FORWARD, s, 0, s), PatternOperation(BACKWARD, s, 1, 6 - s))
     )
-    with pytest.raises(InvalidPlan, match="would need weights"):
+    with pytest.raises(InvalidPlan, match="needs weights"):
         lower(problem, allocation, Pattern("deep", 2, 1, operations), update_rule="double_buffered", batches=12)

@@ -105,7 +105,7 @@ def test_a_fixed_schedule_follows_its_devices() -> None:
 def test_every_planner_keeps_pins(name: str) -> None:
     problem = pinned((0, 0, {2, 3}), (5, 5, {0, 1}))
     if name == "chimera":  # its first and last stages lie on the same devices
-        with pytest.raises(UnsupportedRequest, match="pins are kept"):
+        with pytest.raises(UnsupportedRequest, match="keeps the pins"):
             solve(problem, name)
         return
     result = solve(problem, name)

@@ -129,7 +129,9 @@ def test_rows_equal_the_reference(seed: int) -> None:
             if in_order:
                 assert [tuple(op) for op in row.operations.tolist()] == expected
             else:
-                with pytest.raises(InvalidPlan, match="gradients of a round come between its step and the one before"):
+                with pytest.raises(
+                    InvalidPlan, match="the gradients of a round have to run between the previous step and its step"
+                ):
                     simulate(problem, allocation, pattern, update_rule=rule)
     assert present == {d for stage in stages for d in stage.devices}
     assert sum(len(row.devices) for row in run.orders.rows) == len(present)

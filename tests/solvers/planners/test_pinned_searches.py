@@ -134,7 +134,7 @@ def test_planners_of_several_parts_find_what_exchanging_devices_does_not(
     result = solve(pinned[possible], planner, options=options)
     assert result.best is not None
     assert [stage.devices for stage in result.best.allocation.stages] == [(device,) for device in possible]
-    with pytest.raises(UnsupportedRequest, match="pins are kept"):
+    with pytest.raises(UnsupportedRequest, match="keeps the pins"):
         solve(pinned[impossible], planner, options=options)
 
 

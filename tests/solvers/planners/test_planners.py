@@ -160,7 +160,7 @@ def test_gpipe_stages_and_balance_can_be_chosen() -> None:
     assert result.best is not None
     assert [s.last - s.first + 1 for s in result.best.allocation.stages] == [2, 3, 3]
     assert result.best.schedule.name in ("gpipe", "gpipe-lifo")
-    with pytest.raises(InvalidDocument, match="asks for 5 devices in a pipeline; 4 devices"):
+    with pytest.raises(InvalidDocument, match="is 5 devices in a pipeline, but 4 devices"):
         solve(problem, "gpipe", options={"stages": 5})
 
 

@@ -284,11 +284,11 @@ def test_what_does_not_fit_is_refused() -> None:
         v_min(*loop(2, 2, 4))
     with pytest.raises(UnsupportedRequest, match="'looped-bfs' needs stages in a loop"):
         looped_bfs(*vee(2, 4))
-    with pytest.raises(UnsupportedRequest, match="'zb-h1' needs stages with devices of their own"):
+    with pytest.raises(UnsupportedRequest, match="'zb-h1' needs one pipeline of stages on separate devices"):
         zb_h1(*vee(2, 4))
     problem, allocation = line(2, 4)
     turns = single_pipeline((Stage(0, 0, (0, 1), "round_robin"), Stage(1, 1, (2,))), 4)
-    with pytest.raises(UnsupportedRequest, match="replicas sharing rows"):
+    with pytest.raises(UnsupportedRequest, match="replicas that split each micro-batch"):
         zb_h2(problem, turns)
     halves = Allocation((Pipeline(allocation.stages, (0, 1)), Pipeline(allocation.stages, (2, 3))), 4)
     with pytest.raises(UnsupportedRequest, match="one pipeline"):

@@ -305,7 +305,7 @@ def test_choices_without_cells_are_left_out() -> None:
     problem = open_problem(choices_of(ONE, FOUR), nodes=(2, 2))
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
-    assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, and the largest has 2)" in result.sentence
+    assert "left out: tensor 4 (tensor 4 needs 4 GPUs in one node, but the largest node has 2)" in result.sentence
     with pytest.raises(UnsupportedRequest, match="tensor 4 needs 4 GPUs in one node"):
         choices.solve(replace(problem, choices=choices_of(FOUR)), "dapple")
 
@@ -320,8 +320,8 @@ def test_codecs_go_with_degrees_of_1_only() -> None:
     problem = replace(open_problem(choices_of(ONE, TWO)), codec=True, encodable=((0, 0),) * 3)
     result = choices.solve(problem, "dapple", max_plans=2)
     assert result.choice == Choice(ONE)
-    assert "left out: tensor 2 (codec: auto goes with no degree of parallelism above 1)" in result.sentence
-    with pytest.raises(UnsupportedRequest, match="codec: auto"):
+    assert "left out: tensor 2 (codec auto cannot be combined with degrees of parallelism above 1)" in result.sentence
+    with pytest.raises(UnsupportedRequest, match="codec auto"):
         choices.solve(replace(problem, choices=choices_of(TWO)), "dapple", max_plans=2)
 
 

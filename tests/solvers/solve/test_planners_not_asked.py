@@ -62,14 +62,14 @@ def test_many_cells_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eligible, "MOST_CELLS", 2)
     cells = contract(open_problem(choices_of(TWO)), Choice(TWO))
     reasons = chosen(Setting(cells), set()).left_out
-    assert str(reasons["spread"]) == "4 cells are fewer than the 257 from which on it is asked"
+    assert str(reasons["spread"]) == "4 GPU groups are fewer than the 257 from which on it is asked"
     one = chosen(Setting(replace(cells, devices=cells.devices[:1])), set()).left_out
-    assert str(one["spread"]) == "1 cell is fewer than the 257 from which on it is asked"
+    assert str(one["spread"]) == "1 GPU group is fewer than the 257 from which on it is asked"
     wide = {**PLANNERS, "spread": replace(PLANNERS["spread"], least_devices=3)}
     monkeypatch.setattr(eligible, "PLANNERS", wide)
     rows, reasons = chosen(Setting(cells), set())
     assert [row.name for row in rows] == ["spread"]
-    assert str(reasons["dapple"]) == "4 cells are more than the 2 up to which they are asked"
+    assert str(reasons["dapple"]) == "4 GPU groups are more than the 2 up to which they are asked"
 
 
 def test_the_schedule_and_the_exclusions_are_said() -> None:
@@ -83,7 +83,7 @@ def test_the_schedule_and_the_exclusions_are_said() -> None:
 def test_a_planner_that_cannot_take_the_request_is_named_with_its_own_words() -> None:
     one_node = make_problem([100] * 4, nodes=(4,), global_batch_size=8)
     why = driver.solve(one_node, "auto", max_plans=1).sentence
-    reason = "HetPipe forms virtual workers across several nodes; there is one, of 4 devices: hetpipe"
+    reason = "HetPipe needs two nodes or more for its virtual workers; there is one node, with 4 devices: hetpipe"
     assert f"; not asked, as {reason}" in why
     alone = driver.solve(one_node, "dapple").sentence
     assert "not asked" not in alone, "a planner that is asked by name asks no others"
@@ -123,7 +123,9 @@ def test_over_choices_each_reason_is_said_once_with_its_count() -> None:
     assert result.sentence.count("the request names no target: uniform") == 1
     clauses = result.why
     (few,) = [each for each in clauses if "from which on it is asked: spread" in each]
-    assert few.startswith("not asked, as 2 to 8 cells are fewer than the 257"), "the least and the most of all choices"
+    assert few.startswith("not asked, as 2 to 8 GPU groups are fewer than the 257"), (
+        "the least and the most of all choices"
+    )
     assert len(clauses) == len(set(clauses))
 
 

@@ -47,7 +47,7 @@ def test_a_layout_of_ones_own_is_judged_beside_the_planners(client: Client, requ
 @pytest.mark.parametrize(
     ("layout", "error", "words"),
     [
-        ("tensor=5", UnsupportedRequest, "tensor 5 needs 5 GPUs in one node, and the largest has 4"),
+        ("tensor=5", UnsupportedRequest, "tensor 5 needs 5 GPUs in one node, but the largest node has 4"),
         ("tensor=3", UnsupportedRequest, "tensor 3 does not divide 1024 tokens of a GPU; nearest: tensor 1, 2, 4"),
         ("tensor=4,pipeline=2", UnsupportedRequest, "= 8 does not divide 4 GPUs"),
         ("tensor=2,replicas=4", InvalidDocument, "filled by 2"),

@@ -178,7 +178,7 @@ def test_all_reduces_and_updates_of_unequal_length_are_part_of_the_optimum() -> 
 
 def test_what_it_cannot_take_is_refused() -> None:
     problem = make_problem([1, 1], nodes=(1,), global_batch_size=4)
-    with pytest.raises(UnsupportedRequest, match="devices of their own"):
+    with pytest.raises(UnsupportedRequest, match="stages on separate devices"):
         prove(problem, chain([(1, [0]), (1, [0])], 4), FAR)
 
 

@@ -223,7 +223,7 @@ def test_refuses_what_it_cannot_take() -> None:
     problem = a_problem()
     with pytest.raises(UnsupportedRequest, match="update rule elastic_averaging only"):
         solve(replace(problem, update_rules=frozenset({"synchronous"})))
-    with pytest.raises(InvalidDocument, match="9 stages are asked for"):
+    with pytest.raises(InvalidDocument, match="9 stages are requested"):
         solve(problem, stages=9)
     run = PipelineRun(4, 1, (RankRun(1, 1, (1_000_000,), 1, 1, 1),) * 3)
     with pytest.raises(InvalidDocument, match="has 3 ranks"):

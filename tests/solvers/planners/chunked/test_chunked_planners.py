@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused() -> None:
         solve(make_problem([1] * 8, nodes=(1,)), "interleaved")
     with pytest.raises(UnsupportedRequest, match="needs 2 devices and 4 separable blocks"):
         solve(make_problem([1] * 3, nodes=(4,)), "zero-bubble", options={"shape": "v"})
-    with pytest.raises(InvalidDocument, match="asks for 5 devices in a pipeline"):
+    with pytest.raises(InvalidDocument, match="is 5 devices in a pipeline"):
         solve(make_problem([1] * 8, nodes=(4,)), "zero-bubble", options={"depth": 5})
     with pytest.raises(InvalidDocument, match="not interleave"):
         solve(make_problem([1] * 8, nodes=(4,)), "interleaved", options={"chunks": 1})

@@ -206,11 +206,11 @@ def test_fewer_micro_batches_in_flight_where_memory_is_short() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(UnsupportedRequest, match="there is one, of 4 devices") as refused:
+    with pytest.raises(UnsupportedRequest, match="there is one node, with 4 devices") as refused:
         solve(make_problem([1] * 4, nodes=(4,)), "hetpipe")
     assert refused.value.remedy is not None
     assert "pipedream" in refused.value.remedy
-    with pytest.raises(InvalidDocument, match="no virtual workers of one size can be made by 'hybrid'") as wrong:
+    with pytest.raises(InvalidDocument, match="workers 'hybrid' cannot form virtual workers of equal size") as wrong:
         solve(make_problem([1] * 6, nodes=(2, 2, 2)), "hetpipe", options={"workers": "hybrid"})
     assert wrong.value.remedy == "workers 'best'"
     with pytest.raises(UnsupportedRequest, match="2 or more virtual workers; a global batch has at most 1"):

@@ -168,7 +168,7 @@ def test_width_is_kept_and_unequal_replicas_are_refused() -> None:
     assert best is not None
     assert {stage.replicas for stage in best.allocation.stages} == {2}
     assert {stage.devices for stage in best.allocation.stages} <= {(0, 1), (2, 3), (4, 5)}
-    with pytest.raises(UnsupportedRequest, match="6 devices cannot form processors of 4") as refusal:
+    with pytest.raises(UnsupportedRequest, match="6 devices cannot form groups of 4") as refusal:
         solved(problem, width=4)
     assert refusal.value.remedy == "width 3, or one of 1, 2, 3, 6"
     with pytest.raises(UnsupportedRequest, match="gives 3 replicas 1 samples") as refusal:

@@ -230,7 +230,7 @@ def test_a_single_version_allows_one_turn_in_flight() -> None:
     """Under double-grouped updates the second half of the stages use the newest weights and keep no others."""
     problem, allocation = make_problem([1] * 5, nodes=(5,), global_batch_size=8), chain([(1, [s]) for s in range(5)], 8)
     assert fitted_depth(problem, allocation, "double_grouped", noam(allocation)) == (5, 4, 3, 1, 1)
-    with pytest.raises(InvalidPlan, match="stage 3 keeps 2 micro-batches in flight, but of the second half"):
+    with pytest.raises(InvalidPlan, match="stage 3 keeps 2 micro-batches in flight, but stages of the second half"):
         eager(problem, allocation, update_rule="double_grouped", depth=(5, 4, 3, 2, 1))
     with pytest.raises(InvalidPlan, match="10 micro-batches in flight need a third weight version"):
         eager(problem, allocation, update_rule="double_grouped", depth=(10, 4, 3, 1, 1))

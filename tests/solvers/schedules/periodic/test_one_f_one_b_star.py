@@ -185,7 +185,7 @@ def test_plan_functions_say_what_they_cannot_do() -> None:
     with pytest.raises(InvalidPlan, match="below the longest"):
         one_f_one_b_star(problem, straight(problem, 4), period_ns=5)
     turns = chain([(3, [0, 1])], 4, dispatch="round_robin")
-    with pytest.raises(UnsupportedRequest, match="share each micro-batch"):
+    with pytest.raises(UnsupportedRequest, match="split each micro-batch"):
         one_f_one_b_star(problem, turns)
     tight = make_problem([10, 10], parameter_bytes=5, nodes=(2,), memory_bytes=14)
     with pytest.raises(InvalidPlan, match="two versions"):
