@@ -144,7 +144,7 @@ def test_up_to_the_most_layouts_are_tried() -> None:
     arguments = {"tensor": "all", "context": "all", "pipeline": "all", "sharding": "all", "framework": "torch"}
     answer = penstock.fits("llama-3.1-405b", "128x8xH100", **arguments, micro_batch_size=[1, 2])
     assert MOST_LAYOUTS / 2 < answer.tried <= MOST_LAYOUTS
-    with pytest.raises(UnsupportedRequest, match="give values instead of 'all'"):
+    with pytest.raises(UnsupportedRequest, match=r"5 of sharding(?s:.*) give values instead of 'all'"):
         penstock.fits("llama-3.1-405b", "128x8xH100", **arguments, virtual_stages="all")
 
 
@@ -178,6 +178,9 @@ def test_the_command_prints_what_python_answers(capsys: pytest.CaptureFixture[st
     assert f"{answer.fitting} of {answer.legal} legal layouts fit" in shown
     assert f"{answer.rows[0].memory.total_bytes / 2**30:.1f}" in shown
     assert all(one.sentence in shown for one in answer.refused)
+    assert "sharding" not in shown.splitlines()[0]
+    main([*COMMAND, "--tensor", "8", "--pipeline", "1", "--sharding", "optimizer,parameters", "--rows", "1"])
+    assert "recomputing nothing, sharding parameters; GiB" in capsys.readouterr().out, "no column tells it"
 
 
 @pytest.mark.tier("ci")

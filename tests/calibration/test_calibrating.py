@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,9 @@ def test_a_factor_that_is_hardly_true_is_asked_about(factor: float) -> None:
     assert f"a factor of {accepted.runs[0].measured_ns / accepted.runs[0].before_ns:.3g}" in of_factor
     assert calibrated_lines(accepted, links=False)[1] == f"note             {accepted.runs[0].note}"
     assert "× the predicted" in calibrated_lines(accepted, links=False)[0]
+    assert calibrated_lines(replace(accepted, issue_ns=6_799_740.0), links=False)[3] == (
+        "issuing messages takes 6.80 ms per operation"
+    )
 
 
 @given(st.data())

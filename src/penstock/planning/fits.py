@@ -163,7 +163,8 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
     shardings = _shardings(request)
     number = math.prod(len(values) for values in values_of.values()) * len(shardings)
     if number > MOST_LAYOUTS:
-        counts = ", ".join(f"{len(values)} of {name}" for name, values in values_of.items() if len(values) > 1)
+        every = {**values_of, "sharding": shardings}
+        counts = ", ".join(f"{len(values)} of {name}" for name, values in every.items() if len(values) > 1)
         raise UnsupportedRequest(
             f"{number:,} layouts are asked for ({counts}); {MOST_LAYOUTS:,} are looked at at most",
             remedy="give values instead of 'all' for some of the degrees",

@@ -11,6 +11,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.cli.run import running
 from penstock.cli.run.running import other_devices, other_numbers
+from penstock.cli.show import Screen
 from penstock.examples.tiny import tiny_plan_file
 from penstock.schemas.api.run_options import RunOptions
 from penstock.schemas.errors import MissingExtra, UnsupportedRequest
@@ -103,3 +104,11 @@ def test_autocast_over_parameters_in_16_bits_is_said_aloud(dtype: str, precision
     assert (warning is not None) == warned
     if warning is not None:
         assert f"parameters in {dtype}, and --precision {precision} is autocast" in warning
+
+
+def test_a_run_that_has_nothing_left_to_train_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = running.Progress(Screen.of(), PlanFile.parse(tiny_plan_file()), steps=30)
+    progress({"kind": "resumed", "step": 20, "directory": "saved/step-20"})
+    assert "nothing is left" not in capsys.readouterr().out
+    progress({"kind": "resumed", "step": 30, "directory": "saved/step-30"})
+    assert "nothing is left to train: --steps 30 counts from the very first start" in capsys.readouterr().out

@@ -257,8 +257,11 @@ def test_open_requests_are_counted_until_they_leave():
     requests.enter("ann")
 
 
-def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_line_makes_lists_rotates_and_revokes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     at = ["--database", str(tmp_path / "k.sqlite")]
+    monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: str) -> str:
         assert main(["keys", *arguments, *at]) == 0
@@ -274,6 +277,7 @@ def test_the_command_line_makes_lists_rotates_and_revokes(tmp_path: Path, capsys
         ["run", "solve"],
         "valid",
     )
+    assert key_id in run("list"), "in whole, on 80 columns, too"
     assert text.split("_")[2] not in json.dumps(listed)
     assert "hash" not in listed
     new = json.loads(run("rotate", key_id, "--overlap", "0s", "--json"))

@@ -208,7 +208,8 @@ def calibrated_lines(fit: Calibration, links: bool) -> list[str]:
         )
         if run.note is not None:
             lines.append(f"note             {run.note}")
-    lines.append(f"beyond the instructions {fit.unaccounted - 1:+.1%}; messages are issued in {fit.issue_ns:.0f} ns")
+    lines.append(f"the rest {fit.unaccounted - 1:+.1%}: barriers, jitter, a slow host")
+    lines.append(f"issuing messages takes {duration(round(fit.issue_ns))} per operation")
     if links:
         lines.append(f"links fitted to {fit.num_messages} messages that a rank waited for")
     lines.append(f"expected error ± {fit.profile.source.expected_error:.1%}")

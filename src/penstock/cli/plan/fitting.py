@@ -190,7 +190,8 @@ def show_fits(screen: Screen, request: FitsRequest, answer: FitsAnswer) -> None:
 
     screen.say(
         f"{answer.model}: {answer.parameters / 1e9:,.2f} billion parameters on {answer.gpus} GPUs with "
-        f"{amount(answer.available_bytes)} each, {request.framework}, recomputing {_recomputed(request)}; "
+        f"{amount(answer.available_bytes)} each, {request.framework}, recomputing {_recomputed(request)}"
+        f"{_sharded(request, answer)}; "
         "GiB of the fullest GPU by part"
     )
     screen.table(_table(answer.rows))
@@ -205,6 +206,13 @@ def show_fits(screen: Screen, request: FitsRequest, answer: FitsAnswer) -> None:
 
 def _recomputed(request: FitsRequest) -> str:
     return {"none": "nothing", "full": "whole layers"}.get(str(request.recompute), " and ".join(request.recompute))
+
+
+def _sharded(request: FitsRequest, answer: FitsAnswer) -> str:
+    """Return the sharding of all rows, where several were requested and the table needs no column for them."""
+    several = request.sharding == ALL or len(request.sharding) > 1
+    common = {row.sharding for row in answer.rows}
+    return f", sharding {common.pop()}" if several and len(common) == 1 else ""
 
 
 def _advice(request: FitsRequest) -> str:

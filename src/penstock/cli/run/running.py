@@ -358,6 +358,8 @@ class Progress:
                 self._stay(f"evaluation after {event['step']} steps: loss {event['loss']:.6f}")
             case "resumed":
                 self._stay(f"resuming at step {event['step']} from {event['directory']}")
+                if event["step"] >= self._steps:
+                    self._stay(f"nothing is left to train: --steps {self._steps} counts from the very first start")
             case "rung":
                 self._stay(f"after {event['step']} steps: δ = {event['index']} forwards in advance")
             case "warning":

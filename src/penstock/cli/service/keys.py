@@ -176,7 +176,11 @@ def _print_table(keys: list[Key]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("id", "tenant", "name", "scopes", "state", "expires", "last used", "jobs", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("id", "tenant", "name", "scopes", "state", "expires", "last used", "jobs"):
+        # An id goes into `rotate` and `revoke`, so a narrow terminal must not shorten it. A date takes 10 characters.
+        width = 10 if head in ("expires", "last used", "jobs") else None
+        table.add_column(head, no_wrap=head in ("id", "state"), min_width=width, overflow="fold")
     for key in keys:
         limits = {"running": key.max_running, "queued": key.max_queued}
         table.add_row(
