@@ -153,7 +153,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RankStage:
     """A stage that a rank holds: layers ``first`` to ``last``, as replica ``replica`` of the replicas on ``ranks``.
 
     ``rows[c]`` = [low, high) of a micro-batch of row class c that this replica computes (round robin: all rows of the
@@ -293,7 +293,7 @@ class Program:
     global_batch_size: int
     num_micro_batches: int
     row_classes: tuple[tuple[int, int], ...]
-    stages: tuple[Held, ...]
+    stages: tuple[RankStage, ...]
     channels: tuple[Channel, ...]
     prologue: tuple[Instruction, ...]
     body: tuple[Instruction, ...] = ()
@@ -325,7 +325,7 @@ class Program:
         for one in self.body:
             yield one if one.kind in UNSHIFTED else one._replace(micro_batch=one.micro_batch + ahead)
 
-    def stage(self, number: int) -> Held:
+    def stage(self, number: int) -> RankStage:
         """Return the stage with this number that the rank holds. Raises KeyError where the rank does not hold it."""
         for stage in self.stages:
             if stage.stage == number:
@@ -369,7 +369,7 @@ class Program:
         return data
 
     @staticmethod
-    def _plain_stage(stage: Held, texts: Texts) -> dict[str, Any]:
+    def _plain_stage(stage: RankStage, texts: Texts) -> dict[str, Any]:
         data = _plain(stage) | {"ranks": texts.of(stage.ranks, print_ranks)}
         if not stage.expert_groups:
             del data["expert_groups"]
@@ -599,15 +599,15 @@ def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(one) for one in value) if isinstance(value, list | tuple) else value
 
 
-def _plain(part: Held | Channel | Shared | Mesh | Needs) -> dict[str, Any]:
+def _plain(part: RankStage | Channel | Shared | Mesh | Needs) -> dict[str, Any]:
     return {field.name: _as_lists(getattr(part, field.name)) for field in fields(part)}
 
 
-def _stage(data: Any, pointer: str) -> Held:
+def _stage(data: Any, pointer: str) -> RankStage:
     if isinstance(data, dict):
         data = {"expert_groups": (), "modules": ()} | data
     values = _read(data, pointer, _HELD_FIELDS)
-    return Held(**values | {"ranks": parse_ranks(values["ranks"])})
+    return RankStage(**values | {"ranks": parse_ranks(values["ranks"])})
 
 
 def _read(data: Any, pointer: str, checks: dict[str, Check]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock.executor.divided.tensor_group import LocalMode
 from penstock.executor.profiling.tracing import CollectiveKind, Sent
 from penstock.executor.stage.reduction import are_even
 from penstock.executor.stage.sharded_optimizer import shares_of
-from penstock.schemas.program import WITHIN_PASSES, Held, Instruction, Program
+from penstock.schemas.program import WITHIN_PASSES, Instruction, Program, RankStage
 
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Division
@@ -177,7 +177,7 @@ class Prediction:
     def _sizes(self) -> Sequence[TracedLayer]:
         return next(iter(next(iter(self._layers.values())).values()))
 
-    def _within(self, one: Instruction, entry: Held, again: set[tuple[int, int]]) -> Iterator[Sent]:
+    def _within(self, one: Instruction, entry: RankStage, again: set[tuple[int, int]]) -> Iterator[Sent]:
         """Yield the collectives of an operation's layers."""
         low, high = entry.rows[self._program.row_class(one.micro_batch)]
         layers = self._layers[entry.modules][high - low]
@@ -201,7 +201,7 @@ class Prediction:
             yield from layers[0].backward  # the batch's inputs need no gradient: all of the backward is W
 
     def _layer_by_layer(
-        self, one: Instruction, entry: Held, layers: Sequence[TracedLayer], *, again: bool
+        self, one: Instruction, entry: RankStage, layers: Sequence[TracedLayer], *, again: bool
     ) -> Iterator[Sent]:
         """Yield an operation's collectives where each layer gathers parameters, or sums gradients, separately."""
         gathers = self._program.sharding == "parameters"
@@ -238,7 +238,7 @@ class Prediction:
         """
         return any({0} < set(segment) & set(tie.layers) for tie in self._tied.values())
 
-    def _summed(self, entry: Held, number: int) -> list[tuple[int, list[TracedParameter]]]:
+    def _summed(self, entry: RankStage, number: int) -> list[tuple[int, list[TracedParameter]]]:
         """Return a bucket's parameters by the group that sums them; shared-out experts are listed separately."""
         first, last, group = entry.buckets[number]
         expert_group = entry.expert_groups[number] if entry.expert_groups else -1
@@ -257,7 +257,7 @@ class Prediction:
             if over >= 0
         ]
 
-    def _flats(self, entry: Held) -> dict[int, list[tuple[int, bool, list[int]]]]:
+    def _flats(self, entry: RankStage) -> dict[int, list[tuple[int, bool, list[int]]]]:
         """Return for each reduced bucket its buffers, one per group and data type, with the bytes of each collective.
 
         Where ranks share out the optimizer's states, even shares (True) are sent together, others one by one.
@@ -278,7 +278,7 @@ class Prediction:
                     flats.append((group, even, [max(sent) * len(sent)] if even else [size for size in sent if size]))
         return buffers
 
-    def _units(self, entry: Held, number: int) -> list[_Unit]:
+    def _units(self, entry: RankStage, number: int) -> list[_Unit]:
         """Return the units of a bucket whose rows ranks share out; each is gathered, and summed, by one collective."""
         inside: defaultdict[str, list[int]] = defaultdict(list)
         for i in range(entry.first, entry.last + 1):
@@ -295,17 +295,17 @@ class Prediction:
             units += [_Unit(self._names[group], size, layers) for (_, layers), size in sizes.items()]
         return units
 
-    def _moved(self, operation: CollectiveKind, entry: Held, number: int) -> Iterator[Sent]:
+    def _moved(self, operation: CollectiveKind, entry: RankStage, number: int) -> Iterator[Sent]:
         yield from (Sent(operation, unit.group, unit.bytes) for unit in self._units(entry, number))
 
-    def _of_layers(self, operation: CollectiveKind, entry: Held, layers: Iterable[int]) -> Iterator[Sent]:
+    def _of_layers(self, operation: CollectiveKind, entry: RankStage, layers: Iterable[int]) -> Iterator[Sent]:
         """Yield the collectives that gather or sum some layers, once for units that several of them hold."""
         order = sorted(range(len(entry.buckets)), key=lambda number: entry.buckets[number][0])
         units = [unit for number in order for unit in self._units(entry, number)]
         wanted = dict.fromkeys(k for i in layers for k, unit in enumerate(units) if i in unit.layers)
         yield from (Sent(operation, units[k].group, units[k].bytes) for k in wanted)
 
-    def _own_rows(self, entry: Held, parameters: Iterable[TracedParameter]) -> list[TracedParameter]:
+    def _own_rows(self, entry: RankStage, parameters: Iterable[TracedParameter]) -> list[TracedParameter]:
         """Return the parameters with the bytes of this rank's rows, where ranks share them out."""
         shared = {
             each.key: self._program.groups[group]
@@ -319,7 +319,7 @@ class Prediction:
             local.append(each._replace(bytes=each.bytes_of(ranks.index(self._program.rank), len(ranks))))
         return local
 
-    def _bucket(self, index: int, one: Instruction, entry: Held) -> Iterator[Expected]:
+    def _bucket(self, index: int, one: Instruction, entry: RankStage) -> Iterator[Expected]:
         """Yield a bucket's sums, which start when they are waited for at the latest; shared-out experts separately."""
         end = self._instructions.index(one._replace(kind="WAIT_REDUCE"), index)
         if self._program.sharding is not None:
@@ -330,7 +330,7 @@ class Prediction:
             for size in sizes:
                 yield Expected(index, end, Sent(together if even else "reduce", self._names[group], size))
 
-    def _gathered(self, index: int, entry: Held) -> Iterator[Expected]:
+    def _gathered(self, index: int, entry: RankStage) -> Iterator[Expected]:
         """Yield the collectives that gather parameters which other ranks step."""
         if self._program.sharding == "gradients":
             inside = range(entry.first, entry.last + 1)
@@ -340,7 +340,7 @@ class Prediction:
                 for size in sizes:
                     yield Expected(index, index, Sent("all_gather" if even else "broadcast", self._names[group], size))
 
-    def _parts(self, index: int, entry: Held) -> Iterator[Expected]:
+    def _parts(self, index: int, entry: RankStage) -> Iterator[Expected]:
         """Yield the sums of gradients of which each rank has a part."""
         mesh = self._program.mesh
         assert mesh is not None
@@ -361,11 +361,11 @@ def _sizes(parameters: Iterable[TracedParameter]) -> Iterator[int]:
     yield from sizes.values()
 
 
-def _recomputed(entry: Held, layer: int) -> bool:
+def _recomputed(entry: RankStage, layer: int) -> bool:
     return any(first <= layer <= last for first, last in entry.recompute)
 
 
-def _segments(entry: Held, singly: bool) -> Iterator[range]:
+def _segments(entry: RankStage, singly: bool) -> Iterator[range]:
     """Yield the segments of a backward, last ones first (``stage.segment``)."""
     from penstock.executor.stage.segment import segment_ranges
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from penstock.schemas.program import Held, Instruction, Program
+from penstock.schemas.program import Instruction, Program, RankStage
 
 GRADIENTS = ("B", "W")
 """Instructions that add to the gradients of parameters."""
@@ -24,7 +24,7 @@ class Neighbours:
     """
 
     def __init__(
-        self, instructions: Sequence[Instruction], stages: Mapping[int, Held], idle: Collection[int] = ()
+        self, instructions: Sequence[Instruction], stages: Mapping[int, RankStage], idle: Collection[int] = ()
     ) -> None:
         self._instructions = instructions
         self._stages = stages

@@ -31,7 +31,7 @@ from penstock.executor.runtime.interface import Runtime
 from penstock.executor.stage.held_stage import HeldStage
 from penstock.executor.transport import wait_for_all
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import Held, Program
+from penstock.schemas.program import Program, RankStage
 
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Piece
@@ -246,7 +246,7 @@ def _gathered(program: Program) -> _Whole:
     return _Whole(recipe, merged, _slices([one for stages, _ in everyone for one in stages], meshes))
 
 
-def _slices(stages: Sequence[Held], meshes: int) -> Slices:
+def _slices(stages: Sequence[RankStage], meshes: int) -> Slices:
     """Return the rows of a micro-batch for which each rank draws; the ranks of a mesh have the same rows."""
     slices: Slices = {}
     shared = [one for one in stages if meshes > 1 or (len(one.ranks) > 1 and one.dispatch == "rows")]

@@ -26,7 +26,7 @@ from penstock.executor.stage.sharing import share_out
 from penstock.executor.stage.stage_module import MicroBatch, StageModule
 from penstock.executor.stage.versions import Version, Versions, places_of
 from penstock.schemas.errors import InvalidDocument
-from penstock.schemas.program import WITHIN_PASSES, Held, Program
+from penstock.schemas.program import WITHIN_PASSES, Program, RankStage
 
 if TYPE_CHECKING:
     from penstock.executor.divided.division import Division, Piece
@@ -60,7 +60,7 @@ class StageParts:
     rank's parts of the layers' parameters, by full name, where ranks share layers. ``entry``: the stage in the program.
     """
 
-    entry: Held
+    entry: RankStage
     buckets: Mapping[int, list[nn.Parameter]]
     ties: Mapping[int, nn.Parameter]
     names: Mapping[str, nn.Parameter]
@@ -146,7 +146,7 @@ class HeldStage:
     part_group: Any
 
     @property
-    def entry(self) -> Held:
+    def entry(self) -> RankStage:
         """The stage in the program."""
         return self.parts.entry
 
@@ -240,7 +240,7 @@ class Holder:
         modules = {entry.stage: self._module(entry) for entry in self.program.stages}
         return {entry.stage: self._stage(entry, modules[entry.stage]) for entry in self.program.stages}
 
-    def _module(self, entry: Held) -> StageModule:
+    def _module(self, entry: RankStage) -> StageModule:
         kind = LayerwiseStage if self.program.sharding in WITHIN_PASSES else StageModule
         module = kind(
             self.chain,
@@ -271,7 +271,7 @@ class Holder:
     def _has(self, stage: int, kind: str) -> bool:
         return any(one.kind == kind and one.stage == stage for p in self.programs for one in _parts(p))
 
-    def _stage(self, entry: Held, module: StageModule) -> HeldStage:
+    def _stage(self, entry: RankStage, module: StageModule) -> HeldStage:
         parts, shards = share_out(self._parts(entry), self.program, self.groups, self._modules)
         if shards is not None:
             shards.enclose(module.modules, lowered=self.training.lowered)
@@ -316,7 +316,7 @@ class Holder:
         self.runtime.prepare(optimizer)
         return optimizer
 
-    def _parts(self, entry: Held) -> StageParts:
+    def _parts(self, entry: RankStage) -> StageParts:
         names = {id(p): name for name, p in self.chain.named_parameters(self._modules)}
         full_names: dict[int, str] = {}
         pieces: dict[str, Piece] = {}
@@ -341,7 +341,7 @@ class Holder:
         parameters = [p for k in sorted(buckets, reverse=True) for p in buckets[k]] + list(ties.values())
         return StageParts(entry, buckets, ties, {full_names[id(p)]: p for p in parameters}, pieces)
 
-    def _replicated_buffers(self, entry: Held) -> list[tuple[Tensor, int, Any]]:
+    def _replicated_buffers(self, entry: RankStage) -> list[tuple[Tensor, int, Any]]:
         if self.program.update_rule == "elastic_averaging":
             return []
         return [

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.schemas.errors import UnsupportedRequest
-from penstock.schemas.program import WEIGHT, Channel, Held, Mesh, Program, Shared
+from penstock.schemas.program import WEIGHT, Channel, Mesh, Program, RankStage, Shared
 from penstock.solvers.model.allocation import Allocation
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import Schedule, kinds_of
@@ -160,7 +160,7 @@ class _Cells:
             mesh=mesh,
         )
 
-    def _stage(self, program: Program, stage: Held, mesh: Mesh) -> Held:
+    def _stage(self, program: Program, stage: RankStage, mesh: Mesh) -> RankStage:
         """Return a stage for one GPU: mesh m of a model-parallel group runs the m-th part of each micro-batch."""
         first_of = mesh.lane // (mesh.tensor * mesh.context)
         rows = tuple(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import WITHIN_PASSES, Held, Program
+from penstock.schemas.program import WITHIN_PASSES, Program, RankStage
 from penstock.solvers.model.problem import prefix_sums
 
 
@@ -23,7 +23,7 @@ class Participants(NamedTuple):
     participant_rank: np.ndarray
 
 
-def participants_of(programs: Sequence[Program], replicas: Sequence[tuple[int, Held]]) -> Participants:
+def participants_of(programs: Sequence[Program], replicas: Sequence[tuple[int, RankStage]]) -> Participants:
     """Return the participants: buckets in the order of the replicas, then each rank's ties, then each rank's norm.
 
     Raises InvalidPlan where the buckets of a rank do not cover each of its layers once, a group does not exist, or its

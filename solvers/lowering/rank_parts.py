@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Held, Program, Sharding
+from penstock.schemas.program import SHARDINGS, WITHIN_PASSES, Program, RankStage, Sharding
 from penstock.solvers.costs.ties import SUMMING_RULES, tied_stages
 from penstock.solvers.lowering.channels import Rows, channels, slices
 from penstock.solvers.lowering.groups import groups_of
@@ -46,7 +46,7 @@ def layouts(
     classes = row_classes(problem.global_batch_size, allocation.num_micro_batches)
     sharding = _sharding(problem, allocation)
     grouping = groups_of(problem, allocation, ranks, averaging)
-    stages: list[list[Held]] = [[] for _ in lanes]
+    stages: list[list[RankStage]] = [[] for _ in lanes]
     for s, replicas in enumerate(ranks):
         for replica, rank in enumerate(replicas):
             one = _stage(allocation, rule, s, replica, replicas, classes)
@@ -87,7 +87,7 @@ def _sharding(problem: Problem, allocation: Allocation) -> Sharding | None:
     return next((each for each in SHARDINGS if each == chosen and _is_shared_out(problem, allocation)), None)
 
 
-def own_micro_batches(program: Program, stage: Held) -> range:
+def own_micro_batches(program: Program, stage: RankStage) -> range:
     """Return the micro-batches of a stage's replica, in all global batches of a program."""
     first, last = stage.micro_batches
     stop = (program.batches - 1) * program.num_micro_batches + last + 1
@@ -97,11 +97,11 @@ def own_micro_batches(program: Program, stage: Held) -> range:
 
 def _stage(
     allocation: Allocation, rule: UpdateRule, number: int, replica: int, ranks: tuple[int, ...], classes: Rows
-) -> Held:
+) -> RankStage:
     stage = allocation.stages[number]
     micro_batches = allocation.micro_batches(number)
     every = micro_batches_per_update(rule, stage, len(micro_batches))
-    return Held(
+    return RankStage(
         stage=number,
         first=stage.first,
         last=stage.last,

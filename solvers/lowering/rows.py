@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import KINDS, Held, Program
+from penstock.schemas.program import KINDS, Program, RankStage
 from penstock.solvers.lowering.rank_parts import own_micro_batches
 from penstock.solvers.model.problem import Problem
 from penstock.solvers.model.schedule import STEP, Orders
@@ -80,7 +80,7 @@ def _check_operations(program: Program, operations: np.ndarray) -> None:
         )
 
 
-def _check_counts(program: Program, stage: Held, operations: np.ndarray) -> None:
+def _check_counts(program: Program, stage: RankStage, operations: np.ndarray) -> None:
     """Check that each of the replica's micro-batches has one forward, and one backward, whole or in halves."""
     numbers = own_micro_batches(program, stage)
     turns = numbers.step

@@ -28,8 +28,8 @@ from penstock.schemas.program import (
     WEIGHT,
     WITHIN_PASSES,
     WORDS,
-    Held,
     Program,
+    RankStage,
 )
 from penstock.solvers.lowering.rows import RankRow
 from penstock.solvers.model.allocation import Allocation
@@ -166,7 +166,7 @@ def count_versions(operations: np.ndarray, steps: np.ndarray, stage: int) -> int
     return most
 
 
-def _versions(program: Program, stage: Held, row: RankRow, steps: np.ndarray, group: int) -> list[Update]:
+def _versions(program: Program, stage: RankStage, row: RankRow, steps: np.ndarray, group: int) -> list[Update]:
     """Return VERSION instructions where the age of the forwards' weights changes; the first forward has the newest."""
     rule = _periodic(program.update_rule)
     places = np.flatnonzero((row.operations[:, 1] == stage.stage) & (row.operations[:, 0] != RECOMPUTE))
@@ -210,7 +210,7 @@ def _ties(program: Program) -> dict[int, int]:
     return lowest
 
 
-def _reduced(stage: Held, apart: bool) -> range | list[int]:
+def _reduced(stage: RankStage, apart: bool) -> range | list[int]:
     return [] if apart else [k for k, (_, _, group) in enumerate(stage.buckets) if group >= 0]
 
 

@@ -8,7 +8,7 @@ from math import lcm
 import numpy as np
 
 from penstock.schemas.errors import InvalidPlan
-from penstock.schemas.program import Channel, Held, Program
+from penstock.schemas.program import Channel, Program, RankStage
 from penstock.solvers.lowering.kernels import (
     END_MODULUS,
     END_PAIR,
@@ -81,7 +81,7 @@ def wire(programs: Sequence[Program]) -> Wiring:
     )
 
 
-def _gathered(program: Program, stage: Held) -> int:
+def _gathered(program: Program, stage: RankStage) -> int:
     """Return how many buckets that hold a stage's layers are gathered once a step."""
     if program.sharding != "parameters_kept":
         return 0
@@ -119,7 +119,7 @@ def _end_table(
 
 def _check_numbers(
     programs: Sequence[Program],
-    replicas: list[tuple[int, Held]],
+    replicas: list[tuple[int, RankStage]],
     ends: list[tuple[int, Channel]],
     number_of: dict[tuple[int, int], int],
 ) -> None:
@@ -136,7 +136,7 @@ def _check_numbers(
     if len(classes) > 1 or not 1 <= len(programs[0].row_classes) <= 2:
         raise InvalidPlan(f"the programs have the row classes {sorted(classes)}; expected the same one or two in all")
     count = len(programs[0].row_classes)
-    parts: list[tuple[int, Held | Channel]] = [*replicas, *ends]
+    parts: list[tuple[int, RankStage | Channel]] = [*replicas, *ends]
     for rank, part in parts:
         if len(part.rows) != count:
             raise InvalidPlan(f"rank {rank} has rows for {len(part.rows)} classes in stage {part.stage}, not {count}")
@@ -173,7 +173,7 @@ def _what(channel: Channel) -> str:
     return "activations" if channel.kind == "F" else "gradients"
 
 
-def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[Held]) -> None:
+def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_of: list[RankStage]) -> None:
     """Check that both ends have the same rows of the micro-batch, the same tag and the same codec."""
     for e, (rank, channel) in enumerate(ends):
         other = ends[partner[e]][1]
@@ -186,7 +186,7 @@ def _check_agreement(ends: list[tuple[int, Channel]], partner: list[int], stage_
             )
 
 
-def _rows_of(channel: Channel, stage: Held) -> list[tuple[int, int]]:
+def _rows_of(channel: Channel, stage: RankStage) -> list[tuple[int, int]]:
     """Return a channel's rows, counted in the micro-batch."""
     return [
         (low + start, low + end) if start < end else (0, 0)
@@ -206,10 +206,10 @@ def _lists(
 
 
 def _expected(
-    replicas: list[tuple[int, Held]],
+    replicas: list[tuple[int, RankStage]],
     ends: list[tuple[int, Channel]],
     partner: list[int],
-    stage_of: list[Held],
+    stage_of: list[RankStage],
     lists: np.ndarray,
     members: np.ndarray,
 ) -> np.ndarray:

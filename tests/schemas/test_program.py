@@ -15,10 +15,10 @@ from penstock.schemas.program import (
     BACKWARD,
     FORWARD,
     Channel,
-    Held,
     Instruction,
     Operation,
     Program,
+    RankStage,
     Shared,
     Texts,
     parse_instructions,
@@ -208,7 +208,7 @@ def test_bad_instructions_are_refused(text: str) -> None:
 
 
 def a_program() -> Program:
-    stage = Held(
+    stage = RankStage(
         2, 4, 7, 1, (0, 3), "rows", ((2, 4), (1, 3)), ((5, 5),), 1, None, (0, 9), ((6, 7, 1), (4, 5, -1)), 10, 2, 1
     )
     channels = (Channel("F", 2, 1, 1, ((0, 2), (0, 0)), 1), Channel("B", 2, 1, 1, ((0, 2), (0, 0)), 65))

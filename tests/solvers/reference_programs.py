@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
-from penstock.schemas.program import Channel, Held, Instruction, Program
+from penstock.schemas.program import Channel, Instruction, Program, RankStage
 
 Key = tuple[str, int, int, int, int, int]
 """One message: F or B, sending stage, receiving stage, sending rank, receiving rank, micro-batch."""
@@ -87,13 +87,13 @@ class Reference:
             self.age[rank, one.stage] = one.micro_batch
         return True
 
-    def part_of(self, rank: int, stage: int) -> Held:
+    def part_of(self, rank: int, stage: int) -> RankStage:
         for part in self.programs[rank].stages:
             if part.stage == stage:
                 return part
         raise Bad
 
-    def batches_of(self, part: Held) -> list[int]:
+    def batches_of(self, part: RankStage) -> list[int]:
         """Return the replica's micro-batches in all global batches."""
         existing = self.owned.get((part.stage, part.replica))
         if existing is not None:
@@ -106,7 +106,7 @@ class Reference:
         self.owned[part.stage, part.replica] = batches
         return batches
 
-    def round_of(self, part: Held, micro_batch: int) -> int:
+    def round_of(self, part: RankStage, micro_batch: int) -> int:
         return (micro_batch - part.micro_batches[0]) // part.update_every
 
     def compute(self, rank: int, one: Instruction) -> bool:
@@ -149,7 +149,7 @@ class Reference:
             and micro_batch in self.batches_of(self.part_of(rank, channel.stage))
         )
 
-    def needed(self, rank: int, part: Held, direction: str, micro_batch: int) -> list[Key]:
+    def needed(self, rank: int, part: RankStage, direction: str, micro_batch: int) -> list[Key]:
         source = part.previous if direction == "F" else part.next
         return [
             (direction, c.peer_stage, c.stage, c.peer, rank, micro_batch)
@@ -199,7 +199,7 @@ class Reference:
         self.counts["received", c.peer, rank] += 1
         self.open[rank].add(key)
 
-    def missing(self, rank: int, part: Held, bucket: tuple[int, int, int]) -> int:
+    def missing(self, rank: int, part: RankStage, bucket: tuple[int, int, int]) -> int:
         """Count the gradients that a bucket lacks for its stage's next step, over all stages with its layers."""
         lacking = 0
         for other in self.programs[rank].stages:
@@ -208,7 +208,7 @@ class Reference:
                 lacking += sum((rank, other.stage, m) not in self.gradients for m in due)
         return lacking
 
-    def reduce(self, rank: int, part: Held, one: Instruction) -> bool:
+    def reduce(self, rank: int, part: RankStage, one: Instruction) -> bool:
         if one.micro_batch >= len(part.buckets) or self.programs[rank].update_rule == "elastic_averaging":
             raise Bad
         bucket = part.buckets[one.micro_batch]
@@ -226,7 +226,7 @@ class Reference:
     def keeps(self, rank: int) -> bool:
         return self.programs[rank].sharding == "parameters_kept"
 
-    def shard(self, rank: int, part: Held, one: Instruction) -> bool:
+    def shard(self, rank: int, part: RankStage, one: Instruction) -> bool:
         begins, place = one.kind == "UNSHARD", (rank, one.stage, one.micro_batch)
         if one.micro_batch >= len(part.buckets) or not self.keeps(rank) or self.whole[place] != (0 if begins else 1):
             raise Bad
@@ -266,7 +266,7 @@ class Reference:
         self.left[rank, *what] += 1
         return True
 
-    def step(self, rank: int, part: Held, one: Instruction) -> None:
+    def step(self, rank: int, part: RankStage, one: Instruction) -> None:
         program, place = self.programs[rank], (rank, one.stage)
         first, last = part.micro_batches
         count = (program.batches - 1) * program.num_micro_batches + last + 1 - first

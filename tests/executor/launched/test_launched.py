@@ -23,7 +23,7 @@ from penstock.executor.launched.report import check_failure, launch_report
 from penstock.executor.program.neighbours import awaited
 from penstock.importers.cluster.hostlist import expand
 from penstock.schemas.errors import Conflict, PenstockError, Unreachable, UnsupportedRequest
-from penstock.schemas.program import Channel, Held, Instruction, Program
+from penstock.schemas.program import Channel, Instruction, Program, RankStage
 from penstock.schemas.ranks.bundle import JobBundle
 from penstock.schemas.trace import Hardware
 
@@ -457,7 +457,7 @@ def test_a_comparison_that_is_off_is_said() -> None:
 
 
 def test_whose_message_an_instruction_waits_for() -> None:
-    entry = Held(
+    entry = RankStage(
         stage=1,
         first=0,
         last=0,

@@ -23,7 +23,7 @@ from random_plans import (
 from penstock.convert.requests import network_of
 from penstock.report.traffic import traffic
 from penstock.schemas.errors import InvalidPlan, UnsupportedRequest
-from penstock.schemas.program import CODEC_HEADER_BYTES, KINDS, WORDS, Held, Program
+from penstock.schemas.program import CODEC_HEADER_BYTES, KINDS, WORDS, Program, RankStage
 from penstock.schemas.topology import ClusterTopology
 from penstock.solvers.costs.charges import CHARGES, NORM_BYTES, untimed
 from penstock.solvers.judge.shared_processor import parallel_pipelines
@@ -122,7 +122,7 @@ def _reduced(problem: Problem, programs: list[Program]) -> dict[tuple[int, int, 
     return sizes
 
 
-def _message_bytes(problem: Problem, stage: Held, way: str, rows: int, coded: bool) -> int:
+def _message_bytes(problem: Problem, stage: RankStage, way: str, rows: int, coded: bool) -> int:
     cut = stage.last if way == "F" else stage.first - 1
     size = rows * int((problem.forward_bytes if way == "F" else problem.backward_bytes)[cut])
     if not coded or size == 0:
