@@ -35,7 +35,7 @@ def why(tmp_path: Path, name: str, text: str, used: dict[str, int]) -> str:
     try:
         refuse_absent(plan_on(used), read_known(str(tmp_path / name)))
     except Conflict as error:
-        return error.detail.partition("says: ")[2]
+        return error.detail.partition(": ")[2]
     return ""
 
 

@@ -243,7 +243,7 @@ def test_large_bundles_are_compressed_and_larger_ones_have_to_be_mounted(monkeyp
     assert command[4] == "torchrun"
     assert pods.UNPACKED in command
     monkeypatch.setattr(pods, "LARGEST_CONFIG_MAP_BYTES", 100)
-    with pytest.raises(UnsupportedRequest, match="a ConfigMap holds 100") as caught:
+    with pytest.raises(UnsupportedRequest, match="a ConfigMap holds at most 100") as caught:
         manifests_of("jobset", file)
     assert "bundle_path" in str(caught.value)
     settings = LaunchSettings.parse({"model": "m:j", "steps": 1, "image": "i", "bundle_path": "/data/job.json"})

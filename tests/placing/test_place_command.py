@@ -67,7 +67,7 @@ def test_what_a_scheduler_prints_says_what_is_free(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--free", "node[1-5]"), 65, "'node3' is no node and no device"),
+        (("--free", "node[1-5]"), 65, "'node3' is neither a node nor a device"),
         (("--free", "nod1"), 65, "did you mean 'node1'"),
         (("--nodes", "many"), 64, "'many' is not a number of nodes"),
         (("--nodes", "3-2"), 65, "min 3 is more than max 2"),

@@ -173,7 +173,7 @@ def make(file: PlanFile, to: str, settings: LaunchSettings) -> list[File]:
     """
     target = TARGETS.get(to)
     if target is None:
-        raise NotFound(f"there is no target {to!r}; there are {', '.join(TARGETS)}")
+        raise NotFound(f"there is no target {to!r}; the targets are {', '.join(TARGETS)}")
     any_nodes = check(to, target, settings)
     return target.make(job_of(file, to, settings, any_nodes, target.steps))
 

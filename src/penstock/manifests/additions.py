@@ -43,7 +43,7 @@ def refuse_others(additions: Mapping[str, Any], setting: str, possible: frozense
         raise InvalidDocument(
             f"{to} cannot add {', '.join(idle)} to a {setting}; it can add {', '.join(sorted(possible))}",
             faults=tuple(Fault(f"/{setting}/{key}", f"{to} has no place for it") for key in idle),
-            remedy="have the runtime say it, or another form, such as `--to jobset`",
+            remedy="set it in the training runtime, or export another form, such as `--to jobset`",
         )
 
 

@@ -87,9 +87,9 @@ def refuse_absent(file: PlanFile, inventory: NodeInventory) -> None:
     wrong = [why for node, devices in used.items() if (why := _why_not(node, len(devices), inventory))]
     if wrong:
         raise Conflict(
-            f"the plan cannot run on what {inventory.origin} says: {_listed(wrong)}",
-            remedy="plan again for the nodes that are there, or `penstock place`; nodes=any (--nodes any) where others "
-            "are as good",
+            f"the plan cannot run on the nodes of {inventory.origin}: {_listed(wrong)}",
+            remedy="plan again for the available nodes, or use `penstock place`; or nodes=any (--nodes any) if other "
+            "nodes are as good",
         )
 
 

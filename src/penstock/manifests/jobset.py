@@ -29,7 +29,7 @@ def make_kueue(job: Job) -> list[File]:
     group = pods.only_group(job)
     if not job.layout.fills_nodes or (group.num_gpus == 0 and job.settings.cpus_per_task is None):
         raise job.refuse(
-            "parts of nodes: it counts resources, and would put two pods onto one node",
+            "pods on parts of nodes: Kueue counts resources, and would put two pods onto one node",
             "--set cpus_per_task=… so that a pod fills its node, or `--to jobset`",
         )
     replicated = _replicated(job, pods.CONTAINER, group, pods.CONTAINER, annotations=_topology(job))

@@ -34,7 +34,7 @@ def refuse_hosts(names: Iterable[str], to: str) -> None:
 
 def refuse_kubernetes_nodes(names: Iterable[str], to: str) -> None:
     """Raise UnsupportedRequest naming the first that is no valid node name of Kubernetes."""
-    _refuse(names, _KUBERNETES, 253, to, "Kubernetes calls nodes by lower-case letters, digits, '-' and '.'")
+    _refuse(names, _KUBERNETES, 253, to, "a Kubernetes node name has lower-case letters, digits, '-' and '.'")
 
 
 def _refuse(names: Iterable[str], form: re.Pattern[str], longest: int, to: str, rule: str) -> None:
@@ -42,6 +42,7 @@ def _refuse(names: Iterable[str], form: re.Pattern[str], longest: int, to: str, 
         if form.fullmatch(name) is None or len(name) > longest:
             shown = name if len(name) <= 100 else name[:100] + "…"
             raise UnsupportedRequest(
-                f"{to} cannot name the plan's node {shown!r}: {rule}, at most {longest} of them",
-                remedy="plan for a topology with the nodes' real names, or nodes=any (--nodes any) where there is that",
+                f"{to} cannot name the plan's node {shown!r}: {rule}, at most {longest} characters",
+                remedy="plan for a topology with the nodes' real names, or nodes=any (--nodes any) where the target "
+                "has that",
             )

@@ -91,9 +91,9 @@ def config_map(job: Job) -> Manifest:
     packed = gzip.compress(job.bundle.encode(), mtime=0)
     if len(packed) > LARGEST_CONFIG_MAP_BYTES:
         raise UnsupportedRequest(
-            f"the bundle has {amount(len(packed))} after compression, and a ConfigMap holds "
+            f"the compressed bundle has {amount(len(packed))}, and a ConfigMap holds at most "
             f"{amount(LARGEST_CONFIG_MAP_BYTES)}",
-            remedy="`penstock export PLAN --to bundle -o …` to where the pods see it, and --set bundle_path=…",
+            remedy="`penstock export PLAN --to bundle -o …` to a path that the pods can read, and --set bundle_path=…",
         )
     return manifest | {"immutable": True, "binaryData": {f"{BUNDLE}.gz": base64.b64encode(packed).decode()}}
 
@@ -118,7 +118,9 @@ def environment(job: Job, more: dict[str, str]) -> list[Manifest]:
     """Return the variable by which ranks find their place, and the requested ones."""
     added = container_additions(job.settings.container).get("env") or []
     if NODE_NAME in job.variables or any(isinstance(one, dict) and one.get("name") == NODE_NAME for one in added):
-        raise InvalidDocument(f"ranks go by {NODE_NAME}, which is set for them", remedy=f"leave {NODE_NAME} out")
+        raise InvalidDocument(
+            f"the variable {NODE_NAME} cannot be set: Penstock sets it for every rank", remedy=f"leave {NODE_NAME} out"
+        )
     path = "metadata.name" if job.any_nodes else "spec.nodeName"
     node_name = [{"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": path}}}]
     variables = {name: _literal(value) for name, value in job.variables.items()}

@@ -57,7 +57,7 @@ class Cluster:
                 elif name in self.number_of:
                     numbers.add(self.number_of[name])
                 else:
-                    fault = Fault(f"/{where}/{place}", f"{name!r} is no node and no device", "unknown-node")
+                    fault = Fault(f"/{where}/{place}", f"{name!r} is neither a node nor a device", "unknown-node")
                     unknown[fault] = name
         if unknown:
             self._refuse(unknown, where)
@@ -99,7 +99,7 @@ class Cluster:
 def _reason(free: Sequence[str] | None, busy: Sequence[str] | None) -> str:
     if free is not None:
         return "the list of free nodes is empty"
-    return f"all are among the busy ones, {', '.join(map(repr, (busy or ())[:3]))}"
+    return f"all are listed as busy: {', '.join(map(repr, (busy or ())[:3]))}"
 
 
 def _part_of(matrix: MeasuredMatrix, ids: Sequence[str]) -> MeasuredMatrix:

@@ -28,7 +28,7 @@ def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
         ) from None
     if name not in SAYING:
         raise InvalidDocument(
-            f"{source} is {FORMATS[name].what}, which does not say what is free",
+            f"{source} is {FORMATS[name].what}, which does not say which nodes are free",
             remedy=WANTED,
         )
     facts = FORMATS[name].reader(name)(text, source)
@@ -44,6 +44,6 @@ def free_nodes(text: str, source: str, topology: ClusterTopology) -> list[str]:
         else:
             free.append(node.name)
     if not free:
-        first = [f"{node}: {reason}" for node, reason in list(why.items())[:3]] or ["none of its nodes is named there"]
-        raise Conflict(f"no node of {topology.name!r} is free by {source}: {'; '.join(first)}")
+        first = [f"{node}: {reason}" for node, reason in list(why.items())[:3]] or ["it names no node of the topology"]
+        raise Conflict(f"no node of {topology.name!r} is free according to {source}: {'; '.join(first)}")
     return free

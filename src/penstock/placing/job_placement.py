@@ -249,7 +249,7 @@ def refuse_too_many(job: PlacementJob, hosts: int, where: str) -> None:
         free = "1 is free" if hosts == 1 else f"{hosts} are free"
         raise InvalidDocument(
             f"{where}/nodes/min: the job {job.name!r} needs at least {job.nodes.min} nodes, and {free} for it",
-            remedy=f"ask for at most {hosts} nodes, or wait",
+            remedy=f"request at most {hosts} nodes, or wait until a job has ended",
         )
 
 

@@ -36,8 +36,13 @@ class Job:
             kinds = sorted({cluster.devices[number].kind for number in free})
             raise InvalidDocument(
                 f"no free device is of a kind that the profile {job.profile.name!r} was measured on",
-                faults=(Fault(f"{where}/profile", f"it knows {', '.join(costed_kinds)}; free are {', '.join(kinds)}"),),
-                remedy="profile the model on one of these kinds, or cost one with topology.kinds",
+                faults=(
+                    Fault(
+                        f"{where}/profile",
+                        f"the profile has costs of {', '.join(costed_kinds)}; free are {', '.join(kinds)}",
+                    ),
+                ),
+                remedy="profile the model on a free kind, or derive its costs from a profiled kind with topology.kinds",
             )
         self.left_out = len(free) - len(usable)
         self.site = Site(cluster.devices, cluster.network, usable)
