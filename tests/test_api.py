@@ -241,7 +241,7 @@ def test_a_time_limit_is_a_duration_or_seconds(limit: str | float) -> None:
 
 @pytest.mark.parametrize("limit", [float("nan"), float("inf"), True])
 def test_a_time_limit_that_is_no_duration_is_refused(limit: float) -> None:
-    with pytest.raises(penstock.errors.InvalidDocument, match=f"time_limit is {limit}, which is no duration"):
+    with pytest.raises(penstock.errors.InvalidDocument, match=f"time_limit is {limit}, which is not a duration"):
         penstock.plan("gpt2-small", "1x1xV100", global_batch_size=8, time_limit=limit)
 
 

@@ -152,7 +152,7 @@ def test_long_pipelines_in_many_layouts_are_refused() -> None:
     deep = SHAPES["llama-3.1-405b"].model_copy(update={"layers": 4096})
     arguments = {"tensor": 1, "pipeline": 4096, "sharding": ["none", "optimizer"]}
     assert penstock.fits(deep, "512x8xH100", **arguments).legal == 2
-    with pytest.raises(UnsupportedRequest, match="128 legal layouts have 524,288 stages; 131,072"):
+    with pytest.raises(UnsupportedRequest, match="128 legal layouts have 524,288 stages; the limit is 131,072"):
         penstock.fits(deep, "512x8xH100", **arguments, micro_batch_size=list(range(1, 65)))
 
 
@@ -237,8 +237,8 @@ def test_routing_of_tokens_decides_what_experts_keep() -> None:
         (["--capacity-factor", "1"], 65, "has no experts"),
         (["--tensor", "5"], 65, "nearest: tensor 2, 4, 8"),
         (["--tensor", "0"], 65, "greater than or equal to 1"),
-        (["--tensor", "x"], 64, "no number, list of numbers"),
-        (["--tensor", "8", "--tensor", "all"], 64, "'8,all' is no number, list of numbers"),
+        (["--tensor", "x"], 64, "not a number, a list of numbers"),
+        (["--tensor", "8", "--tensor", "all"], 64, "'8,all' is not a number, a list of numbers"),
         (["--tensor", "1", "--pipeline", "1"], 3, "nothing fits: try --recompute full"),
         (["--hf", "config.json"], 64, "either --example or --hf"),
         (["--framework", "jax"], 65, "megatron"),

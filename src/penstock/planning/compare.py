@@ -81,7 +81,7 @@ def pairs(planners: Sequence[str], schedules: Sequence[str]) -> dict[str, list[s
             schedules_of[name] = allowed
     if not schedules_of:
         raise UnsupportedRequest(
-            f"none of the planners {', '.join(planners)} combines with {' or '.join(schedules)}",
+            f"none of the planners {', '.join(planners)} supports the schedule {' or '.join(schedules)}",
             remedy="; ".join(f"{name}: {', '.join(resolve(name).accepts)}" for name in planners),
         )
     return schedules_of

@@ -157,8 +157,9 @@ def _why_not(text: str, other: PlannedChoice, ours: Planned, on_progress: Callab
 
 def layout_of(fields: Mapping[str, Any]) -> Layout:
     """Return a layout from plain data; cuts may be numbers. Raises InvalidDocument for an unknown field."""
-    if unknown := sorted(set(fields) - {field.name for field in dataclass_fields(Layout)}):
-        raise InvalidDocument(f"a layout has no field {unknown[0]!r}")
+    names = [field.name for field in dataclass_fields(Layout)]
+    if unknown := sorted(set(fields) - set(names)):
+        raise InvalidDocument(f"a layout has no field {unknown[0]!r}", remedy=f"one of {', '.join(names)}")
     return Layout(
         cuts=tuple(map(str, fields.get("cuts", ()))),
         replicas=tuple(map(int, fields.get("replicas", ()))),

@@ -94,7 +94,7 @@ def answer(request: FitsRequest, _terms: Terms = NO_TERMS) -> FitsAnswer:
     stages = sum(layout.pipeline * layout.virtual_stages for layout in legal)
     if stages > MOST_STAGES:
         raise UnsupportedRequest(
-            f"{len(legal)} legal layouts have {stages:,} stages; {MOST_STAGES:,} are looked at at most",
+            f"{len(legal)} legal layouts have {stages:,} stages; the limit is {MOST_STAGES:,}",
             remedy="give fewer values for the micro-batch size, the sharding or the pipeline",
         )
     fullest = sorted((_fullest(shape, layout) for layout in legal), key=partial(_rank, cluster.available_bytes))
@@ -166,7 +166,7 @@ def _layouts(request: FitsRequest, shape: TransformerShape, cluster: _Cluster) -
         every = {**values_of, "sharding": shardings}
         counts = ", ".join(f"{len(values)} of {name}" for name, values in every.items() if len(values) > 1)
         raise UnsupportedRequest(
-            f"{number:,} layouts are asked for ({counts}); {MOST_LAYOUTS:,} are looked at at most",
+            f"the request has {number:,} layouts ({counts}); the limit is {MOST_LAYOUTS:,}",
             remedy="give values instead of 'all' for some of the degrees",
         )
     rest = Layout(
@@ -190,13 +190,13 @@ def _recomputed(request: FitsRequest) -> frozenset[Module]:
     alone = next((each for each in request.recompute if each in ALONE), None)
     if alone is not None and (len(set(request.recompute)) > 1 or request.framework != "torch"):
         raise UnsupportedRequest(
-            f"recompute {', '.join(request.recompute)} with the framework {request.framework}: {alone!r} are "
-            "torchtitan's selective checkpoints, which overlap with every other module",
-            remedy=f"framework torch and {alone} alone, or the other modules without it",
+            f"recompute {', '.join(request.recompute)} is not possible with framework {request.framework}: {alone!r} "
+            "are torchtitan's selective checkpoints, which overlap with the other modules",
+            remedy=f"framework torch and only {alone}, or the other modules without {alone}",
         )
     if alone is not None and request.context != (1,):
         raise UnsupportedRequest(
-            f"what recomputing {alone!r} keeps is not known where GPUs share sequences",
+            f"the memory of recompute {alone!r} is unknown under context parallelism",
             remedy="context 1, or recompute full",
         )
     return frozenset(request.recompute)
@@ -272,7 +272,7 @@ def _fullest(shape: TransformerShape, layout: Layout) -> _Fullest:
     totals = [one.total for one in stages]
     stage = totals.index(max(totals))
     if max(totals[stage], parameters.total(shape)) > MAX_WIRE_INTEGER:
-        raise UnsupportedRequest(f"{shape.name} would take more than 2^53 bytes on one GPU: no such model is trained")
+        raise UnsupportedRequest(f"{shape.name} would take more bytes on one GPU than Penstock counts (2^53)")
     return _Fullest(layout, stage, stages[stage])
 
 

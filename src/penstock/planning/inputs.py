@@ -258,6 +258,7 @@ def nanoseconds_of(limit: str | float | None) -> str | int | None:
         return limit
     if isinstance(limit, bool) or not isfinite(limit):
         raise InvalidDocument(
-            f"time_limit is {limit}, which is no duration", remedy='a number of seconds, a text such as "10s", or None'
+            f"time_limit is {limit}, which is not a duration",
+            remedy='a number of seconds, a text such as "10s", or None',
         )
     return round(limit * 1e9)

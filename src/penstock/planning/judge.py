@@ -93,7 +93,7 @@ def simulated(file: PlanFile) -> Simulation:
     if judgement.timeline is None:
         raise InvalidPlan(
             f"the plan cannot be simulated: {judgement.faults[0]}",
-            remedy="verify it for all of its faults",
+            remedy="see all faults: `penstock verify`",
         )
     return Simulation(valid=not judgement.faults, sentences=judgement.faults, plan=judgement.plan)
 

@@ -60,7 +60,7 @@ def schedule_csv(file: PlanFile) -> ScheduleText:
         raise InvalidPlan(f"the plan does not verify: {judgement.faults[0]}", remedy="see `penstock verify`")
     if not isinstance(judgement.schedule, Orders) or file.plan.update_rule != "synchronous":
         raise UnsupportedRequest(
-            f"a PyTorch schedule is one flushed step; schedule {file.plan.schedule.name} has {file.plan.update_rule} "
+            f"a PyTorch schedule is synchronous; schedule {file.plan.schedule.name} has {file.plan.update_rule} "
             "updates",
             remedy="a plan with update_rules: [synchronous]",
         )

@@ -90,7 +90,9 @@ def solve_problem(
         at = choices.problem_of(problem, result)
         beyond = faults_beyond(at, result.best.allocation, result.best.schedule, problem.within)
         if beyond:
-            raise InvalidPlan(f"planner {request.planner!r} made a plan beyond {request.target}: {beyond[0]}")
+            raise InvalidPlan(
+                f"planner {request.planner!r} made a plan that {request.target} cannot express: {beyond[0]}"
+            )
     return result
 
 
@@ -100,6 +102,6 @@ def refuse_unsupported(request: PlanRequest) -> None:
     if request.target is not None and not resolve(request.planner).target:
         able = " or ".join(repr(name) for name, entry in PLANNERS.items() if entry.target)
         raise UnsupportedRequest(
-            f"planner {request.planner!r} does not stay within what {request.target} can express; {able} does",
+            f"planner {request.planner!r} cannot plan for the target {request.target}; {able} can",
             remedy=f"planner {able}, or leave the target out",
         )

@@ -51,7 +51,7 @@ def settings(file: PlanFile, max_pipelines: int) -> list[Setting]:
     """
     if file.plan.update_rule != RULE:
         raise UnsupportedRequest(
-            f"the plan has {file.plan.update_rule} updates; only pipelines that average elastically have two degrees",
+            f"tuning needs a plan with {RULE} updates; this plan has {file.plan.update_rule} updates",
             remedy="plan with --planner avgpipe --update-rule elastic_averaging",
         )
     problem = at_choice_of(to_problem(file.request), file.plan)

@@ -82,7 +82,7 @@ def _others(problem: Problem, profile: ModelProfile, current: Choice, text: str)
     named = _named(text)
     if named and all(_value(current, name) == value for name, value in named.items()):
         raise InvalidDocument(
-            f"{text!r} is what the plan has: it is at {current}", remedy=f"name another choice: {EXAMPLE}"
+            f"the plan already has {text!r}: it is at {current}", remedy=f"name another choice: {EXAMPLE}"
         )
     every = dict.fromkeys(_settled(problem, each) for each in _candidates(problem, profile, current, named))
     others = [each for each in every if each != current]
@@ -90,7 +90,7 @@ def _others(problem: Problem, profile: ModelProfile, current: Choice, text: str)
         others = [each for each in others if each.degrees != current.degrees] or others
     if not others:
         raise InvalidDocument(
-            f"the request allows no choice but the plan's own, {current}", remedy="name one: tensor=4"
+            f"the request allows no other choice than the plan's {current}", remedy="name one: tensor=4"
         )
     return others
 
@@ -117,7 +117,7 @@ def _named(text: str) -> Mapping[str, Any]:
         whole = name in Degrees._fields and value.isdecimal() and len(value) < 6
         values = AXES[name].values if name in AXES else get_args(Sharding) if name == "sharding" else ()
         if not equals or name in named or not (whole or value in values):
-            raise InvalidDocument(f"{text!r} names no choice of degrees", remedy=EXAMPLE)
+            raise InvalidDocument(f"{text!r} is not a choice of degrees", remedy=f"such as {EXAMPLE}")
         named[name] = int(value) if whole else value
     return named
 
@@ -158,7 +158,7 @@ def _with(
     if not open_matches and wanted not in profile_degrees:
         raise UnsupportedRequest(
             f"the profile {profile.name!r} has no costs at {_words(degree_values)}",
-            remedy=f"it has them at {listed(map(to_degrees, profile_degrees))}",
+            remedy=f"choose degrees that the profile has costs at: {listed(map(to_degrees, profile_degrees))}",
         )
     return open_matches or [wanted]
 

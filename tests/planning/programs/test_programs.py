@@ -77,7 +77,7 @@ def test_plans_without_a_flush_become_programs_of_any_length(planner: str, rule:
         programs = penstock.programs(file, batches=batches)
         assert {(p.update_rule, p.batches) for p in programs} == {(rule, batches)}
         assert [Program.from_json(p.to_json()) for p in programs] == programs
-    with pytest.raises(UnsupportedRequest, match="has no forwards in advance"):
+    with pytest.raises(UnsupportedRequest, match="has no number of advance forwards"):
         penstock.ladder(file)
     with pytest.raises(InvalidPlan, match="does not verify"):
         penstock.programs(

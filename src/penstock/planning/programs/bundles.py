@@ -38,8 +38,8 @@ def make_bundle(
     plan = file.plan
     if steps is None and plan.update_rule not in FLUSHED:
         raise UnsupportedRequest(
-            f"a bundle of a plan with the rule {plan.update_rule} holds programs from one interruption to the next, "
-            "which needs the number of steps",
+            f"a bundle of a plan with {plan.update_rule} updates needs the number of steps: its programs run from one "
+            "checkpoint or evaluation to the next",
             remedy="give steps (--steps N), and checkpoint_every and evaluate_every if any",
         )
     wanted = options or RunOptions()

@@ -48,7 +48,7 @@ def ladder(
     """
     if file.plan.schedule.name != "advance-forward":
         raise UnsupportedRequest(
-            f"schedule {file.plan.schedule.name} has no forwards in advance to search",
+            f"schedule {file.plan.schedule.name} has no number of advance forwards to search",
             remedy="plan with planner avgpipe, or schedule advance-forward",
         )
     judgement = _judged(file)
