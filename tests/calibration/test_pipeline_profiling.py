@@ -89,7 +89,7 @@ def test_plans_that_avgpipe_does_not_profile_are_refused(tmp_path: Path) -> None
         profile_pipeline(replicated, JOB, directory=tmp_path)
     one = replicated.plan.pipelines[0]
     twice = replicated.model_copy(update={"plan": replicated.plan.model_copy(update={"pipelines": (one, one)})})
-    with pytest.raises(UnsupportedRequest, match="2 pipelines at once"):
+    with pytest.raises(UnsupportedRequest, match="2 parallel pipelines"):
         profile_pipeline(twice, JOB, directory=tmp_path)
 
 

@@ -102,7 +102,9 @@ def calibrate(
     computed on other hardware than the costs are for, and for too large a factor.
     """
     if not traces:
-        raise InvalidDocument("there is no trace to calibrate from", remedy="penstock run plan.json --trace trace.json")
+        raise InvalidDocument(
+            "there is no trace to calibrate from", remedy="record one: penstock run plan.json --trace trace.json"
+        )
     files = [_file_of(trace, profile) for trace in traces]
     topology = _topology(files)
     problems = [_problem(file, profile, topology) for file in files]
@@ -162,7 +164,7 @@ def _file_of(trace: Trace, profile: ModelProfile) -> PlanFile:
         )
     if file.plan.update_rule == "elastic_averaging" and len(file.plan.pipelines) > 1:
         raise UnsupportedRequest(
-            "pipelines that share a device stretch each other's operations: their times are no costs",
+            "operations of pipelines that share a device slow each other down, so their times are not costs",
             remedy="calibrate from a run of one pipeline",
         )
     return file

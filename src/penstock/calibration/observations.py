@@ -120,7 +120,7 @@ def _read(trace: RankTrace, problem: Problem, allocation: Allocation) -> _Step:
     if trace.device not in names or unknown:
         what = f"stage {unknown[0]}" if unknown else f"device {trace.device!r}"
         raise InvalidPlan(
-            f"rank {trace.rank} of the trace names {what}, which its plan does not have",
+            f"rank {trace.rank} of the trace names {what}, which the plan of the trace does not have",
             remedy="calibrate from a trace together with the plan that was run",
         )
     again = frozenset((stage, micro_batch) for stage, word, micro_batch, _ in events if word == "R")

@@ -189,14 +189,14 @@ def _refuse(file: PlanFile) -> None:
     pipelines = file.plan.pipelines
     if len(pipelines) != 1:
         raise UnsupportedRequest(
-            f"the plan has {len(pipelines)} pipelines at once; AvgPipe predicts those from a profile of one",
+            f"the plan has {len(pipelines)} parallel pipelines; AvgPipe needs a profile of one pipeline",
             remedy="profile a plan of one pipeline, planner gpipe, or avgpipe with --set pipelines=1",
         )
     for number, stage in enumerate(pipelines[0].stages):
         if len(stage.devices) != 1:
             raise UnsupportedRequest(
-                f"stage {number} runs on {len(stage.devices)} devices; AvgPipe's stages on one each"
+                f"stage {number} runs on {len(stage.devices)} devices; AvgPipe needs one device per stage"
             )
     devices = [stage.devices[0] for stage in pipelines[0].stages]
     if len(set(devices)) != len(devices):
-        raise UnsupportedRequest("several stages share a device; AvgPipe's ranks hold one stage each")
+        raise UnsupportedRequest("several stages share a device; AvgPipe needs one stage per device")

@@ -106,8 +106,8 @@ def calibrate_throughput(
     least_ns, before_ns = run.time_ns(0.0), run.time_ns()
     if measured_ns <= least_ns:
         raise UnsupportedRequest(
-            f"the run took {duration(measured_ns)} per global batch, and communication, updates and waiting for them "
-            f"take {duration(least_ns)} even if {run.kind} computed in no time ({duration(before_ns)} as predicted)",
+            f"the run took {duration(measured_ns)} per global batch, but its communication and updates alone are "
+            f"predicted to take {duration(least_ns)} (with computation on {run.kind}: {duration(before_ns)})",
             remedy="check the figure, the number of GPUs and the layout, or measure the links: `penstock probe`",
         )
     others = [_run_of(other, run.kind) for other in show]
@@ -136,12 +136,13 @@ def _run_of(file: PlanFile, kind: str | None = None) -> _Run:
     kinds = sorted({gpu.kind for gpu in used})
     if kind is not None and kind not in kinds:
         raise UnsupportedRequest(
-            f"the plan {file.plan.content_hash()} to show uses {', '.join(kinds)}, and the run was on {kind}",
+            f"the plan {file.plan.content_hash()} to show uses {', '.join(kinds)}, but the run was on {kind}",
             remedy=f"show plans for {kind}",
         )
     if kind is None and len(kinds) > 1:
         raise UnsupportedRequest(
-            f"the plan uses devices of {len(kinds)} kinds, {', '.join(kinds)}: one figure does not tell them apart",
+            f"the plan uses devices of {len(kinds)} kinds, {', '.join(kinds)}: one figure cannot calibrate several "
+            "kinds",
             remedy="calibrate from a run on one kind, or from a trace",
         )
     return _Run(file, kind or kinds[0], len(used))
@@ -160,20 +161,20 @@ def _with_costs_of_run(profile: ModelProfile, run: _Run) -> ModelProfile:
     ready = _with_costs(profile, topology, run.kind)
     if run.kind not in ready.device_kinds:
         raise InvalidDocument(
-            f"the profile {profile.name!r} has costs of {', '.join(ready.device_kinds)}, and the run was on {run.kind}",
-            remedy=f"`penstock profile --analytic {run.kind}` computes those of a known model",
+            f"the profile {profile.name!r} has costs of {', '.join(ready.device_kinds)}, but the run was on {run.kind}",
+            remedy=f"`penstock profile --analytic {run.kind}` computes costs of this kind for a known model",
         )
     return ready
 
 
 def _measured_ns(run: _Run, tokens_per_s_per_gpu: float | None, step_ns: int | None) -> int:
     if (tokens_per_s_per_gpu is None) == (step_ns is None):
-        raise InvalidDocument("give tokens per second and GPU, or the time of a step, and only one of them")
+        raise InvalidDocument("give either tokens per second and GPU or the time of a step, not both")
     if step_ns is not None:
         return step_ns
     assert tokens_per_s_per_gpu is not None
     if tokens_per_s_per_gpu <= 0:
-        raise InvalidDocument(f"{tokens_per_s_per_gpu:g} tokens per second and GPU are no pace of a run")
+        raise InvalidDocument(f"tokens per second and GPU have to be above 0, not {tokens_per_s_per_gpu:g}")
     unit = run.pace(10**9)
     if unit is None:
         raise InvalidDocument(
@@ -191,7 +192,7 @@ def _simulated(file: PlanFile, profile: ModelProfile | None = None) -> tuple[Pro
     plan, request = file.plan, file.request
     if plan.request_hash != request.content_hash():
         raise InvalidPlan(
-            f"the plan was made for the request {plan.request_hash}, not for the one that comes with it",
+            f"the plan was made for the request {plan.request_hash}, not for the given one {request.content_hash()}",
             remedy="give plan and request as one file, as `penstock plan` writes them",
         )
     changed = request if profile is None else request.model_copy(update={"profile": profile})
@@ -218,7 +219,7 @@ def _factor(run: _Run, measured_ns: int, before_ns: int) -> float:
         if high > _MOST_FACTOR:
             raise UnsupportedRequest(
                 f"the run took {duration(measured_ns)} per global batch, {measured_ns / before_ns:,.0f} times the "
-                f"{duration(before_ns)} that its plan is predicted to take",
+                f"predicted {duration(before_ns)}",
                 remedy="check the figure and its unit",
             )
     for _ in range(_ROUNDS):

@@ -33,11 +33,11 @@ def refuse_other_hardware(trace: Trace, problem: Problem) -> None:
             continue
         remedy = f"calibrate from a run on {source}, or measure a profile on {kind} with `penstock profile`"
         if kind != CPU and kind not in DEVICES:
-            remedy += f"; if it is {source} by another name, plan with topology.kinds: "
+            remedy += f"; if {kind} is {source} by another name, plan with topology.kinds: "
             remedy += f"[{{name: {kind}, scale_from: {source}, speed: 1.0}}]"
         raise UnsupportedRequest(
-            f"rank {rank.rank} of the trace computed on {hardware_name(rank.hardware)}, and the costs that its times "
-            f"would correct are those of {source}: the two cannot be compared",
+            f"rank {rank.rank} of the trace computed on {hardware_name(rank.hardware)}, but the costs of the profile "
+            f"are for {source}",
             remedy=remedy,
         )
 
@@ -51,10 +51,10 @@ def refuse_large(factor: float, measured_ns: int, predicted_ns: int, note: str |
     """Raise UnsupportedRequest for a factor that is hardly true. ``note``: what the run recorded of its machine."""
     if not is_large(factor):
         return
-    causes = note or "a busy machine, more ranks than cores or other hardware would explain it"
+    causes = note or "possible causes are a busy machine, more ranks than cores, or other hardware"
     raise UnsupportedRequest(
-        f"costs would change by a factor of {factor:.3g}, beyond {LARGEST_FACTOR:g}: the run took "
-        f"{duration(measured_ns)} per global batch, predicted were {duration(predicted_ns)}; {causes}",
+        f"costs would change by a factor of {factor:.3g}, beyond the limit of {LARGEST_FACTOR:g}: the run took "
+        f"{duration(measured_ns)} per global batch instead of {duration(predicted_ns)}; {causes}",
         remedy="run the plan on free hardware of the profile's kind, or accept the factor: --any-factor "
         "(any_factor of a request)",
     )

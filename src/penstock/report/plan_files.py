@@ -74,4 +74,4 @@ def write_comparison(file: PlanFile, trace: Trace | None, path: Path) -> None:
 
 def _check_trace(file: PlanFile, trace: Trace | None) -> None:
     if trace is not None and trace.plan_hash != file.plan.content_hash():
-        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of {file.plan.content_hash()}")
+        raise InvalidDocument(f"the trace is of plan {trace.plan_hash}, not of plan {file.plan.content_hash()}")
