@@ -101,7 +101,7 @@ def test_gpus_that_are_no_replica_are_a_fault(devices: list[str], named: str) ->
         from_plan(plan, contract(to_problem(request), Choice(Degrees(tensor=2))))
     (fault,) = raised.value.faults
     assert fault.pointer == "/pipelines/0/stages/0/devices"
-    assert fault.detail.startswith(f"{named} are not 2 neighbouring GPUs")
+    assert fault.detail.endswith(f"needs 2 neighbouring GPUs in the topology's order, unlike {named}")
     judgement = judge(PlanFile(plan=plan, request=request))
     assert any(fault.pointer in each for each in judgement.faults)
 
@@ -166,7 +166,7 @@ def test_degrees_that_the_profile_does_not_know_are_a_fault_of_the_request() -> 
     with pytest.raises(InvalidDocument, match="has no costs at tensor 4") as raised:
         to_problem(with_degrees(degrees=[{"tensor": 4}, {"tensor": 2}]))
     assert [fault.pointer for fault in raised.value.faults] == ["/degrees"]
-    assert "it has them at tensor 1, 2" in str(raised.value.remedy)
+    assert "costs at: tensor 1, 2" in str(raised.value.remedy)
 
 
 def covering(plan: Plan, *choices: str) -> Plan:
@@ -268,10 +268,10 @@ def test_modules_without_costs_are_a_fault() -> None:
     plan = recomputing(planned(request, "dp"), {"modules": ["mlp", "attention"]})
     fault = judge(PlanFile(plan=plan, request=request)).faults[-1]
     assert "/pipelines/0/stages/0/recompute" in fault
-    assert "no costs of recomputing attention at tensor 2; it has those of mlp, norm" in fault
+    assert "no costs of recomputing attention at tensor 2; it has costs of recomputing mlp, norm" in fault
     single = planned(with_degrees(), "dp")
     fault = judge(PlanFile(plan=recomputing(single, {"modules": ["norm"]}), request=with_degrees())).faults[-1]
-    assert "no costs of recomputing norm at tensor 2; it has those of no module" in fault
+    assert "no costs of recomputing norm at tensor 2; it has costs for no module" in fault
 
 
 @pytest.mark.parametrize("recompute", [{"modules": []}, {"modules": ["norm", "norm"]}, {"modules": ["core_attn"]}, {}])

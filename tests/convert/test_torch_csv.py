@@ -106,7 +106,7 @@ def test_plans_beyond_the_common_subset_are_refused() -> None:
     with pytest.raises(UnsupportedRequest, match="stage 0 take whole micro-batches in turn"):
         to_csv(turns, rows)
     shared = single_pipeline((Stage(0, 0, (0, 1)), Stage(1, 1, (1,))), 2)
-    with pytest.raises(UnsupportedRequest, match="a device of stage 0 is in two groups"):
+    with pytest.raises(UnsupportedRequest, match="a device of stage 0 belongs to two"):
         to_csv(shared, rows)
     plain = single_pipeline((Stage(0, 0, (0,)), Stage(1, 1, (1,))), 2)
     with pytest.raises(UnsupportedRequest, match="in the order 1, 0; PyTorch reads losses"):

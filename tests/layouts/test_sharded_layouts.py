@@ -66,6 +66,6 @@ def test_what_a_trainer_has_no_word_for_is_refused() -> None:
     ("sharding", "nearest"), [("parameters", "sharding parameters_kept"), ("gradients", "sharding optimizer")]
 )
 def test_several_stages_are_refused_with_what_is_nearest(sharding: str, nearest: str) -> None:
-    with pytest.raises(UnsupportedRequest, match=f"sharding {sharding} in 2 stages") as refused:
+    with pytest.raises(UnsupportedRequest, match=f"sharding {sharding} needs one stage, not 2") as refused:
         planned(f"sharding={sharding},pipeline=2")
     assert nearest in str(refused.value)

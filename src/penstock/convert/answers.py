@@ -125,7 +125,7 @@ def to_prediction(problem: Problem, profile: ModelProfile, timeline: Timeline) -
         first = error.errors()[0]
         raise UnsupportedRequest(
             f"the plan's {first['loc'][-1]} is {first['input']}, which no document can hold: {first['msg']}",
-            remedy="are the profile's times and sizes, and the topology's bandwidths, in nanoseconds and bytes?",
+            remedy="check the units: nanoseconds, bytes and bytes per second, in the profile and the topology",
         ) from None
 
 

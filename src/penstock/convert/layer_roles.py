@@ -83,7 +83,8 @@ def _stated(profile: ModelProfile, stated: str) -> Roles:
     most = len(profile.layers) - 1
     if match is None or not 0 < int(match[1]) <= int(match[2]) < most:
         raise InvalidDocument(
-            f"{stated!r} are no transformer layers of the profile {profile.name!r}, whose layers are 0…{most}",
+            f"{stated!r} is not a range of transformer layers of the profile {profile.name!r}, whose layers are "
+            f"0…{most}",
             faults=(Fault(f"/options/{OPTION}", stated),),
             remedy=f"FIRST-LAST with an embedding before and a head after, such as 1-{most - 1}",
         )

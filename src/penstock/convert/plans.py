@@ -53,7 +53,9 @@ def from_plan(plan: wire.Plan, problem: Problem) -> tuple[Allocation, Schedule]:
         first_batch, last_batch = pipeline.micro_batches
         if not first_batch <= last_batch < plan.num_micro_batches:
             faults.append(
-                Fault(f"/pipelines/{p}/micro_batches", f"no range of micro-batches 0…{plan.num_micro_batches - 1}")
+                Fault(
+                    f"/pipelines/{p}/micro_batches", f"not a range within micro-batches 0…{plan.num_micro_batches - 1}"
+                )
             )
         pipelines.append(Pipeline(tuple(stages), pipeline.micro_batches))
     faults += _batch_faults(plan, problem)
@@ -71,7 +73,7 @@ def _refuse_several_stages(plan: wire.Plan, problem: Problem) -> None:
         raise InvalidPlan(
             f"the plan has sharding {plan.sharding} and {stages} stages: {what} again for each of "
             f"{plan.num_micro_batches} micro-batches",
-            faults=(Fault("/sharding", f"{plan.sharding} is of one stage on all GPUs"),),
+            faults=(Fault("/sharding", f"{plan.sharding} needs one stage on all GPUs"),),
             remedy="sharding parameters_kept or optimizer, or one stage",
         )
 
@@ -82,7 +84,9 @@ def _again(problem: Problem, stage: wire.Stage) -> tuple[tuple[wire.LayerRange, 
     if isinstance(stage.recompute, wire.RecomputedModules):
         unknown = [module for module in stage.recompute.modules if module not in problem.modules]
         if unknown:
-            available = f"those of {', '.join(problem.modules)}" if problem.modules else "those of no module"
+            available = (
+                f"costs of recomputing {', '.join(problem.modules)}" if problem.modules else "costs for no module"
+            )
             at = problem.choice or Choice()
             raise InvalidPlan(
                 f"the profile has no costs of recomputing {unknown[0]} at {at.degrees}; it has {available}"
@@ -110,8 +114,8 @@ def _devices(problem: Problem, names: tuple[str, ...], number_of: dict[str, int]
         gpu_names = () if cell is None else problem.names(cell)
         if gpu_names != names[at : at + size]:
             raise InvalidPlan(
-                f"{', '.join(names[at : at + size])} are not {size} neighbouring GPUs in the topology's order that hold"
-                f" a replica at {problem.choice}"
+                f"a replica at {problem.choice} needs {size} neighbouring GPUs in the topology's order, unlike "
+                f"{', '.join(names[at : at + size])}"
             )
         assert cell is not None
         cells.append(cell)
@@ -147,7 +151,7 @@ def _schedule(schedule: wire.PlanSchedule, allocation: Allocation, number_of: di
         unknown = [name for name in row.devices if name not in number_of]
         if unknown:
             raise InvalidPlan(
-                "the schedule names a device that the topology lacks",
+                f"the schedule names device {unknown[0]!r}, which the topology lacks",
                 faults=(Fault(f"{where}/devices", repr(unknown[0])),),
             )
         idle = [name for name in row.devices if number_of[name] not in homes]
@@ -190,7 +194,7 @@ def _pattern(schedule: wire.PlanSchedule) -> Pattern:
         parsed = parse_row(o.operation)
         if len(parsed) != 1:
             raise InvalidPlan(
-                "a pattern's operation is one operation",
+                f"a pattern's entry needs one operation, not {len(parsed)}",
                 faults=(Fault(f"/schedule/pattern/operations/{i}", o.operation),),
             )
         kind, stage, micro_batch = parsed[0]

@@ -69,7 +69,7 @@ def choices_of(request: PlanRequest, profile: ModelProfile, topology: ClusterTop
     if (group := topology.group) is not None:
         if request.degrees != "auto" and degrees != [Degrees()]:
             raise InvalidDocument(
-                f"device {group[0]!r} is a group of {group[1]} GPUs; degrees are of topologies with a device per GPU",
+                f"degrees need a topology with a device per GPU; device {group[0]!r} is a group of {group[1]} GPUs",
                 faults=(Fault("/degrees", "not with groups of GPUs"),),
                 remedy="write each GPU as a device, or leave degrees out",
             )
@@ -94,7 +94,7 @@ def _values(request: PlanRequest) -> Iterator[tuple[tuple[str, str], ...]]:
     choose = request.choose or {}
     for name in choose.keys() - AXES.keys():
         raise InvalidDocument(
-            f"there is no axis {name!r} to choose a value of",
+            f"choose names the unknown axis {name!r}",
             faults=(Fault("/choose", name, "axis"),),
             remedy=f"one of {', '.join(AXES)}",
         )
@@ -102,7 +102,7 @@ def _values(request: PlanRequest) -> Iterator[tuple[tuple[str, str], ...]]:
     for name, values in listed.items():
         if unknown := [value for value in values if value not in AXES[name].values]:
             raise InvalidDocument(
-                f"{name} {unknown[0]!r} is none that is known",
+                f"{name} {unknown[0]!r} is unknown",
                 faults=(Fault(f"/choose/{name}", unknown[0], "value"),),
                 remedy=f"one of {', '.join(AXES[name].values)}",
             )
@@ -114,7 +114,7 @@ def refuse_sharding(profile: ModelProfile, sharding: Sharding | None) -> None:
     """Raise UnsupportedRequest for a sharding that the trainer of the profile's kernels does not have."""
     if sharding == "parameters_kept" and profile.framework == "megatron":
         raise UnsupportedRequest(
-            f"the profile {profile.name!r} is of megatron, and parameters_kept is a sharding of torch's FSDP2",
+            f"the profile {profile.name!r} is for megatron; only torch's FSDP2 has sharding parameters_kept",
             remedy="sharding optimizer, or a profile of framework torch",
         )
 
@@ -125,7 +125,7 @@ def refuse_several_stages(profile: ModelProfile, sharding: Sharding | None, stag
         what = "parameters would be gathered" if sharding == "parameters" else "gradients would be summed"
         kept = sharding == "parameters" and profile.framework != "megatron"
         raise UnsupportedRequest(
-            f"sharding {sharding} in {stages} stages: {what} again for each micro-batch of each stage",
+            f"sharding {sharding} needs one stage, not {stages}: {what} again for each micro-batch of each stage",
             remedy=f"sharding {'parameters_kept' if kept else 'optimizer'}, or one stage",
         )
 
@@ -169,7 +169,11 @@ def named_degrees(profile: ModelProfile | str, named: Mapping[str, Sequence[int]
 
 
 def _remedy(profile: ModelProfile, available: list[Degrees]) -> str:
-    return f"it has them at {wire.listed(map(to_degrees, available))}" if len(available) > 1 else WITH_DEGREES
+    return (
+        f"choose degrees that the profile has costs at: {wire.listed(map(to_degrees, available))}"
+        if len(available) > 1
+        else WITH_DEGREES
+    )
 
 
 def choice_of(plan: Plan) -> Choice | None:
@@ -184,7 +188,7 @@ def refuse_divided(plan: Plan, what: str) -> None:
     degrees = degrees_of(plan.degrees)
     if degrees != Degrees():
         raise UnsupportedRequest(
-            f"{what} at {degrees}: only plans whose devices hold whole layers",
+            f"{what} at {degrees}, only where each device holds whole layers",
             remedy="plan with --tensor 1 (degrees: [{}] in a request)",
         )
 

@@ -254,7 +254,8 @@ def _kind_sources(profile: ModelProfile, topology: ClusterTopology) -> dict[str,
         unknown = next(iter(faults))
         costs = "computed" if profile.source.method == "analytic" else profile.source.method
         raise InvalidDocument(
-            f"the profile {profile.name!r} has {costs} costs of {', '.join(map(repr, profiled))} only",
+            f"the profile {profile.name!r} has no costs of {unknown!r}, only {costs} costs of "
+            f"{', '.join(map(repr, profiled))}",
             faults=tuple(faults.values()),
             remedy=f"a topology with {' or '.join(map(repr, profiled))} devices (`penstock probe` writes one of this "
             "machine), a profile of that kind (`penstock profile`), or its costs from a known one: "

@@ -58,15 +58,15 @@ def _refuse(allocation: Allocation) -> None:
     for number, stage in enumerate(allocation.stages):
         if stage.dispatch == "round_robin" and stage.replicas > 1:
             raise UnsupportedRequest(
-                f"a PyTorch schedule has every micro-batch on each replica of a stage, by its rows; those of stage "
-                f"{number} take whole micro-batches in turn",
-                remedy="a plan whose replicas share micro-batches by rows",
+                f"in a PyTorch schedule replicas split each micro-batch; the replicas of stage {number} take whole "
+                "micro-batches in turn",
+                remedy="a plan whose replicas split each micro-batch",
             )
         shared = next((d for d in stage.devices if any(d in group for group in groups - {stage.devices})), None)
         if shared is not None:
             raise UnsupportedRequest(
-                f"a PyTorch schedule has each stage on one rank and its replicas; a device of stage {number} is in two "
-                "groups of replicas",
+                f"in a PyTorch schedule a device belongs to one group of replicas; a device of stage {number} belongs "
+                "to two",
                 remedy="a plan whose stages share all devices or none",
             )
 
@@ -191,7 +191,8 @@ def _check(ranks: list[_Rank]) -> None:
             holder = rank_of.setdefault(operation[1], rank)
             if holder is not rank:
                 raise InvalidDocument(
-                    f"stage {operation[1]} is on lines {holder.line + 1} and {rank.line + 1}; each is on one rank"
+                    f"stage {operation[1]} is on lines {holder.line + 1} and {rank.line + 1}; a stage belongs to one "
+                    "rank"
                 )
             if operation in places:
                 first = places[operation][0].cell(places[operation][1])

@@ -54,7 +54,7 @@ def layout_text(file: PlanFile, to: str, release: str | None = None) -> str:
     if to == "ranges":
         if not isinstance(schedule, Orders) or file.plan.update_rule != "synchronous":
             raise UnsupportedRequest(
-                f"ranges of layers are of one flushed step; the plan has {file.plan.update_rule} updates",
+                f"ranges of layers describe a synchronous step; the plan has {file.plan.update_rule} updates",
                 remedy="a plan with update_rules: [synchronous], or --to plan",
             )
         return ranges.write(judgement.problem, allocation, schedule, file.plan.content_hash())
@@ -92,8 +92,7 @@ def expressed(file: PlanFile, judgement: Judgement, target: str) -> Expressed:
         raise UnsupportedRequest(
             f"{target} cannot express this plan: {beyond[0]}",
             faults=tuple(Fault("/plan", sentence, "target") for sentence in beyond),
-            remedy=f"the best plan that it can express: penstock plan … --target {target} (target: {target} in a "
-            "request)",
+            remedy=f"plan for this trainer: penstock plan … --target {target} (target: {target} in a request)",
         )
     stages, number = allocation.stages, allocation.num_micro_batches
     ranks = len({stage.devices for stage in stages})

@@ -135,8 +135,8 @@ def test_the_optimizer_that_memory_holds_is_chosen_and_no_training_called_the_be
 
 def test_what_is_no_axis_or_no_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for choose, words, remedy in (
-        ({"optim": "sgd"}, "there is no axis 'optim'", "one of optimizer"),
-        ({"optimizer": ["sgd", "muon"]}, "optimizer 'muon' is none that is known", "one of sgd, momentum, adam"),
+        ({"optim": "sgd"}, "the unknown axis 'optim'", "one of optimizer"),
+        ({"optimizer": ["sgd", "muon"]}, "optimizer 'muon' is unknown", "one of sgd, momentum, adam"),
     ):
         with pytest.raises(InvalidDocument, match=words) as refused:
             to_problem(vgg_request(choose=choose))
