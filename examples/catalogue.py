@@ -103,7 +103,7 @@ def cluster(name: str) -> ClusterTopology:
     nodes, devices = _counts(name, match["nodes"], int(match["devices"]))
     if nodes * devices > MAX_DEVICES:
         raise InvalidDocument(
-            f"the cluster {name!r} has {nodes * devices:,} devices; the most are {MAX_DEVICES:,}",
+            f"the cluster {name!r} has {nodes * devices:,} devices; the limit is {MAX_DEVICES:,}",
             remedy="plan for a part of it",
         )
     return _uniform(name, nodes, devices, kind)

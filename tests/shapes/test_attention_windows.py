@@ -73,7 +73,9 @@ def test_configurations_say_which_layers_have_windows(
 
 def test_windows_in_no_pattern_are_refused_in_a_sentence() -> None:
     configuration = {"model_type": "qwen2", **LLAMA, "use_sliding_window": True, "max_window_layers": 4}
-    with pytest.raises(UnsupportedRequest, match="layer_types in another pattern than some sliding_attention"):
+    with pytest.raises(
+        UnsupportedRequest, match="an unknown pattern of layer_types; the known one repeats some sliding_attention"
+    ):
         shape_of(configuration)
 
 

@@ -237,7 +237,7 @@ def test_an_illegal_degree_is_refused_with_its_rule() -> None:
 
 
 def test_layers_of_another_model_are_refused() -> None:
-    with pytest.raises(InvalidDocument, match="'gpt2-small' has 14 layers, and llama-3-70b 18"):
+    with pytest.raises(InvalidDocument, match="'gpt2-small' has 14 layers, but llama-3-70b has 18"):
         with_variants(catalogue.profile("gpt2-small"), LLAMA, "torch")
     wider = SHAPES["gpt2-small"].model_copy(update={"ffn": 4096})
     with pytest.raises(InvalidDocument, match=r"layer 'block[.]0' of 'gpt2-small' has 14175744 bytes"):
@@ -259,6 +259,6 @@ def test_a_profile_of_kernels_is_quicker_and_says_by_how_much() -> None:
 
 
 def test_a_kind_whose_kernels_were_not_measured_has_no_such_level() -> None:
-    with pytest.raises(NotFound, match="no level 'kernels' of V100; H100, H200, B200"):
+    with pytest.raises(NotFound, match="no level 'kernels' of V100, only of H100, H200, B200"):
         profile_of(LLAMA, "torch", ["V100"], level="kernels")
     assert device_facts("B200", "kernels") == replace(device_facts("B200"), level="kernels")

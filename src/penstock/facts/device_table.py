@@ -105,7 +105,7 @@ def device_facts(kind: str, level: Level | None = None, framework: Framework = "
     if kind in DEVICES and level == "kernels":
         if kind not in MEASURED:
             raise UnknownName(
-                f"the table has no level 'kernels' of {kind}; {', '.join(MEASURED)} have it",
+                f"the device table has no level 'kernels' of {kind}, only of {', '.join(MEASURED)}",
                 remedy="name one of these kinds, or leave out the level",
             )
         return MEASURED[kind]

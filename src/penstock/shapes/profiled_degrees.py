@@ -122,7 +122,7 @@ def refuse_illegal(profile: ModelProfile, degrees: Degrees) -> None:
     faults = [each for each in broken(profile.shape, layout, degrees.gpus) if each.degree in names]
     if faults:
         raise UnsupportedRequest(
-            f"no plan can be at {degrees}: {faults[0].sentence}",
+            f"no plan can have {degrees}: {faults[0].sentence}",
             faults=tuple(Fault("/degrees", one.sentence, one.rule.replace("_", "-")) for one in faults),
         )
 

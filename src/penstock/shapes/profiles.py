@@ -236,7 +236,7 @@ def _refuse_other_layers(profile: ModelProfile, shape: TransformerShape) -> None
     number = len(profile.layers)
     if number != shape.layers + 2:
         raise InvalidDocument(
-            f"{profile.name!r} has {number} layers, and {shape.name} {shape.layers + 2}: embedding, {shape.layers} "
+            f"{profile.name!r} has {number} layers, but {shape.name} has {shape.layers + 2}: embedding, {shape.layers} "
             "blocks and head"
         )
     parameters = local_parameters(shape, Layout())

@@ -49,15 +49,15 @@ def routed(shape: TransformerShape, routing: Routing) -> TransformerShape:
     words = " and ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in stated.items())
     if shape.experts is None:
         raise UnsupportedRequest(
-            f"{shape.name} has no experts, to which {words} would apply",
+            f"{shape.name} has no experts, so {words} would have no effect",
             faults=tuple(Fault(f"/{name}", "for models with experts") for name in stated),
-            remedy="leave it out, or ask for a mixture of experts such as qwen3-30b-a3b",
+            remedy="leave it out, or name a mixture-of-experts model such as qwen3-30b-a3b",
         )
     if len(stated) > 1:
         raise UnsupportedRequest(
             f"{words} exclude each other: with a capacity all experts get equally many tokens",
-            faults=tuple(Fault(f"/{name}", "or the other, not both") for name in stated),
-            remedy="give either",
+            faults=tuple(Fault(f"/{name}", "give one, not both") for name in stated),
+            remedy="give one of them",
         )
     ((name, value),) = stated.items()
     experts = shape.experts

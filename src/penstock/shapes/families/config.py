@@ -31,7 +31,7 @@ class Config:
                 "the transformers library has a default for the family",
             )
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(name, f"has {name} {value!r}, which is no number of at least 1")
+            raise self.wrong(name, f"has {name} {value!r}, which is not a number of at least 1")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -47,7 +47,7 @@ class Config:
         """Return a probability, 0 where it is missing. Raises InvalidDocument for anything else."""
         value = self.values.get(name) or 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise self.wrong(name, f"has {name} {value!r}, which is no number between 0 and 1")
+            raise self.wrong(name, f"has {name} {value!r}, which is not a number between 0 and 1")
         return float(value)
 
     def wrong(self, name: str, what: str, remedy: str = _AS_PUBLISHED) -> InvalidDocument:

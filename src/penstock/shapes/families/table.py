@@ -20,7 +20,9 @@ def _llama(config: Config) -> Fields:
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     width = config.number("head_dim", hidden // heads or 1)
     if config.values.get("head_dim") is None and hidden % heads:
-        raise config.wrong("hidden_size", f"has hidden_size {hidden}, no multiple of {heads} heads, and no head_dim")
+        raise config.wrong(
+            "hidden_size", f"has no head_dim, and its hidden_size {hidden} is not a multiple of {heads} heads"
+        )
     return {
         "layers": config.number("num_hidden_layers"),
         "hidden": hidden,
@@ -54,8 +56,8 @@ def _windows(config: Config, usual: int | None, whole_every: int | None = None) 
     every = None if all(windowed) else windowed.index(False) + 1
     if every == 1 or windowed != [every is None or (number + 1) % every > 0 for number in range(len(windowed))]:
         raise UnsupportedRequest(
-            f"{config.origin} has layer_types in another pattern than some sliding_attention and then one "
-            "full_attention, which alone is known"
+            f"{config.origin} has an unknown pattern of layer_types; the known one repeats some sliding_attention and "
+            "then one full_attention"
         )
     return Windows(width=width, whole_every=every)
 
@@ -185,7 +187,7 @@ def _phi3(config: Config) -> Fields:
 def _gpt2(config: Config) -> Fields:
     hidden, heads = config.number("n_embd"), config.number("n_head")
     if hidden % heads:
-        raise config.wrong("n_embd", f"has n_embd {hidden}, no multiple of {heads} heads")
+        raise config.wrong("n_embd", f"has n_embd {hidden}, which is not a multiple of {heads} heads")
     return {
         "layers": config.number("n_layer"),
         "hidden": hidden,
@@ -252,8 +254,8 @@ def _refuse_mixed(config: Config) -> None:
     """Refuse layers with and without experts in turn. Raises UnsupportedRequest."""
     if config.values.get("mlp_only_layers") or config.number("decoder_sparse_step", 1) > 1:
         raise UnsupportedRequest(
-            f"{config.origin} has layers without experts among those with (decoder_sparse_step, mlp_only_layers); only "
-            "dense layers at the front are known"
+            f"{config.origin} has dense layers between layers with experts (decoder_sparse_step, mlp_only_layers); "
+            "Penstock knows dense layers only at the front"
         )
 
 
@@ -279,7 +281,7 @@ def _routed(config: Config, layers: int) -> Experts:
     dense = config.values.get("first_k_dense_replace", 0)
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
         raise config.wrong(
-            "first_k_dense_replace", f"has first_k_dense_replace {dense!r}, which is no number of layers"
+            "first_k_dense_replace", f"has first_k_dense_replace {dense!r}, which is not a number of layers"
         )
     shared = 0 if config.values.get("n_shared_experts") in (None, 0) else config.number("n_shared_experts")
     return Experts(
