@@ -52,5 +52,5 @@ def test_the_command_judges_the_default_and_says_it(tmp_path: Path, capsys: pyte
     assert "judged are 8 samples a step" in capsys.readouterr().out
     path.write_text("[parallelism]\ndata_parallel_shard_degree = -1\n")
     assert main([*arguments, "--example", "gpt"]) == 65
-    assert "does not say the samples of a step" in (error := capsys.readouterr().err)
+    assert "does not say the global batch size" in (error := capsys.readouterr().err)
     assert "--global-batch-size" in error

@@ -232,7 +232,7 @@ def test_roles_come_from_names_or_are_told() -> None:
     assert roles_of(catalogue.profile("resnet-50")) is None
     assert roles_of(catalogue.profile("resnet-50"), "1-30") is not None
     for wrong in ("0-3", "5-2", "1-33", "1", "a-b", "1-99999999999"):
-        with pytest.raises(InvalidDocument, match="no transformer layers"):
+        with pytest.raises(InvalidDocument, match="not a range of transformer layers"):
             roles_of(llama, wrong)
     with pytest.raises(UnsupportedRequest, match="do not say which"):
         within_of("megatron", catalogue.profile("resnet-50"))
@@ -242,12 +242,12 @@ def test_roles_come_from_names_or_are_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"planner": "dapple"}, "'dapple' does not stay within what megatron can express; 'auto' or 'uniform' does"),
+        ({"planner": "dapple"}, "'dapple' cannot plan for the target megatron; 'auto' or 'uniform' can"),
         ({"schedule": "gpipe"}, "megatron has no schedule 'gpipe'; it runs early-backward"),
         ({"update_rules": ["weight_stashing"]}, "megatron updates synchronously"),
         ({"target": None, "options": {"transformer": "1-3"}}, "the request has no target"),
         ({"target": None, "planner": "uniform"}, "the request names no target"),
-        ({"options": {"transformer": "0-3"}}, "no transformer layers"),
+        ({"options": {"transformer": "0-3"}}, "not a range of transformer layers"),
     ],
 )
 def test_requests_beyond_the_limits_are_refused(changes: dict[str, object], words: str) -> None:

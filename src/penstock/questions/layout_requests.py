@@ -22,7 +22,7 @@ def text_of(question: LayoutRequest) -> LayoutText:
     """Parse the text of a layout. Raises InvalidDocument saying where, UnsupportedRequest for scripts of others."""
     if not question.layout.strip():
         raise InvalidDocument(
-            f"{question.source} is empty", remedy="Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
+            f"{question.source} is empty", remedy="give Megatron's script, torchtitan's settings, DeepSpeed's parts, …"
         )
     return TEXTS[question.format](
         Source(question.layout, question.source, question.values, question.config, question.pipeline_parallel_size)
@@ -41,15 +41,15 @@ def plan_request(question: LayoutRequest, text: LayoutText, terms: Terms) -> Pla
     batch = job.global_batch_size or text.batch(_gpus(question, job.topology))
     if batch is None:
         raise InvalidDocument(
-            f"{question.source} does not say the samples of a step",
+            f"{question.source} does not say the global batch size",
             faults=(Fault("/request/global_batch_size", "neither the request nor the layout has it", "missing"),),
             remedy="--global-batch-size, or the field global_batch_size of the request",
         )
     most = terms.most_micro_batches
     if most is not None and batch > most * (question.micro_batch_size or 1):
         raise UnsupportedRequest(
-            f"{question.source} trains {batch} samples a step, which is more than {most} micro-batches",
-            remedy="state the micro-batch, or have the operator raise max_micro_batches",
+            f"{question.source} trains {batch} samples a step, which is more than the limit of {most} micro-batches",
+            remedy="state the micro-batch size, or have the operator raise max_micro_batches",
         )
     fields = {name: getattr(job, name) for name in job.model_fields_set & PlanRequest.model_fields.keys()}
     profile = _profile(question, text, job, job.topology)

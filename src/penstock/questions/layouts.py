@@ -147,7 +147,11 @@ def _read(question: LayoutRequest, text: LayoutText, request: PlanRequest) -> _R
     problem = to_problem(request)
     if isinstance(text, RangesText):
         if question.nodes or question.devices_per_node is not None:
-            raise wrong("ranges of layers name their devices themselves", "a layout with `devices`", "/nodes")
+            raise wrong(
+                "nodes do not apply to ranges of layers, which name their devices",
+                "write `devices` in the layout",
+                "/nodes",
+            )
         return _Read(request, problem, *text.stages(problem), None)
     assert problem.within is not None
     drawn = _drawn(question, text, request)
@@ -156,11 +160,11 @@ def _read(question: LayoutRequest, text: LayoutText, request: PlanRequest) -> _R
         drawn = replace(drawn, assumptions=(unsaid, *drawn.assumptions))
     if drawn.global_batch_size not in (None, request.global_batch_size):
         raise wrong(
-            f"it trains {drawn.global_batch_size} samples a step, the request {request.global_batch_size}",
-            "ask for the layout's global batch size",
+            f"the layout trains {drawn.global_batch_size} samples a step, the request {request.global_batch_size}",
+            f"request the layout's global batch size, {drawn.global_batch_size}",
         )
     if question.pipeline_parallel_size not in (None, drawn.ranks):
-        raise wrong(f"it has {drawn.ranks} pipeline ranks, not {question.pipeline_parallel_size}")
+        raise wrong(f"the layout has {drawn.ranks} pipeline ranks, not {question.pipeline_parallel_size}")
     request = request.model_copy(update={"memory": _of_layout(request.memory, drawn)})
     gpus = world_of(problem, question.nodes, question.devices_per_node)
     within = problem.within

@@ -79,8 +79,8 @@ def test_why_not_other_degrees_is_what_the_python_api_says(client: Client, answe
     ("asked_for", "error", "words"),
     [
         ("tensor=5", UnsupportedRequest, "tensor 5 does not divide 12 attention heads"),
-        ("sharding=some", InvalidDocument, "names no choice of degrees"),
-        ("tensor", InvalidDocument, "names no choice of degrees"),
+        ("sharding=some", InvalidDocument, "is not a choice of degrees"),
+        ("tensor", InvalidDocument, "is not a choice of degrees"),
     ],
 )
 def test_degrees_that_no_plan_can_have(

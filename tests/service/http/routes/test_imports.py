@@ -70,7 +70,7 @@ def test_living_agents_are_a_source(
         ({"options": {"devices_per_node": 0}}, "/options/devices_per_node", "greater than or equal to 1"),
         ({"options": {"devices_per_node": 10**9}}, "/options/devices_per_node", "less than or equal to 1024"),
         ({"options": {"only": "n[0-"}}, "column ", "hostlist"),
-        ({"sources": [{"text": "SwitchName=a Nodes=n[0-99999]"}]}, None, "400,000 devices; the most are 65,536"),
+        ({"sources": [{"text": "SwitchName=a Nodes=n[0-99999]"}]}, None, "400,000 devices; the limit is 65,536"),
         ({"options": {}}, "n[0-3]", "what the devices are"),
     ],
 )

@@ -155,7 +155,7 @@ def test_a_script_alone_is_judged_as_the_command_judges_it(
     [
         (SCRIPT.replace("--num-layers 4", ""), {}, "num-layers"),
         (SCRIPT.replace("--global-batch-size 32", "--global-batch-size $B"), {}, "$B"),
-        (SCRIPT.replace("size 32", "size 900000000"), {}, "more than 1048576 micro-batches"),
+        (SCRIPT.replace("size 32", "size 900000000"), {}, "more than the limit of 1048576 micro-batches"),
         (SCRIPT, {"model": "gpt2-smal"}, "gpt2-small"),
         (SCRIPT, {"model": "resnet-50", "sequence_length": 512}, "not of no stated framework and samples of 512"),
         (SCRIPT, {"model": "gpt2-small", "profile": "sha256:" + "0" * 64}, "not both"),

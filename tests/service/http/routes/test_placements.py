@@ -74,10 +74,10 @@ def _with_job(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (_changed(free=["node[0-3]"]), 422, "'node2' is no node and no device"),
+        (_changed(free=["node[0-3]"]), 422, "'node2' is neither a node nor a device"),
         (_changed(free=["node[0-"]), 422, "node[0-"),
         (_changed(free=[]), 409, "no device of 'two-nodes' is free"),
-        (_changed(busy=["node[0-1]"]), 409, "all are among the busy ones"),
+        (_changed(busy=["node[0-1]"]), 409, "all are listed as busy"),
         (_changed(free=["node0"], busy=["node1"]), 422, "either `free` or `busy`"),
         (_with_job(nodes={"min": 3, "max": 2}), 422, "min 3 is more than max 2"),
         (_with_job(nodes={"min": 3}), 422, "needs at least 3 nodes, and 2 are free"),
