@@ -126,7 +126,7 @@ class AsyncConnection:
                             if event.event == "problem":
                                 raise error_of(ProblemDetails.model_validate_json(event.data))
                             yield event
-                        raise unreachable(self._server, send, EOFError("the answer has no end"))
+                        raise unreachable(self._server, send, EOFError("the answer was cut off"))
             except httpx.TransportError as error:
                 raise unreachable(self._server, send, error) from None
             await anyio.sleep(pause_s)

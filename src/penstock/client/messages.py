@@ -135,7 +135,7 @@ def read(server: str, model: type[T], send: Send, response: httpx.Response) -> T
         raise Unreachable(
             f"{server} answered {send.method} {send.path} with something other than a {name}: "
             f"{error.errors()[0]['msg']}",
-            remedy="is it a Penstock service of the same version?",
+            remedy="check that the server is a Penstock service of the same version",
         ) from None
 
 
@@ -155,7 +155,7 @@ def settings(server: str, key: str | None, ca: str | Path | None, timeout_s: flo
     arguments: dict[str, Any] = {"base_url": server, "timeout": httpx.Timeout(timeout_s, read=timeout_s + WAIT_S)}
     if key := (os.environ.get("PENSTOCK_API_KEY", "") if key is None else key).strip():
         if not (key.isascii() and key.isprintable()):
-            raise InvalidDocument("the API key has characters that a key cannot have", remedy="copy it again: psk_…")
+            raise InvalidDocument("the API key has invalid characters", remedy="copy the key again: psk_…")
         arguments["headers"] = {"Authorization": f"Bearer {key}"}
     if ca is not None:
         trusted = ssl.create_default_context()

@@ -125,7 +125,7 @@ class _Messages:
                 self.stand_in.start()
                 tell(facts["kernels"])
             case "crash":
-                raise RuntimeError(f"the solver met an error of its own:\n{facts['traceback']}")
+                raise RuntimeError(f"the solver failed with an internal error:\n{facts['traceback']}")
             case "result":
                 self.result = ResultOut.model_validate_json(message.body)
 

@@ -110,7 +110,7 @@ class Forkserver:
             for _ in range(2):
                 if self._is_over:
                     raise Unreachable(
-                        "the service is shutting down and starts no more processes", remedy="ask again later"
+                        "the service is shutting down and starts no more processes", remedy="try again later"
                     )
                 if self._process is None or self._process.poll() is not None:
                     self._start()
