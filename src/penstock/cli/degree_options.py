@@ -31,7 +31,7 @@ def degrees_of(texts: Sequence[str], name: str) -> tuple[int, ...] | Literal["au
     return "auto" if list(texts) == ["auto"] else numbers_of(texts, name, "neither auto nor numbers")
 
 
-def numbers_of(texts: Sequence[str], name: str, is_not: str = "no list of numbers") -> tuple[int, ...]:
+def numbers_of(texts: Sequence[str], name: str, is_not: str = "not a list of numbers") -> tuple[int, ...]:
     """Return the numbers of an option such as ``1,2,4``, given once or several times.
 
     Raises typer.BadParameter, which names the option.

@@ -102,14 +102,14 @@ def test_a_configuration_is_traced_from_the_modules_of_its_library(tmp_path: Pat
         ([], "missing --job, --example or --hf"),
         (["--job", "a:b", "--hf", "config.json"], "either --job or --hf, not both"),
         (["--example", "gpt2-small", "--hf", "config.json"], "either --example or --hf, not both"),
-        (["--job", "a:b", "--expert", "auto"], "with --job it takes --analytic and numbers"),
-        (["--hf", "config.json", "--traced", "--context", "auto"], "with --traced it takes numbers such as 1,2,4"),
+        (["--job", "a:b", "--expert", "auto"], "with --job give --analytic and numbers"),
+        (["--hf", "config.json", "--traced", "--context", "auto"], "with --traced give numbers such as 1,2,4"),
         (["--job", "a:b", "--framework", "torch"], "--framework and options like it go with --example or --hf"),
         (["--example", "gpt2-small", "--traced"], "--traced goes with --hf, without --example"),
         (["--hf", "config.json", "--traced", "--framework", "torch"], "--traced goes with --hf, without --framework"),
         (["--example", "gpt2-small", "--dtype", "fp8"], "--example and --hf compute costs in bf16, not in fp8"),
         (["--job", "a:b", "--tensor", "2"], "--tensor goes with --job and --analytic, or with --traced"),
-        (["--job", "a:b", "--analytic", "H100", "--tensor", "all"], "'all' is no list of numbers such as 1,2,4,8"),
+        (["--job", "a:b", "--analytic", "H100", "--tensor", "all"], "'all' is not a list of numbers such as 1,2,4,8"),
     ],
 )
 def test_one_model_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_routing_of_tokens_is_what_was_asked_for(tmp_path: Path, capsys: pytest.
         ([*moe, "--routing-imbalance", "nan"], "routing imbalance nan is not possible"),
         ([*moe, "--capacity-factor", "0"], "capacity factor 0 is not possible"),
         ([*moe, "--capacity-factor", "1", "--routing-imbalance", "2"], "exclude each other"),
-        ([*dense, "--capacity-factor", "1"], "llama-3-8b has no experts, to which capacity factor 1 would apply"),
+        ([*dense, "--capacity-factor", "1"], "llama-3-8b has no experts, so capacity factor 1 would have no effect"),
         (["--job", "x.py", "--capacity-factor", "0"], "not with --job"),
     ):
         assert main([*arguments, *more]) in (64, 65)
@@ -194,4 +194,4 @@ def test_the_level_of_computed_times(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert main(["profile", *refused, "-o", str(target)]) == 64
         assert words in capsys.readouterr().err
     assert main(["profile", "--example", "gpt2-small", "--level", "kernels", "-o", str(target)]) == 64
-    assert "the table has no level 'kernels' of A100" in capsys.readouterr().err
+    assert "table has no level 'kernels' of A100" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_a_pinned_choice_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--tensor", "3"), 65, "no plan can be at tensor 3: tensor 3 does not divide 32 attention heads"),
+        (("--tensor", "3"), 65, "no plan can have tensor 3: tensor 3 does not divide 32 attention heads"),
         (("--tensor", "8"), 65, "tensor 8 needs 8 GPUs in one node, but the largest node has 4"),
         (("--tensor", "many"), 64, "'many' is neither auto nor numbers such as 1,2,4,8"),
         (("--sharding", "all"), 64, "'parameters_kept'"),

@@ -52,7 +52,7 @@ def test_event_files_without_their_package_name_the_extra(monkeypatch: pytest.Mo
 def test_what_goes_together_is_not_refused(tmp_path: Path) -> None:
     options = RunOptions(checkpoint_directory=str(tmp_path), resume="auto", tensorboard_directory="board")
     running.refuse_combinations(options, check=False, restarts=3)
-    with pytest.raises(UnsupportedRequest, match="--check compares"):
+    with pytest.raises(UnsupportedRequest, match="--check needs a first step"):
         running.refuse_combinations(options, check=True, restarts=0)
 
 

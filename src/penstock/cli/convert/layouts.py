@@ -144,7 +144,9 @@ def import_layout(
     for target in (output, best):
         prepare_output(target)
     if as_json and STANDARD in (output, best):
-        raise typer.BadParameter("standard output can hold one of them; write the plan to a file", param_hint="-o")
+        raise typer.BadParameter(
+            "standard output cannot hold both JSON and a plan; write the plan to a file", param_hint="-o"
+        )
     if best is not None and not compare:
         raise typer.BadParameter("--alone finds no best plan", param_hint="--best")
     options = option_values(question, costs, limits, missing, request=request, set_option=set_option)

@@ -94,7 +94,9 @@ def calibrate(
     Example: penstock calibrate --from-throughput 1650 --plan plan.json --show other.json -o calibrated.json
     """
     if as_json and STANDARD in (output, output_topology):
-        raise typer.BadParameter("standard output can hold one of them; write the document to a file", param_hint="-o")
+        raise typer.BadParameter(
+            "standard output cannot hold both --json and a document; write the document to a file", param_hint="-o"
+        )
     for target in (output, output_topology):
         prepare_output(target)
     from penstock.cli.show import Screen
@@ -119,9 +121,9 @@ def _refuse_traces(figure: OneFigure, traces: list[str] | None, output_topology:
     if figure.plan is None:
         raise typer.BadParameter("--from-throughput needs the plan of the run: --plan plan.json")
     if traces:
-        raise typer.BadParameter("--from-throughput is instead of traces; leave them out")
+        raise typer.BadParameter("--from-throughput replaces traces; leave the traces out")
     if output_topology is not None:
-        raise typer.BadParameter("one figure says nothing of links; leave --output-topology out")
+        raise typer.BadParameter("--from-throughput measures no links; leave --output-topology out")
 
 
 def _by_traces(

@@ -141,7 +141,9 @@ def _peers_of_agents(url: str) -> list[str]:
     if not living:
         raise NotFound(f"no agent with a device is alive at {url}", remedy="penstock agent --server …")
     if silent := [agent.id for agent in living if agent.probe_address is None]:
-        raise InvalidDocument(f"agents {', '.join(silent)} do not answer probes", remedy="their probe_port is -1")
+        raise InvalidDocument(
+            f"agents {', '.join(silent)} do not answer probes", remedy="set their probe_port, which is -1"
+        )
     return [agent.probe_address for agent in living if agent.probe_address is not None]
 
 

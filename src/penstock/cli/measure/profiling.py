@@ -433,7 +433,7 @@ def _to_trace(
         return ()
     degrees = degrees_of(texts, name)
     if degrees == "auto" or not (analytic or traced):
-        option = "--traced it takes" if traced else "--job it takes --analytic and"
+        option = "--traced give" if traced else "--job give --analytic and"
         raise typer.BadParameter(f"with {option} numbers such as 1,2,4", param_hint=f"--{name}")
     return degrees
 

@@ -180,7 +180,7 @@ def _value(name: str, value: Any) -> Any:
         return [int(part) for part in parts]
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no number, list of numbers such as 2,4,8, or all", param_hint=FITS_OPTIONS[name].flag
+            f"{text!r} is not a number, a list of numbers such as 2,4,8, or all", param_hint=FITS_OPTIONS[name].flag
         ) from None
 
 

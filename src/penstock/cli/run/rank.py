@@ -130,7 +130,7 @@ def rank(
     options = run_options(option_values(training, checkpoints, measured), from_the_root)
     refuse_combinations(options, check=check, restarts=0)
     if plan is not None and trace is None:
-        raise UnsupportedRequest("--plan is written into the trace, and there is no --trace", remedy="add --trace FILE")
+        raise UnsupportedRequest("--plan needs --trace: the plan is written into the trace", remedy="add --trace FILE")
     work, digest = _read(bundle)
     project = Path.cwd() if directory is None else Path(directory)
     if not project.is_dir():

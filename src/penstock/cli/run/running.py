@@ -185,12 +185,12 @@ def refuse_combinations(options: RunOptions, *, check: bool, restarts: int, memo
         raise UnsupportedRequest("--restarts continues from checkpoints", remedy="add --checkpoint DIR")
     if check and (options.resume or restarts):
         raise UnsupportedRequest(
-            "--check compares the first step from the initial parameters, which a run that is resumed does not have",
+            "--check needs a first step from the initial parameters, which a resumed run does not have",
             remedy="leave out --check, or --resume and --restarts",
         )
     if check and memory:
         raise UnsupportedRequest(
-            "--measure-memory would also count the memory of --check", remedy="run them one after the other"
+            "--measure-memory would also count the memory of --check", remedy="use the two options in two runs"
         )
     if options.tensorboard_directory is not None and find_spec("tensorboard") is None:
         raise MissingExtra(
