@@ -216,7 +216,12 @@ def test_a_measured_model_needs_names_alone() -> None:
         ({"pipeline": 16}, 16, UnsupportedRequest, "6 layers are fewer than 16 stages"),
         ({"micro_batch_size": 3}, 16, UnsupportedRequest, "3 × 16 replicas = 48 does not divide a global batch of 16"),
         ({"virtual_stages": 2}, 16, UnsupportedRequest, "virtual stages 2 need a pipeline"),
-        ({"pipeline": 2, "sharding": "gradients"}, 16, UnsupportedRequest, "gradients in 2 stages: gradients would"),
+        (
+            {"pipeline": 2, "sharding": "gradients"},
+            16,
+            UnsupportedRequest,
+            "gradients needs one stage, not 2: gradients would",
+        ),
         ({"pipeline": 2, "virtual_stages": 3}, 24, InvalidDocument, "groups of 2, which 3 micro-batches cannot"),
         (
             {"micro_batch_size": 0},
