@@ -168,7 +168,7 @@ def test_instances_are_seen_by_their_uuids() -> None:
 
 def test_an_order_that_cuda_alone_knows_is_refused() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
-    with pytest.raises(InvalidDocument, match=r"where kinds differ \(H100, L40S\)") as caught:
+    with pytest.raises(InvalidDocument, match=r"for GPUs of several kinds \(H100, L40S\)") as caught:
         visible(parse_gpus(MIXED), environ)
     assert "UUID" in str(caught.value.remedy)
     assert [gpu.number for gpu in visible(parse_gpus(FOUR), environ)] == [1], "of one kind, all orders are alike"

@@ -198,7 +198,7 @@ def test_a_pool_that_is_empty_says_what_to_set(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.tier("quick")
 @pytest.mark.parametrize("url", ["mysql://host/name", "no url", "postgresql+asyncpg://host/name"])
 def test_other_databases_are_refused(url: str):
-    with pytest.raises(UnsupportedRequest, match="SQLite or PostgreSQL"):
+    with pytest.raises(UnsupportedRequest, match="SQLite and PostgreSQL"):
         Database(url)
 
 

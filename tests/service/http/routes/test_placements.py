@@ -81,13 +81,13 @@ def _with_job(**fields: Any) -> dict[str, Any]:
         (_changed(free=["node0"], busy=["node1"]), 422, "either `free` or `busy`"),
         (_with_job(nodes={"min": 3, "max": 2}), 422, "min 3 is more than max 2"),
         (_with_job(nodes={"min": 3}), 422, "needs at least 3 nodes, and 2 are free"),
-        (_with_job(budget={}), 422, "a budget has"),
+        (_with_job(budget={}), 422, "a budget needs"),
         (_with_job(budget={"price_per_hour": 4}), 422, "without a price"),
         (_with_job(planner="daple"), 422, "did you mean 'dapple'"),
         (_with_job(profile="sha256:" + "0" * 64), 404, "sha256:"),
         (_changed(jobs=[tiny_placement()["jobs"][0]] * 2), 422, "'tiny' occurs twice"),
         (_changed(objective="fastest_within_budget"), 422, "has no budget"),
-        (_changed(together="joint", objective="throughput_per_device"), 422, "jointly for their throughput"),
+        (_changed(together="joint", objective="throughput_per_device"), 422, "needs objective 'throughput'"),
     ],
 )
 def test_what_cannot_be_placed_is_refused_with_what_to_do(
