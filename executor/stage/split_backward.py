@@ -121,7 +121,7 @@ class Recorded:
         self._hooks = self._owner.recording = None
 
     def leave(self, unit: int, results: Any) -> None:
-        """Note a unit's results, when it returns."""
+        """Record the results of a unit when its forward returns."""
         self.depth -= 1
         if self.depth:
             return

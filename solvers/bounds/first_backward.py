@@ -45,7 +45,7 @@ class Begun(NamedTuple):
 
     @property
     def rounded(self) -> Begun:
-        """Return the numbers in floating point, for a search."""
+        """Return the same beginning with floating-point times and sizes, which a search computes faster with."""
         parts = tuple((float(size), float(work)) for size, work in self.parts)
         return Begun(float(self.forward_ns), float(self.spared_ns), parts)
 

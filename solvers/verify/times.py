@@ -201,7 +201,7 @@ def _check_resources(clock: Clock, moves: Moves) -> list[str]:
 
 
 def _first_twice(intervals: Sequence[tuple[np.ndarray, np.ndarray]]) -> int | None:
-    """Return when the first interval begins before the one before it ends; None where none does."""
+    """Return the start of the first interval that overlaps the interval before it; None without an overlap."""
     start = np.concatenate([low for low, _high in intervals])
     end = np.concatenate([high for _low, high in intervals])
     order = np.lexsort((end, start))

@@ -62,7 +62,7 @@ def reader(model: type[M]) -> Callable[[Request], Awaitable[M]]:
 
 
 async def parsed(request: Request, work: Callable[..., T], *arguments: Any) -> T:
-    """Return what ``work`` makes of the request's body, in a thread; of large bodies two at a time."""
+    """Run ``work`` on the request's body in a thread and return its result; two large bodies at most at a time."""
     is_large = len(await body_of(request)) >= LARGE_BYTES
     limiter = request.app.state.service.large_bodies if is_large else None
     return await run_sync(work, *arguments, limiter=limiter)

@@ -31,7 +31,7 @@ class BucketChain(NamedTuple):
 
 
 def chains(shop: Shop) -> list[BucketChain]:
-    """Return every group that has something to reduce."""
+    """Return the chains of buckets of all groups that reduce gradients."""
     result, numbers = [], Counter[int]()
     for group, buckets in shop.times.reductions:
         ends: dict[tuple[int, int], list[Operation]] = {}

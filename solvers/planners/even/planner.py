@@ -92,7 +92,7 @@ class Even:
         return EvenLayout(self.bound_ns(0), False, self.number, 0, self)
 
     def layout(self, least: int) -> EvenLayout | None:
-        """Return the layout with the least recomputation that may fit, from a number of ``ways`` on, or None."""
+        """Return the layout with the first recomputation of ``ways``, from number ``least``, that may fit, or None."""
         if not self.holds_states:
             return None
         for number, way in enumerate(self.ways[least:], least):

@@ -122,7 +122,7 @@ class _Partitions:
         return [plan for allocation in kept if allocation is not None for plan in self._stashing(allocation)]
 
     def thinnest(self, rule: UpdateRule) -> list[_Plan]:
-        """Return the plans with the least memory, so that the simulator reports what is lacking."""
+        """Return the plans with the least memory, from which the simulator reports how many bytes are lacking."""
         if rule == "synchronous":
             return [self._flushed(RatedAllocation(allocation, 0)) for allocation in thinnest(self._problem)]
         return [plan for allocation in thinnest(self._problem) for plan in self._stashing(allocation)]

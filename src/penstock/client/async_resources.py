@@ -144,7 +144,7 @@ class AsyncJobs:
         profile: str | None = None,
         planner: str | None = None,
     ) -> JobPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         only = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return await self._connection.document(JobPage, send)
@@ -253,7 +253,7 @@ class AsyncRuns:
         return self._connection.pages(RunPage, "/v1/runs", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> RunPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(RunPage, send)
 
@@ -324,7 +324,7 @@ class AsyncSweeps:
         return self._connection.pages(SweepPage, "/v1/sweeps", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> SweepPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/sweeps", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(SweepPage, send)
 
@@ -360,7 +360,7 @@ class AsyncProfiles:
         return self._connection.pages(DocumentPage, "/v1/profiles", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
 
@@ -384,7 +384,7 @@ class AsyncTopologies:
         return self._connection.pages(DocumentPage, "/v1/topologies", {})
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/topologies", params={"limit": limit, "cursor": cursor})
         return await self._connection.document(DocumentPage, send)
 

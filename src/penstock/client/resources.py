@@ -145,7 +145,7 @@ class Jobs:
         profile: str | None = None,
         planner: str | None = None,
     ) -> JobPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         only = {"state": state, "tag": tag, "profile": profile, "planner": planner}
         send = Send("GET", "/v1/jobs", params={"limit": limit, "cursor": cursor, **only})
         return self._connection.document(JobPage, send)
@@ -254,7 +254,7 @@ class Runs:
         return self._connection.pages(RunPage, "/v1/runs", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> RunPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/runs", params={"limit": limit, "cursor": cursor})
         return self._connection.document(RunPage, send)
 
@@ -325,7 +325,7 @@ class Sweeps:
         return self._connection.pages(SweepPage, "/v1/sweeps", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> SweepPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/sweeps", params={"limit": limit, "cursor": cursor})
         return self._connection.document(SweepPage, send)
 
@@ -361,7 +361,7 @@ class Profiles:
         return self._connection.pages(DocumentPage, "/v1/profiles", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/profiles", params={"limit": limit, "cursor": cursor})
         return self._connection.document(DocumentPage, send)
 
@@ -385,7 +385,7 @@ class Topologies:
         return self._connection.pages(DocumentPage, "/v1/topologies", {})
 
     def page(self, *, limit: int = 50, cursor: str | None = None) -> DocumentPage:
-        """Return one page of that list."""
+        """Return one page of what ``list`` iterates over."""
         send = Send("GET", "/v1/topologies", params={"limit": limit, "cursor": cursor})
         return self._connection.document(DocumentPage, send)
 

@@ -292,7 +292,7 @@ def _in_short(plan: Plan) -> str:
 
 
 def _on_its_class(rival: Rival) -> list[str]:
-    """Return sentences on what is proven of plans in the rival's class."""
+    """Return the sentences of the bounds that are proven for all plans in the rival's class."""
     from penstock.planning.bound_sentences import bound_sentence
     from penstock.schemas.coverage import CLASS_SCOPE
 

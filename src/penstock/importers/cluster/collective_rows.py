@@ -34,7 +34,7 @@ def rows_of(node: Hardware, devices: int) -> tuple[MeasuredCollective, ...]:
 
 
 def members_of(devices: int) -> list[int]:
-    """Return the powers of two up to the devices of a node, and all of them."""
+    """Return the group sizes to measure: powers of two up to the devices of a node, and all of its devices."""
     powers = [2**power for power in range(1, devices.bit_length()) if 2**power <= devices]
     return sorted({*powers, devices} - {1})
 
