@@ -315,7 +315,7 @@ class Worker:
         planner = solve.claim.planner
         metrics.solve_seconds.labels(planner, outcome).observe(seconds)
         facts = {"planner": planner, "seconds": round(seconds, 3), "plan_hash": plan_hash}
-        log.info("the job %s after %.3f s", outcome, seconds, extra=facts)
+        log.info("the job ended as %s after %.3f s", outcome, seconds, extra=facts)
 
     def _outcome(self, solve: Solve, status: int, seconds: float) -> str:
         """Write the outcome of a solve; return it as a word."""
