@@ -279,8 +279,10 @@ def _what_is_wrong(tables: Tables, lanes: Lanes, status: int, lane: int, at: int
     if status == EARLY:
         return f"{what} is out of order in {where}: F comes before B or I, I before W, R between F and B or I."
     if status == OUT_OF_ROUND:
-        return f"{what} is out of order in {where}: the gradients of a round have to run between the previous step "
-        "and its step."
+        return (
+            f"{what} is out of order in {where}: the gradients of a round have to run between the previous step "
+            "and its step."
+        )
     return f"{what} is in {where}, whose devices do not run it."
 
 
