@@ -69,7 +69,12 @@ def test_the_worked_example_is_the_judges() -> None:
     assert timeline.uses[1][:3] == timeline.uses[2][:3] == (703, 984, 90)
     assert (timeline.time_per_global_batch_ns, timeline.fill_ns, timeline.drain_ns) == (1777, 106, 981)
     assert round(timeline.bubble, 3) == 0.651
-    for words in ("1,777, fill 106", "busy 90 + 60 + 180 + 120 + 4 = 454", "are busy 703, communicate for 984", "= 0.651"):
+    for words in (
+        "1,777, fill 106",
+        "busy 90 + 60 + 180 + 120 + 4 = 454",
+        "are busy 703, communicate for 984",
+        "= 0.651",
+    ):
         assert words in text
 
 
