@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.schemas.options.option import DEGREES, OUTPUT, TRAINING, Option
+from functools import partial
+
+from penstock.schemas.options.option import DEGREES, OUTPUT, TRAINING, Option, described
 from penstock.schemas.options.planning import CAPACITY_FACTOR, CONTEXT_KIND, ROUTING_IMBALANCE, SEQUENCE_LENGTH
 
 VALUES = "N[,N...]|all"
@@ -126,8 +128,4 @@ FITS_OPTIONS = {
     "rows": Option(panel=OUTPUT, help="layouts to list", default="12", flag="--rows", metavar="N"),
 }
 """Options of a fits request, by its fields."""
-
-
-def about(name: str) -> str:
-    """Return the schema's description of a field."""
-    return FITS_OPTIONS[name].description
+about = partial(described, FITS_OPTIONS)

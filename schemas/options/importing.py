@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.schemas.options.option import Option
+from functools import partial
+
+from penstock.schemas.options.option import Option, described
 
 SOURCES = "Sources"
 FACTS = "What the sources do not say"
@@ -143,8 +145,4 @@ IMPORT_OPTIONS = {
     ),
 }
 """Options of an import, by the names of the command's parameters; a pointer is into a ``TopologyImport``."""
-
-
-def about(name: str) -> str:
-    """Return a schema's description of the field that an option sets."""
-    return IMPORT_OPTIONS[name].description
+about = partial(described, IMPORT_OPTIONS)

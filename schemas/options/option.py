@@ -87,6 +87,11 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def described(options: Mapping[str, Option], name: str) -> str:
+    """Return a schema's description of the field that an option sets."""
+    return options[name].description
+
+
 def put(data: dict[str, Any], pointer: str, value: Any) -> None:
     """Set the field of a request at a JSON Pointer; None removes it."""
     *way, last = pointer.split("/")[1:]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from penstock.schemas.options.option import Option
+from penstock.schemas.options.option import Option, described
 from penstock.schemas.options.planning import PLAN_OPTIONS
 
 NODES = "Nodes"
@@ -93,8 +94,4 @@ PLACE_OPTIONS = {
     ),
 }
 """Options of a placement request, by the names of the command's parameters."""
-
-
-def about(name: str) -> str:
-    """Return a schema's description of the field that an option sets."""
-    return PLACE_OPTIONS[name].description
+about = partial(described, PLACE_OPTIONS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.schemas.options.option import DEGREES, MODEL, PLANNER, SEARCH, TRAINING, Option
+from functools import partial
+
+from penstock.schemas.options.option import DEGREES, MODEL, PLANNER, SEARCH, TRAINING, Option, described
 
 SEQUENCE_LENGTH = Option(
     panel=MODEL,
@@ -387,8 +389,4 @@ PLAN_OPTIONS = {
     ),
 }
 """Options of a plan request, by the names of their fields in a form."""
-
-
-def about(name: str) -> str:
-    """Return a schema's description of the field that an option sets."""
-    return PLAN_OPTIONS[name].description
+about = partial(described, PLAN_OPTIONS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.schemas.options.option import CHECKPOINTS, LAUNCH, MEASUREMENT, RUN, TRAINING, Option
+from functools import partial
+
+from penstock.schemas.options.option import CHECKPOINTS, LAUNCH, MEASUREMENT, RUN, TRAINING, Option, described
 
 RUN_OPTIONS = {
     "steps": Option(
@@ -196,8 +198,4 @@ RUN_OPTIONS = {
     ),
 }
 """Options of a run, by the names of the command's parameters; a pointer is into a ``RunRequest``."""
-
-
-def about(name: str) -> str:
-    """Return a schema's description of the field that an option sets."""
-    return RUN_OPTIONS[name].description
+about = partial(described, RUN_OPTIONS)
