@@ -10,13 +10,14 @@ from typing import NamedTuple
 from penstock.examples.catalogue import SHAPES, cluster, shape
 from penstock.facts.device_table import Level
 from penstock.layouts.plain import written_layout
-from penstock.planning.inputs import with_choices
+from penstock.planning.inputs import find_profile, with_choices
 from penstock.schemas.profile import ModelProfile
 from penstock.schemas.request import PlanRequest
 from penstock.schemas.topology import ClusterTopology, DeviceKind
+from penstock.schemas.transformers.shape import TransformerShape
 from penstock.shapes.profiled_degrees import DegreeOptions
 from penstock.shapes.profiles import computed_profile
-from truth.rows import SIXTEEN, Row
+from truth.rows import SIXTEEN, PublishedStep
 
 LEAST_STEP = 1e-6
 """The least step of the search for a speed, as a part of it."""
@@ -25,7 +26,7 @@ LEAST_STEP = 1e-6
 class Predicted(NamedTuple):
     """The prediction of a row: seconds, the stated error, and the memory that its fullest GPU lacks and allocates."""
 
-    row: Row
+    row: PublishedStep
     seconds: float
     expected_error: float
     missing_bytes: int
@@ -42,7 +43,7 @@ class Predicted(NamedTuple):
         return abs(self.error) <= self.expected_error
 
 
-def predicted(row: Row, speed: float = 1.0, level: Level | None = None) -> Predicted:
+def predicted(row: PublishedStep, speed: float = 1.0, level: Level | None = None) -> Predicted:
     """Judge a row's layout as commands do, on GPUs that compute ``speed`` times as fast as in the table of devices.
 
     ``level``: of the table's efficiencies; None: the usual one. Raises PenstockError for a layout that no plan has.
@@ -55,7 +56,7 @@ def predicted(row: Row, speed: float = 1.0, level: Level | None = None) -> Predi
     return Predicted(row, seconds, prediction.expected_error or 0.0, answer.missing_bytes, peak)
 
 
-def request_of(row: Row, speed: float = 1.0, level: Level | None = None) -> PlanRequest:
+def request_of(row: PublishedStep, speed: float = 1.0, level: Level | None = None) -> PlanRequest:
     """Return the request of a row's command, at speed 1 and the usual level."""
     return with_choices(
         PlanRequest(
@@ -68,20 +69,26 @@ def request_of(row: Row, speed: float = 1.0, level: Level | None = None) -> Plan
 
 
 @lru_cache(maxsize=64)
-def _profile(row: Row, level: Level | None) -> ModelProfile:
-    """Return the profile of a row's model on all kinds, at the row's degrees and micro-batch size alone."""
-    layout = row.layout
-    return computed_profile(
-        row.shape,
-        row.framework,
-        micro_batch_sizes=(layout.micro_batch,),
-        degrees=DegreeOptions((layout.tensor,), (layout.context,), (layout.expert,)),
-        context_kind=row.context_kind,
-        level=level,
-    )
+def _profile(row: PublishedStep, level: Level | None) -> ModelProfile:
+    """Return the profile of a row's model as its command has it, at the row's degrees alone."""
+    layout, kind = row.layout, row.context_kind
+    degrees = DegreeOptions((layout.tensor,), (layout.context,), (layout.expert,))
+    if level is None and _is_shipped(row.shape):
+        length = row.shape.sequence_length
+        return find_profile(
+            row.shape.name, framework=row.framework, sequence_length=length, degrees=degrees, context_kind=kind
+        )
+    sizes = (layout.micro_batch,)
+    return computed_profile(row.shape, row.framework, (), sizes, degrees=degrees, context_kind=kind, level=level)
 
 
-def _topology(row: Row, speed: float) -> ClusterTopology:
+def _is_shipped(model: TransformerShape) -> bool:
+    """Return whether commands know a model by its name, which may have a profile that is not computed."""
+    length = model.sequence_length
+    return model.name in SHAPES and shape(model.name).model_copy(update={"sequence_length": length}) == model
+
+
+def _topology(row: PublishedStep, speed: float) -> ClusterTopology:
     """Return the cluster of a row, of a kind that is ``speed`` times as fast as its own."""
     topology = cluster(row.cluster)
     assert topology.uniform is not None
@@ -97,7 +104,7 @@ def _topology(row: Row, speed: float) -> ClusterTopology:
     return topology.model_copy(update={"uniform": uniform, "kinds": kinds})
 
 
-def anchored_speed(row: Row) -> float:
+def anchored_speed(row: PublishedStep) -> float:
     """Return the speed at which the predicted time of a row equals the measured time.
 
     The method is secants: a time is nearly linear in 1 / speed.
@@ -114,14 +121,14 @@ def anchored_speed(row: Row) -> float:
     return 1 / other
 
 
-def command_of(row: Row, folder: Path) -> str:
+def command_of(row: PublishedStep, folder: Path) -> str:
     """Return the command that prints the prediction of a row; models and boards that are not shipped are in files."""
     layout, words = row.layout, ["penstock", "compare"]
-    length = row.shape.sequence_length
-    if row.shape.name in SHAPES and shape(row.shape.name).model_copy(update={"sequence_length": length}) == row.shape:
-        words += ["--example", row.shape.name, "--sequence-length", length, "--framework", row.framework]
+    if _is_shipped(row.shape):
+        words += ["--example", row.shape.name, "--sequence-length", row.shape.sequence_length]
+        words += ["--framework", row.framework]
         words += ["--tensor", layout.tensor, "--context", layout.context, "--expert", layout.expert]
-        words += ["--context-parallelism", "a2a"] if row.context_kind == "all_to_all" and layout.context > 1 else []
+        words += ["--context-kind", row.context_kind.replace("_", "-")] if row.context_kind else []
     else:
         request = request_of(row)
         assert isinstance(request.profile, ModelProfile)
@@ -142,6 +149,6 @@ def _written(folder: Path, document: ModelProfile | ClusterTopology) -> Path:
     return path
 
 
-def is_predictable(row: Row) -> bool:
+def is_predictable(row: PublishedStep) -> bool:
     """Return whether a prediction without an anchor is of the row's precision, or its order alone counts."""
     return row.precision == SIXTEEN or not row.is_timed

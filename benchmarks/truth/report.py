@@ -12,7 +12,7 @@ from typing import Any
 from penstock.facts.device_table import Level
 from penstock.schemas.errors import PenstockError
 from truth.predicting import Predicted, anchored_speed, command_of, is_predictable, predicted
-from truth.rows import Degrees, LeftOut, Row, Rows
+from truth.rows import PublishedLayout, PublishedStep, PublishedSteps, SkippedStep, grouped
 from truth.scoring import RULES, Regrets, Scores, regret_of, regrets, scored
 
 GIB = 2**30
@@ -24,7 +24,7 @@ HEAD = (
 )
 
 
-def report(rows: Rows, folder: Path, *, with_commands: bool, level: Level | None = None) -> int:
+def report(rows: PublishedSteps, folder: Path, *, with_commands: bool, level: Level | None = None) -> int:
     """Print all tables, and return how many rows could not be predicted."""
     kept, failed = _predictions([row for row in rows.rows if is_predictable(row)], level=level)
     words = "each time is that of the public command" if level is None else f"at the level {level}"
@@ -45,35 +45,33 @@ def report(rows: Rows, folder: Path, *, with_commands: bool, level: Level | None
 
 
 def _predictions(
-    rows: Sequence[Row], speed: float = 1.0, level: Level | None = None
-) -> tuple[list[Predicted], list[LeftOut]]:
+    rows: Sequence[PublishedStep], speed: float = 1.0, level: Level | None = None
+) -> tuple[list[Predicted], list[SkippedStep]]:
     """Return the predictions of rows, and the rows whose layout no plan can have."""
     kept, failed = [], []
     for row in rows:
         try:
             kept.append(predicted(row, speed, level))
         except PenstockError as error:
-            failed.append(LeftOut(row.source, f"{row.shape.name} on {row.gpus}: {error.detail}"))
+            failed.append(SkippedStep(row.source, f"{row.shape.name} on {row.gpus}: {error.detail}"))
     return kept, failed
 
 
-def _anchored(rows: Sequence[Row]) -> tuple[list[Predicted], list[LeftOut]]:
+def _anchored(rows: Sequence[PublishedStep]) -> tuple[list[Predicted], list[SkippedStep]]:
     """Return the predictions of all rows but the anchors; a group of one row has nothing to predict."""
-    families: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.is_timed:
-            families[row.source, row.kind, row.precision, row.framework].append(row)
+    timed = [row for row in rows if row.is_timed]
+    families = grouped(timed, lambda row: (row.source, row.kind, row.precision, row.framework))
     kept: list[Predicted] = []
-    failed: list[LeftOut] = []
+    failed: list[SkippedStep] = []
     for (source, kind, precision, _), family in families.items():
         anchor, *others = sorted(family, key=lambda row: (row.shape.experts is not None, -row.work, row.gpus))
         if not others:
-            failed.append(LeftOut(source, f"one row of {kind} in {precision}: an anchor, and nothing to predict"))
+            failed.append(SkippedStep(source, f"one row of {kind} in {precision}: an anchor, and nothing to predict"))
             continue
         try:
             speed = anchored_speed(anchor)
         except (PenstockError, ValueError) as error:
-            failed.append(LeftOut(source, f"no anchor of {kind} in {precision}: {error}"))
+            failed.append(SkippedStep(source, f"no anchor of {kind} in {precision}: {error}"))
             continue
         more, wrong = _predictions(others, speed)
         kept += more
@@ -83,10 +81,7 @@ def _anchored(rows: Sequence[Row]) -> tuple[list[Predicted], list[LeftOut]]:
 
 def _families(rows: Sequence[Predicted]) -> Iterator[tuple[str, list[Predicted]]]:
     """Yield predictions by source, kind and precision, and all of them."""
-    families: dict[str, list[Predicted]] = defaultdict(list)
-    for row in rows:
-        families[f"{row.row.source}; {row.row.kind}, {row.row.precision}"].append(row)
-    yield from sorted(families.items())
+    yield from sorted(grouped(rows, lambda row: f"{row.row.source}; {row.row.kind}, {row.row.precision}").items())
     yield "all", list(rows)
 
 
@@ -113,10 +108,7 @@ def _figures(scores: Scores) -> str:
 def _print_regrets(rows: Sequence[Predicted]) -> None:
     """Print the regret of the prediction's choice and of the best simple rule of each source with a choice."""
     print(f"{'regret of the chosen layout':40} {'groups':>6} {'mean':>7} {'95 %':>7}   the best simple rule")
-    sources: dict[str, list[Predicted]] = defaultdict(list)
-    for row in rows:
-        sources[row.row.source].append(row)
-    for source, family in sorted(sources.items()):
+    for source, family in sorted(grouped(rows, lambda row: row.row.source).items()):
         if (both := regrets(family)) is None:
             continue
         predicted_choice, rules = both
@@ -140,7 +132,7 @@ def _print_memory(rows: Sequence[Predicted]) -> None:
               f"{median(map(abs, errors)):.1%}, worst {worst:+.1%}")  # fmt: skip
 
 
-def _print_left_out(left_out: Sequence[LeftOut]) -> None:
+def _print_left_out(left_out: Sequence[SkippedStep]) -> None:
     print("\nLeft out:")
     for (source, why), count in sorted(Counter(left_out).items()):
         print(f"  {count:4} of {source}: {why}")
@@ -154,25 +146,25 @@ def _print_rows(rows: Sequence[Predicted], folder: Path) -> None:
             times = f"compared with others of its source; predicted {row.seconds:.4g} s"
         if row.row.measured_bytes is not None:
             times += f"; {row.row.measured_bytes / GIB:.2f} GiB, predicted {row.peak_bytes / GIB:.2f}"
+        if row.row.unmodelled:
+            times += f"; not modelled: {', '.join(row.row.unmodelled)}"
         print(f"{row.row.source}, {row.row.model} on {row.row.gpus} {row.row.kind}: {times}")
         print(f"  {command_of(row.row, folder)}")
 
 
-def groups_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def groups_of(rows: Sequence[PublishedStep]) -> dict[str, list[PublishedStep]]:
     """Return the groups in which there is a choice, by the names that a file of choices uses."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row.group].append(row)
-    several = [group for group in groups.values() if len({row.layout for row in group}) > 1]
+    groups = grouped(rows, lambda row: row.group).values()
+    several = [group for group in groups if len({row.layout for row in group}) > 1]
     return {_name(group[0]): group for group in several}
 
 
-def _name(row: Row) -> str:
-    board = f", {row.memory_bytes / 2**30:.1f} GiB" if row.memory_bytes else ""
+def _name(row: PublishedStep) -> str:
+    board = f", {row.memory_bytes / GIB:.1f} GiB" if row.memory_bytes else ""
     return f"{row.source}: {row.model}, {row.gpus} {row.kind}{board}, {row.precision}, batch {row.batch}"
 
 
-def print_groups(rows: Sequence[Row]) -> None:
+def print_groups(rows: Sequence[PublishedStep]) -> None:
     """Print each group as a line of JSON: its model, its GPUs and the layouts to choose from."""
     for name, group in groups_of(rows).items():
         row = group[0]
@@ -189,7 +181,7 @@ def print_groups(rows: Sequence[Row]) -> None:
         print(json.dumps(line))
 
 
-def score_choices(rows: Sequence[Row], path: Path) -> int:
+def score_choices(rows: Sequence[PublishedStep], path: Path) -> int:
     """Print the regret of another planner's choices, by source, beside the rules; return how many are no choice.
 
     ``path``: lines of JSON with ``group`` and ``layout``, as ``print_groups`` prints them.
@@ -201,7 +193,7 @@ def score_choices(rows: Sequence[Row], path: Path) -> int:
         try:
             choice = json.loads(text)
             group = groups[choice["group"]]
-            regret = regret_of(group, Degrees(**choice["layout"]))
+            regret = regret_of(group, PublishedLayout(**choice["layout"]))
         except (ValueError, KeyError, TypeError) as error:
             wrong += 1
             print(f"{path}:{number}: not a choice of a group's layout: {type(error).__name__}: {error}")

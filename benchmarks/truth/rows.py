@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.schemas.transformers.degrees import ContextKind, Framework
 from penstock.schemas.transformers.shape import TransformerShape
@@ -14,7 +15,18 @@ DOMAIN = 64
 """The GPUs of an NVLink domain of 72 that published runs use."""
 
 
-class Degrees(NamedTuple):
+T = TypeVar("T")
+
+
+def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Return the values by their keys, in the order in which they come."""
+    groups: dict[Any, list[T]] = {}
+    for value in values:
+        groups.setdefault(key(value), []).append(value)
+    return groups
+
+
+class PublishedLayout(NamedTuple):
     """The layout of a row: degrees, parts of the model on each rank, and samples of a micro-batch of one replica."""
 
     tensor: int = 1
@@ -33,7 +45,7 @@ class Degrees(NamedTuple):
         return ",".join(f"{name}={value}" for name, value in named.items())
 
 
-class Row(NamedTuple):
+class PublishedStep(NamedTuple):
     """A published step. ``memory_bytes``: of a board that is not the usual one of its kind.
 
     ``unmodelled``: what the run does and the prediction leaves out.
@@ -45,7 +57,7 @@ class Row(NamedTuple):
     kind: str
     gpus: int
     batch: int
-    layout: Degrees
+    layout: PublishedLayout
     seconds: float
     precision: str = SIXTEEN
     memory_bytes: int | None = None
@@ -84,15 +96,15 @@ class Row(NamedTuple):
         return f"{self.gpus // self.node_size}x{self.node_size}x{self.kind}"
 
 
-class LeftOut(NamedTuple):
+class SkippedStep(NamedTuple):
     """Rows that are not predicted, and the reason."""
 
     source: str
     why: str
 
 
-class Rows(NamedTuple):
+class PublishedSteps(NamedTuple):
     """The rows of a folder, and the reasons for which others are left out."""
 
-    rows: list[Row]
-    left_out: list[LeftOut]
+    rows: list[PublishedStep]
+    left_out: list[SkippedStep]

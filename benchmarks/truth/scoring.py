@@ -5,20 +5,19 @@ The regret of a choice is the measured time of the layout that it picks in a gro
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from math import nan
 from statistics import fmean, median, quantiles
 from typing import Any, NamedTuple
 
 from truth.predicting import Predicted
-from truth.rows import Degrees, Row
+from truth.rows import PublishedLayout, PublishedStep, grouped
 
 APART = 0.05
 """Pairs of a group that differ by less in measured time have no order."""
 
-RULES: dict[str, Callable[[Degrees], Any]] = {
+RULES: dict[str, Callable[[PublishedLayout], Any]] = {
     "least tensor degree, fewest stages, largest micro-batch": lambda one: (
         one.tensor * one.context, one.pipeline, -one.micro_batch
     ),
@@ -86,7 +85,7 @@ def scored(rows: Sequence[Predicted]) -> Scores:
 
 def _pairs(rows: Iterable[Predicted]) -> Iterable[tuple[Predicted, Predicted]]:
     """Yield the pairs of rows of a group whose measured times are apart."""
-    for group in _groups(rows).values():
+    for group in grouped(rows, lambda row: row.row.group).values():
         for one, other in combinations(group, 2):
             if max(one.row.seconds, other.row.seconds) > (1 + APART) * min(one.row.seconds, other.row.seconds):
                 yield one, other
@@ -96,16 +95,10 @@ def _is_right(one: Predicted, other: Predicted) -> bool:
     return (one.seconds < other.seconds) == (one.row.seconds < other.row.seconds)
 
 
-def _groups(rows: Iterable[Predicted]) -> Mapping[Any, list[Predicted]]:
-    groups: dict[Any, list[Predicted]] = defaultdict(list)
-    for row in rows:
-        groups[row.row.group].append(row)
-    return groups
-
-
 def regrets(rows: Iterable[Predicted]) -> tuple[Regrets, dict[str, Regrets]] | None:
     """Return the regrets of the predictions' choice and of each rule; None where no group has two layouts."""
-    several = [group for group in _groups(rows).values() if len({row.row.layout for row in group}) > 1]
+    groups = grouped(rows, lambda row: row.row.group).values()
+    several = [group for group in groups if len({row.row.layout for row in group}) > 1]
     if not several:
         return None
 
@@ -118,7 +111,7 @@ def regrets(rows: Iterable[Predicted]) -> tuple[Regrets, dict[str, Regrets]] | N
     }
 
 
-def regret_of(group: Sequence[Row], layout: Degrees) -> float:
+def regret_of(group: Sequence[PublishedStep], layout: PublishedLayout) -> float:
     """Return the regret of choosing a layout in a group of measured rows. Raises KeyError for one that none has."""
     seconds = {row.layout: row.seconds for row in group}
     return seconds[layout] / min(seconds.values()) - 1

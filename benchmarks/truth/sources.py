@@ -1,4 +1,4 @@
-"""Readers of published measurements: each turns the rows of a file into ``Row``, or says why it leaves one out.
+"""Readers of published measurements: each turns the rows of a file into steps, or says why it leaves one out.
 
 ``published-2026.csv`` names the source of each row; ``megatron-bridge.csv`` is NVIDIA-NeMo/Megatron-Bridge's tables
 (Apache-2.0), ``mlperf-training.csv`` MLCommons' results, ``simumax-b200.csv`` MooreThreads/SimuMax's (Apache-2.0), with
@@ -21,7 +21,7 @@ from penstock.importers.cluster import hardware
 from penstock.schemas.transformers.degrees import Framework
 from penstock.schemas.transformers.shape import Experts, LatentAttention, TransformerShape
 from penstock.shapes.parameters import total
-from truth.rows import SIXTEEN, Degrees, LeftOut, Row, Rows
+from truth.rows import SIXTEEN, PublishedLayout, PublishedStep, PublishedSteps, SkippedStep
 
 KINDS = {"h100_80gb": "H100", "a100_80gb": "A100", "A100-80GB": "A100", "a100_40gb": "A100", "H100-96GB 500W": "H100"}
 """Kinds of the table of devices by the names that sources use."""
@@ -62,49 +62,51 @@ PADDED = {"llama3_405b": "llama3-405b_padding_128"}
 """Files of ``models`` of SimuMax's cases whose names differ."""
 
 
-def rows_of(folder: Path) -> Rows:
+def rows_of(folder: Path) -> PublishedSteps:
     """Return all rows of a folder of this form; files that it lacks are named among the rows left out."""
     rows, left_out = [], []
     for name, read in READERS.items():
         path = folder / "truth" / name
         if not path.exists():
-            left_out.append(LeftOut(name, "no such file"))
+            left_out.append(SkippedStep(name, "no such file"))
             continue
         with path.open(encoding="utf-8") as file:
             for values in read(path, csv.DictReader(file)):
-                if isinstance(values, Row):
+                if isinstance(values, PublishedStep):
                     rows.append(values)
                 else:
                     left_out.append(values)
             if name == "megatron-bridge.csv":
                 rows += NOTES
-    return Rows(rows, left_out)
+    return PublishedSteps(rows, left_out)
 
 
-def _notes() -> Iterator[Row]:
+def _notes() -> Iterator[PublishedStep]:
     """Yield the layouts of Megatron-Bridge's performance notes, which compare them by model TFLOP/s of a GPU.
 
     llama-3-70b is fine-tuned in FP8 on 32 H100 with 4,096 tokens and 32 samples a step. ``seconds`` are relative.
     """
     model = shape("llama-3-70b").model_copy(update={"sequence_length": 4096})
-    base = Degrees(tensor=4, pipeline=4, chunks=5)
+    base = PublishedLayout(tensor=4, pipeline=4, chunks=5)
     recomputed = base._replace(recompute="mlp")
     layouts = ((base, 704.0), (base._replace(pipeline=8), 668.0), (base._replace(tensor=8), 508.7), (recomputed, 593.6))
     for layout, tera in layouts:
-        yield Row("Megatron-Bridge, notes", model, "megatron", "H100", 32, 32, layout, 1 / tera, "FP8", is_timed=False)
+        yield PublishedStep(
+            "Megatron-Bridge, notes", model, "megatron", "H100", 32, 32, layout, 1 / tera, "FP8", is_timed=False
+        )
 
 
 NOTES = list(_notes())
 
 
-def _published(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | LeftOut]:
+def _published(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[PublishedStep | SkippedStep]:
     for line in lines:
         source = line["source"].split("github:")[-1].split("@")[0].split("/pull")[0].split(":")[0]
         row = _published_row(source, line)
-        yield row if isinstance(row, Row) else LeftOut(source, row)
+        yield row if isinstance(row, PublishedStep) else SkippedStep(source, row)
 
 
-def _published_row(source: str, line: dict[str, str]) -> Row | str:
+def _published_row(source: str, line: dict[str, str]) -> PublishedStep | str:
     """Return the row of a line, or the reason for which it is left out."""
     if reason := next(
         (why for words, why in (NOT_HERE | NOT_MODELLED).items() if words in line["gpu_kind"] + line["note"]), None
@@ -137,8 +139,8 @@ def _published_row(source: str, line: dict[str, str]) -> Row | str:
         assert memory is not None
     framework: Framework = "torch" if is_eager else "megatron"
     degrees = (int(line[name] or 1) for name in ("tp", "cp", "ep", "pp", "vpp", "mbs"))
-    return Row(
-        source, model, framework, kind, gpus, batch, Degrees(*degrees, sharding, recompute),
+    return PublishedStep(
+        source, model, framework, kind, gpus, batch, PublishedLayout(*degrees, sharding, recompute),
         measured if line["unit"] == "s/step" else batch * model.sequence_length / gpus / measured,
         precision, memory and memory.value, target=target,
     )  # fmt: skip
@@ -177,65 +179,65 @@ def _shape_of(name: str, length: int) -> TransformerShape | None:
     return shape(shipped).model_copy(update={"sequence_length": length})
 
 
-def _bridge(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | LeftOut]:
+def _bridge(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[PublishedStep | SkippedStep]:
     """Yield the newest release's row of each model, kind and precision; a fully sharded one shards parameters."""
     newest: dict[tuple[str, ...], dict[str, str]] = {}
     for line in sorted(lines, key=lambda line: tuple(map(int, line["release"].split(".")))):
         newest[line["model"], line["phase"], line["System"], line["Precision"]] = line
     for (model, phase, system, precision), line in newest.items():
         if not phase.startswith("Pre-Training"):
-            yield LeftOut("Megatron-Bridge", f"phase: {phase}")
+            yield SkippedStep("Megatron-Bridge", f"phase: {phase}")
         elif model not in BRIDGE:
-            yield LeftOut("Megatron-Bridge", f"no shape of {model}")
+            yield SkippedStep("Megatron-Bridge", f"no shape of {model}")
         elif not line["TP"]:
-            yield LeftOut("Megatron-Bridge", "a row without degrees or a batch")
+            yield SkippedStep("Megatron-Bridge", "a row without degrees or a batch")
         else:
             kind, gpus, batch, length = (
                 system.removeprefix("DGX-"), int(line["#-GPUs"]), int(line["GBS"]), int(line["Sequence Length"])
             )  # fmt: skip
             sharding = "optimizer" if line["FSDP"] in NOT_SAID else "parameters"
             degrees = (1 if line[name] in NOT_SAID else int(line[name]) for name in ("TP", "CP", "EP", "PP", "VP"))
-            yield Row(
+            yield PublishedStep(
                 "Megatron-Bridge", shape(BRIDGE[model]).model_copy(update={"sequence_length": length}), "megatron",
-                kind, gpus, batch, Degrees(*degrees, int(line["MBS"]), sharding),
+                kind, gpus, batch, PublishedLayout(*degrees, int(line["MBS"]), sharding),
                 batch * length / gpus / float(line["Tokens / sec / GPU"]),
                 SIXTEEN if precision == "BF16" else precision,
                 unmodelled=("collectives of tensor parallelism under products (tp_comm_overlap)",),
             )  # fmt: skip
 
 
-def _mlperf(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | LeftOut]:
+def _mlperf(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[PublishedStep | SkippedStep]:
     """Yield the rows of the 405B whose layout the file has."""
     for line in lines:
         if line["benchmark"] != "llama31_405b" or not line.get("tp"):
-            yield LeftOut("MLPerf Training", f"no shape or no degrees of {line['benchmark']}")
+            yield SkippedStep("MLPerf Training", f"no shape or no degrees of {line['benchmark']}")
             continue
         kind = next((each for each in ("H100", "H200", "GB200", "B200") if each in line["gpu"]), None)
         if kind is None:
-            yield LeftOut("MLPerf Training", f"kind: {line['gpu']}")
+            yield SkippedStep("MLPerf Training", f"kind: {line['gpu']}")
             continue
         degrees = (int(line[name] or 1) for name in ("tp", "cp"))
-        yield Row(
+        yield PublishedStep(
             "MLPerf Training", shape("llama-3.1-405b").model_copy(update={"sequence_length": int(line["sequence"])}),
             "megatron", kind, int(line["gpus"]), int(line["gbs"]),
-            Degrees(*degrees, 1, int(line["pp"]), int(line["vp"] or 1)), float(line["median_step_s"]),
+            PublishedLayout(*degrees, 1, int(line["pp"]), int(line["vp"] or 1)), float(line["median_step_s"]),
             line["precision"], unmodelled=("reductions under several micro-batches (overlap_grad_reduce)",),
         )  # fmt: skip
 
 
-def _simumax(path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | LeftOut]:
+def _simumax(path: Path, lines: Iterator[dict[str, str]]) -> Iterator[PublishedStep | SkippedStep]:
     """Yield steps on eight B200; a case is named like ``llama3_70b_tp2_pp1_dp4_l12_mbc4_cef``."""
     for line in lines:
         case = line["case"]
         if (file := _model_of(path.parents[1], case)) is None:
-            yield LeftOut("SimuMax", f"no file of the model of {case}")
+            yield SkippedStep("SimuMax", f"no file of the model of {case}")
             continue
         stated = {name: int(value) for name, value in re.findall(r"_(tp|cp|pp|dp|ep|l|mbc|seq)(\d+)(?=_|$)", case)}
         number = {"cp": 1, "ep": 1, "seq": 4096} | stated
-        yield Row(
+        yield PublishedStep(
             "SimuMax", simumax_shape(file, number["l"], number["seq"]), "megatron", "B200",
             number["tp"] * number["cp"] * number["pp"] * number["dp"], number["mbc"] * number["dp"],
-            Degrees(number["tp"], number["cp"], number["ep"], number["pp"]), float(line["measured_ms"]) / 1000,
+            PublishedLayout(number["tp"], number["cp"], number["ep"], number["pp"]), float(line["measured_ms"]) / 1000,
             context_kind="all_to_all", measured_bytes=round(float(line["measured_alloc_gib"]) * 2**30),
         )  # fmt: skip
 
@@ -288,7 +290,7 @@ def simumax_shape(path: Path, layers: int, sequence_length: int) -> TransformerS
     )
 
 
-def _vtrain(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | LeftOut]:
+def _vtrain(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[PublishedStep | SkippedStep]:
     """Yield GPTs on nodes of eight A100: fp16, full recomputation, no sequence parallelism, 1F1B (vTrain's README)."""
     for line in lines:
         *numbers, measured = [*line.values()][-11:]
@@ -298,14 +300,14 @@ def _vtrain(_path: Path, lines: Iterator[dict[str, str]]) -> Iterator[Row | Left
             ffn=4 * hidden, gated=False, vocabulary=51_200, sequence_length=length, norm="layer",
             attention_biases="all", ffn_biases=True, positions=length, tied=True,
         )  # fmt: skip
-        yield Row(
+        yield PublishedStep(
             "vTrain, one node" if gpus <= 8 else "vTrain, several nodes", model, "megatron", "A100", gpus, batch,
-            Degrees(tensor, 1, 1, pipeline, 1, size, "none", "full"), float(measured) / 1000,
+            PublishedLayout(tensor, 1, 1, pipeline, 1, size, "none", "full"), float(measured) / 1000,
             unmodelled=("no sequence parallelism",),
         )  # fmt: skip
 
 
-Reader = Callable[[Path, Iterator[dict[str, str]]], Iterator[Row | LeftOut]]
+Reader = Callable[[Path, Iterator[dict[str, str]]], Iterator[PublishedStep | SkippedStep]]
 READERS: dict[str, Reader] = {
     "published-2026.csv": _published,
     "megatron-bridge.csv": _bridge,

@@ -11,7 +11,7 @@ import pytest
 from truth import report, sailor, sources
 from truth.__main__ import main as bench_truth
 from truth.predicting import Predicted, anchored_speed, command_of, predicted
-from truth.rows import Degrees, LeftOut, Row
+from truth.rows import PublishedLayout, PublishedStep, SkippedStep
 from truth.scoring import RULES, regret_of, regrets, scored
 
 from penstock.cli.main import main
@@ -26,9 +26,9 @@ SAILOR = "case,layers,tp,dp,mbs,gbs,measured_s\n"
 SMALL = shape("llama-3-8b").model_copy(update={"sequence_length": 2048})
 
 
-def row(**changed: Any) -> Row:
+def row(**changed: Any) -> PublishedStep:
     """Build a row of a small run on eight H100."""
-    plain = Row("here", SMALL, "megatron", "H100", 8, 16, Degrees(tensor=2, pipeline=2), 1.0)
+    plain = PublishedStep("here", SMALL, "megatron", "H100", 8, 16, PublishedLayout(tensor=2, pipeline=2), 1.0)
     return plain._replace(**changed)
 
 
@@ -57,7 +57,7 @@ def test_rows_that_are_not_predicted_are_named(tmp_path: Path) -> None:
     assert (rows[2].kind, rows[2].precision, rows[2].layout.recompute) == ("A100", "FP8", "full")
     whys = [each.why for each in left_out if each.source == "a/b"]
     assert whys == ["a row without a sequence length", "TPUs", "DeepEP", "no shape of llama-9"]
-    assert LeftOut("megatron-bridge.csv", "no such file") in left_out
+    assert SkippedStep("megatron-bridge.csv", "no such file") in left_out
 
 
 def test_parameters_that_a_row_prints_are_those_of_its_shape(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_the_newest_release_of_pre_training_counts(tmp_path: Path) -> None:
     rows, left_out = sources.rows_of(folder(tmp_path, megatron_bridge=BRIDGE + lines))
     first, sharded, *notes = rows
     assert first.seconds == 16 * 8192 / 64 / 100
-    assert (first.layout, first.cluster) == (Degrees(tensor=4, pipeline=8, chunks=5), "8x8xH100")
+    assert (first.layout, first.cluster) == (PublishedLayout(tensor=4, pipeline=8, chunks=5), "8x8xH100")
     assert (sharded.layout.sharding, sharded.cluster) == ("parameters", "1x64xGB200")
     assert {each.source for each in notes} == {"Megatron-Bridge, notes"}
-    assert LeftOut("Megatron-Bridge", "phase: LoRA") in left_out
+    assert SkippedStep("Megatron-Bridge", "phase: LoRA") in left_out
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,37 @@ def test_the_newest_release_of_pre_training_counts(tmp_path: Path) -> None:
     [
         pytest.param(row(), id="a shipped model"),
         pytest.param(
-            row(shape=SMALL.model_copy(update={"name": "other", "layers": 4}), layout=Degrees(sharding="parameters")),
+            row(
+                shape=shape("llama-3-8b"),
+                framework="torch",
+                target="torchtitan",
+                layout=PublishedLayout(micro_batch=2, sharding="parameters", recompute="operators"),
+            ),
+            id="a shipped profile and a trainer",
+        ),
+        pytest.param(
+            row(layout=PublishedLayout(tensor=2, context=4), context_kind="all_to_all"), id="shared sequences"
+        ),
+        pytest.param(
+            row(
+                shape=SMALL.model_copy(update={"name": "other", "layers": 4}),
+                layout=PublishedLayout(sharding="parameters"),
+            ),
             id="a model in a file",
         ),
         pytest.param(
-            row(kind="A100", memory_bytes=40 * 2**30, framework="torch", layout=Degrees(tensor=8, recompute="full")),
+            row(
+                kind="A100",
+                memory_bytes=40 * 2**30,
+                framework="torch",
+                layout=PublishedLayout(tensor=8, recompute="full"),
+            ),
             id="a smaller board",
         ),
     ],
 )
 def test_a_rows_command_prints_the_same_time(
-    published: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    published: PublishedStep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prediction = predicted(published)
     words = shlex.split(command_of(published, tmp_path))
@@ -114,7 +134,7 @@ def test_an_anchored_speed_is_the_one_that_a_time_was_made_with() -> None:
 
 def prediction(seconds: float, measured: float, micro_batch: int = 1, tensor: int = 1, **changed: Any) -> Predicted:
     """Build a prediction with a stated error of a tenth."""
-    layout = Degrees(micro_batch=micro_batch, tensor=tensor)
+    layout = PublishedLayout(micro_batch=micro_batch, tensor=tensor)
     return Predicted(row(seconds=measured, layout=layout, **changed), seconds, 0.1, 0, 0)
 
 
