@@ -301,7 +301,7 @@ def read_settings(path: str | None, assignments: list[str], options: dict[str, A
     data = {} if path is None else read_raw(path)
     several: dict[str, list[str]] = defaultdict(list)
     for text in assignments:
-        key, value = assignment(text, "--set", "KEY=VALUE, such as partition=gpu")
+        key, value = assignment(text, "--set", "KEY=VALUE, such as partition=gpu", may_be_empty=True)
         key = key.replace("-", "_")
         if key not in LaunchSettings.model_fields:
             hint = meant(key, LaunchSettings.model_fields, f"there are {', '.join(LaunchSettings.model_fields)}")

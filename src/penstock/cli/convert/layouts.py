@@ -198,7 +198,8 @@ def _request(options: Mapping[str, Any], file: str, format: str, *, compare: boo
             "source": "standard input" if file == STANDARD else Path(file).name,
             "request": layout_job_of({**options, "micro_batch_size": None}),
             "values": dict(
-                assignment(text, "--given", "NAME=VALUE, such as PP=8") for text in options["layout_values"] or ()
+                assignment(text, "--given", "NAME=VALUE, such as PP=8", may_be_empty=True)
+                for text in options["layout_values"] or ()
             ),
             "compare": compare,
             **fields,

@@ -205,7 +205,8 @@ def _pin(text: str) -> dict[str, Any]:
 
 
 def _set(texts: list[str]) -> dict[str, Any]:
-    pairs = (assignment(text, "--set", "OPTION=VALUE, such as stages=4") for text in texts)
+    form = "OPTION=VALUE, such as stages=4"
+    pairs = (assignment(text, "--set", form, may_be_empty=True) for text in texts)
     return {name: _scalar(value) for name, value in pairs}
 
 
